@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from onnxq.commands.report import make_report as make_report
     from onnxq.commands.results import render_html as render_html
     from onnxq.commands.results import summarize as summarize
-    from onnxq.commands.search import SearchResult as SearchResult
     from onnxq.commands.search import search as search
     from onnxq.commands.shards import calibrate_part as calibrate_part
     from onnxq.commands.shards import merge_parts as merge_parts
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from onnxq.interop import Marked as Marked
     from onnxq.interop import strip_markers as strip_markers
     from onnxq.pipeline.finalize import Result as Result
+    from onnxq.pipeline.search import SearchResult as SearchResult
     from onnxq.plan import Plan as Plan
     from onnxq.report.record import ReportRecord as ReportRecord
     from onnxq.report.record import read_record as read_record
@@ -83,7 +83,7 @@ _NAMES = {
     "commands.quantize": "quantize",
     "commands.report": "make_report",
     "commands.results": "render_html summarize",
-    "commands.search": "SearchResult search",
+    "commands.search": "search",
     "commands.shards": "calibrate_part merge_parts",
     "commands.variants.make": "variants",
     "commands.variants.result": "Variant Variants",
@@ -96,6 +96,7 @@ _NAMES = {
     "evaluation.profile": "Profile",
     "interop": "Imported Marked strip_markers",
     "pipeline.finalize": "Result",
+    "pipeline.search": "SearchResult",
     "plan": "Plan",
     "report.record": "ReportRecord read_record",
 }

@@ -64,6 +64,21 @@ class PerBlock:
 
 Granularity = PerTensor | PerChannel | PerBlock
 
+
+def make_granularity(axis: int | None, size: int | None = None) -> Granularity:
+    """Blocks of `size` elements along the axis, its channels without a size, and the whole tensor without an axis."""
+    if axis is None:
+        return PerTensor()
+    return PerBlock(axis, size) if size else PerChannel(axis)
+
+
+def describe_granularity(grain: Granularity) -> str:
+    """The parts that have a scale each, in words that follow others; "" for one scale."""
+    if isinstance(grain, PerBlock):
+        return f" per {grain.size} of axis {grain.axis}"
+    return f" per channel {grain.axis}" if isinstance(grain, PerChannel) else ""
+
+
 # ONNX type -> (width in bits, signed).
 STORAGE_BITS: dict[str, tuple[int, bool]] = {
     "int2": (2, True),
@@ -254,16 +269,15 @@ class QuantSpec:
     @property
     def levels(self) -> str:
         """Text of all fields that scale and zero point depend on; the storage type, which may be wider, is none."""
+        grain = describe_granularity(self.granularity)
         if self.is_float:
-            return f"{self.storage}{_grain_text(self.granularity)}"
+            return f"{self.storage}{grain}"
         sign = "signed" if self.signed else "unsigned"
         if self.dynamic:
             return "computed at each run"
         narrow = " narrow" if self.narrow_range else " footroom" if self.footroom else ""
         least = f" at least {self.min_range:g}" if self.min_range else ""
-        return (
-            f"{self.bits} bits {sign} {self.scheme}{narrow}{least}{_grain_text(self.granularity)}"
-        )
+        return f"{self.bits} bits {sign} {self.scheme}{narrow}{least}{grain}"
 
     @property
     def has_one_scale(self) -> bool:
@@ -308,12 +322,6 @@ class QuantSpec:
     def fills_storage(self) -> bool:
         """True when saturation of the storage type enforces [qmin, qmax]; narrow_range is not considered."""
         return self.bits == self.storage_bits
-
-
-def _grain_text(grain: Granularity) -> str:
-    if isinstance(grain, PerBlock):
-        return f" per {grain.size} of axis {grain.axis}"
-    return f" per channel {grain.axis}" if isinstance(grain, PerChannel) else ""
 
 
 # Origins of numbers that nothing is searched for: those that an engine demands, and those of a rule.

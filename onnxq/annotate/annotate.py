@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from onnx import ModelProto
 
 from onnxq.annotate.bits import NODE_PREFIX, Inspection, Records
@@ -13,7 +11,7 @@ from onnxq.annotate.read import ATTRIBUTE, drop_attribute, find_pairs, list_pair
 from onnxq.annotate.sidecar import place_notes
 from onnxq.annotate.write import Given, assign_bits, warn_unbound, write_named_bits
 from onnxq.emit import BITS_KEY, PLAN_KEY
-from onnxq.graph import GraphIndex, name_nodes, replace_items, walk_all_nodes
+from onnxq.graph import GraphIndex, ModelSource, name_nodes, replace_items, walk_all_nodes
 from onnxq.plan import Plan
 from onnxq.sites import Caution, Cautions
 
@@ -26,7 +24,7 @@ BITS_ATTRIBUTE_WARNING = Caution(
 
 
 def annotate_model(
-    source: str | Path | ModelProto,
+    source: ModelSource,
     *,
     given: Given = (),
     plan: Plan | None = None,
@@ -61,7 +59,7 @@ def annotate_model(
     return Inspection(model, pairs, source=name, warnings=warnings, operators=operators)
 
 
-def strip_notes(source: str | Path | ModelProto) -> Inspection:
+def strip_notes(source: ModelSource) -> Inspection:
     """A copy of the model without any note of bits, and its pairs as the graph alone shows them.
 
     Of the model's metadata the plan goes too, which says bits as well; entries that are not onnxq's stay. Raises

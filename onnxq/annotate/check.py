@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-
-from onnx import ModelProto
 
 from onnxq.annotate.bits import (
     Disagreement,
@@ -22,11 +19,11 @@ from onnxq.annotate.bits import (
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.read import ATTRIBUTE, describe_pair, inspect_model
 from onnxq.annotate.write import find_contradiction, is_unbound
-from onnxq.graph import GraphIndex, read_integer_products
+from onnxq.graph import GraphIndex, ModelSource, read_integer_products
 from onnxq.plan import Plan
 
 
-def check_notes(source: str | Path | ModelProto, *, plan: Plan | None = None) -> Inspection:
+def check_notes(source: ModelSource, *, plan: Plan | None = None) -> Inspection:
     """Compare every note of bits with the graph, and with the other notes of its pair: `disagreements` of the result.
 
     plan: compared in the place of the one in the model's metadata. Raises ModelError for a file that cannot be read.

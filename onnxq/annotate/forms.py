@@ -34,7 +34,7 @@ from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ensure_opset, walk_all
 from onnxq.numerics import clip_bounds
 from onnxq.plan import PARTS, SitePlan, name_part
 from onnxq.sites import Caution, Cautions, TensorId
-from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, find_numpy_storage, name_int
+from onnxq.spec import PerChannel, QParams, QuantSpec, find_numpy_storage, name_int
 from onnxq.wording import join_names
 
 FORMS = ("clip-qdq", "qcdq", "native", "qonnx")
@@ -222,11 +222,12 @@ class _FormWriter:
         node = chain.last
         grain = spec.granularity
         shape = self.index.find_shape(chain.source)
-        if isinstance(grain, PerBlock) or shape is None or spec.bits > 16:
+        if spec.has_blocks or shape is None or spec.bits > 16:
             return "Quant has no blocks, and takes no tensor of unknown rank"
         # Quant has no axis: its scale must broadcast, as [1, C, 1, 1] for channels along axis 1.
-        sides = [1] * len(shape) if isinstance(grain, PerChannel) else []
+        sides = []
         if isinstance(grain, PerChannel):
+            sides = [1] * len(shape)
             sides[grain.axis] = -1
         scale, zero = (
             np.asarray(x, np.float32).reshape(sides) for x in (qparams.scale, qparams.zero_point)

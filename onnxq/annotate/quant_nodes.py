@@ -22,16 +22,8 @@ from onnx import ModelProto
 
 from onnxq.arrays import Array, Interval, are_finite
 from onnxq.errors import ModelError
-from onnxq.graph import (
-    Editor,
-    GraphIndex,
-    NodeRef,
-    ensure_opset,
-    infer_shapes,
-    inline_functions,
-    name_nodes,
-)
-from onnxq.graph.base import DEQUANTIZE, QUANTIZE
+from onnxq.graph import Editor, GraphIndex, ensure_opset, infer_shapes, inline_functions, name_nodes
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.scopes import replace_items, walk_all_nodes
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.sites import Caution, Cautions

@@ -31,8 +31,9 @@ from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dyn
 from onnxq.annotate.operators import find_operators, find_saturating
 from onnxq.annotate.quant_nodes import has_quant_nodes, read_quant_nodes
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, Model, copy_proto, inline_functions, load_model, name_nodes
+from onnxq.graph import GraphIndex, Model, ModelSource, copy_proto, load_model, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
+from onnxq.graph.convert import inline_functions
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.scopes import name_function, walk_all_nodes
 from onnxq.graph.storage import load_external
@@ -44,7 +45,7 @@ ATTRIBUTE = "bits"
 _WAITING = "onnxq.waiting-attribute-bits"
 
 
-def read_model(source: str | Path | ModelProto) -> Model:
+def read_model(source: ModelSource) -> Model:
     """The model as `load_model` reads it, with pairs in the place of QONNX's operators.
 
     Its Q/DQ nodes may have an integer attribute `bits`, which they keep. Raises ModelError as `load_model` does, and
@@ -57,7 +58,7 @@ def read_model(source: str | Path | ModelProto) -> Model:
     return replace(model, proto=proto, notes=(*model.notes, *notes))
 
 
-def _read_attributes(source: str | Path | ModelProto) -> Model:
+def _read_attributes(source: ModelSource) -> Model:
     # Most models have no such attribute, so the ordinary way is tried first.
     try:
         return load_model(source)
@@ -81,7 +82,7 @@ def _read_attributes(source: str | Path | ModelProto) -> Model:
     return model
 
 
-def _parse_unchecked(source: str | Path | ModelProto) -> ModelProto | None:
+def _parse_unchecked(source: ModelSource) -> ModelProto | None:
     if isinstance(source, ModelProto):
         return copy_proto(source)
     proto = ModelProto()
@@ -138,7 +139,7 @@ def _restore_attributes(proto: ModelProto) -> None:
 _PAIR_OPS = (QUANTIZE, DEQUANTIZE)
 
 
-def inspect_model(source: str | Path | ModelProto) -> Inspection:
+def inspect_model(source: ModelSource) -> Inspection:
     """Read a model and list its pairs, its integer operators and the weights that can overflow 16-bit sums.
 
     Raises ModelError for a file that cannot be read.
@@ -171,7 +172,7 @@ def find_pairs(proto: ModelProto, notes: Notes | None = None) -> PairInfos:
     return tuple(describe_pair(index, chain, notes) for chain in find_chains(index))
 
 
-def read_named(source: str | Path | ModelProto) -> tuple[ModelProto, Cautions]:
+def read_named(source: ModelSource) -> tuple[ModelProto, Cautions]:
     """The model with every node named and functions that hold pairs inlined; and the warnings about it."""
     model = read_model(source)
     proto = name_nodes(model.proto)

@@ -76,7 +76,9 @@ def check_constants(index: GraphIndex) -> None:
         if node.domain or node.op_type not in _SPREADING:
             continue
         for k in range(len(node.inputs)):
-            tensor = _find_origin(index, node, k)
+            # The constant that the input is, moved or converted.
+            origins = index.walk_back(index.find_input(node, k), _MOVING)
+            tensor = next(filter(index.is_constant, origins), None)
             if tensor is None or index.find_dtype(tensor) not in FLOAT_TENSORS:
                 continue
             if tensor not in known:
@@ -90,13 +92,6 @@ def check_constants(index: GraphIndex) -> None:
                 )
                 cause = f"is a weight of {node.name} ({node.op_type}) and holds {counts}"
                 raise CalibrationError(str(tensor), cause, "repair the float model", code="Q503")
-
-
-def _find_origin(index: GraphIndex, node: NodeRef, k: int) -> TensorId | None:
-    """The constant that input k of a node is, moved or converted; None for another input."""
-    return next(
-        filter(index.is_constant, index.walk_back(index.find_input(node, k), _MOVING)), None
-    )
 
 
 def _count_broken(index: GraphIndex, tensor: TensorId) -> tuple[int, int]:

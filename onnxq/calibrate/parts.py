@@ -203,7 +203,8 @@ def observe_in_chunks(
         for positions in split_evenly(range(len(dataset)), _CHUNKS):
             samples = share_samples(crew, dataset, positions)
             title = f"calibration on {samples.names[0]}"
-            key = _hash_chunk(model, readers, samples)
+            feeds = (feed.digest for feed in samples.feeds)
+            key = hash_run("observe", model.digest, repr(readers), *feeds)
             pieces.append(
                 WorkPiece(
                     title, ObserveTask(model, readers, modules, samples, batch, memory_limit), key
@@ -264,12 +265,6 @@ def split_evenly(items: Sequence[int], most: int) -> list[Sequence[int]]:
     count = min(len(items), most)
     ends = [len(items) * k // count for k in range(count + 1)]
     return [items[first:last] for first, last in pairwise(ends)]
-
-
-def _hash_chunk(model: SharedModel, readers: Readers, samples: SharedSamples) -> str:
-    return hash_run(
-        "observe", model.digest, repr(readers), *(feed.digest for feed in samples.feeds)
-    )
 
 
 # Sessions are kept from one chunk to the next.

@@ -15,7 +15,7 @@ from onnxq.graph.identity import hash_topology
 from onnxq.nearest import suggest_names
 from onnxq.passes import FloatState, RunContext, Timers, build_file
 from onnxq.passes.equalization.passes import replay_scalings
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.finalize import Result, finalize_run, write_result
 from onnxq.pipeline.prepared import list_preparations, load_state, read_data
 from onnxq.pipeline.stale_numbers import renew_numbers

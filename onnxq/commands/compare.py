@@ -15,6 +15,7 @@ from onnxq.annotate import inspect_model
 from onnxq.commands.apply import read_plan
 from onnxq.config import drop_unset
 from onnxq.errors import ConfigError, VerificationError
+from onnxq.graph import ModelSource
 from onnxq.pipeline.record import measure_bytes
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
@@ -23,7 +24,7 @@ from onnxq.report.record import ReportRecord, read_record
 from onnxq.sites import Lines
 from onnxq.wording import abbreviate, show_html
 
-Compared = str | Path | onnx.ModelProto | Plan | ReportRecord
+Compared = ModelSource | Plan | ReportRecord
 # Relative difference of scales that is rounding.
 _SAME = 1e-4
 _CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*(-?\d*\.?\d+(?:[eE][+-]?\d+)?)\s*", re.ASCII)
@@ -182,7 +183,7 @@ def _describe_record(record: ReportRecord, name: str) -> _Side:
     return _Side(name, sites, drop_unset(figures))
 
 
-def _describe_model(model: str | Path | onnx.ModelProto, name: str) -> _Side:
+def _describe_model(model: ModelSource, name: str) -> _Side:
     sites = {}
     for pair in inspect_model(model).pairs:
         grain = pair.granularity.word

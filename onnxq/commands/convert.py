@@ -14,7 +14,7 @@ from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import attach_weights, get_index, save_model
 from onnxq.graph.light import is_large_model, measure_size
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_file, open_run
+from onnxq.pipeline import Configuration, ModelSource, Overrides, name_file, open_run
 from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.quantized_source import QuantizedSource, read_quantized
 from onnxq.pipeline.retarget import Answers, Kept, MovedSite, retarget, warn_integers

@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-import onnx
-
 from onnxq.annotate import find_existing, read_model
 from onnxq.annotate.existing import read_plan_note
 from onnxq.commands.apply import read_plan
@@ -16,7 +14,7 @@ from onnxq.files import describe_os_error, guard_outputs, replace_files
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, load_model, name_nodes
 from onnxq.interop import find_format
 from onnxq.interop.exporting import LeftSite, WrittenSite, list_uncovered, write_scales
-from onnxq.pipeline.configuration import ModelSource, name_file
+from onnxq.pipeline import ModelSource, name_file
 from onnxq.plan import Plan, SitePlans
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, pick_fields, terminal
@@ -67,7 +65,7 @@ class ExportedScales:
 
 
 def export_calibration(
-    source: Plan | str | Path | onnx.ModelProto,
+    source: Plan | ModelSource,
     kind: str,
     *,
     model: ModelSource | None = None,
@@ -109,7 +107,7 @@ def export_calibration(
         return replace(exported, out=str(out))
 
 
-def _read_sites(source: Plan | str | Path | onnx.ModelProto) -> tuple[SitePlans, GraphIndex | None]:
+def _read_sites(source: Plan | ModelSource) -> tuple[SitePlans, GraphIndex | None]:
     """The sites of a plan, or the pairs of a quantized model, with the network that is left without them."""
     # Plans are JSON, and no ONNX file begins with a brace.
     if isinstance(source, Plan) or (isinstance(source, (str, Path)) and _is_json(Path(source))):

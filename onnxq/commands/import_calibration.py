@@ -14,20 +14,17 @@ from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet, drop_un
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.files import guard_outputs
 from onnxq.graph import GraphIndex
-from onnxq.interop import (
+from onnxq.interop import ScaleTable, make_rules, read_scales, sort_by_name
+from onnxq.interop.matching import (
     Imported,
     MatchedSite,
     MissingSite,
     ScaleMatch,
-    ScaleTable,
     UnmatchedKind,
     UnusedLine,
     list_consumers,
-    make_rules,
     match_scales,
-    read_scales,
     set_scales,
-    sort_by_name,
 )
 from onnxq.nearest import suggest_names
 from onnxq.passes import FloatState, RunContext, SampleSets

@@ -17,18 +17,13 @@ from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, drop_unset, matc
 from onnxq.errors import CalibrationError
 from onnxq.files import guard_outputs
 from onnxq.graph import compute_structural_ids, get_index
-from onnxq.interop import (
-    Checkpoint,
-    FoundWeight,
-    InputScale,
-    WeightCodes,
-    match_weights,
-    open_checkpoint,
-)
+from onnxq.interop import FoundWeight, match_weights
+from onnxq.interop.checkpoints import Checkpoint, InputScale, WeightCodes, open_checkpoint
 from onnxq.passes import FloatState, RunContext, Timers, build_file
 from onnxq.passes.equalization.passes import SCALINGS, TOKEN_SCALES, write_factors
 from onnxq.passes.registry import list_rewrites
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_model, open_run
+from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline.configuration import name_model
 from onnxq.pipeline.finalize import Result, finalize_run, write_result
 from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.pipeline.quantize_model import plan_unrun
@@ -37,7 +32,7 @@ from onnxq.plan.forms import spec_dict
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, terminal
 from onnxq.sites import Caution, JsonObject, Names, Role, Unquantized
-from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, name_int
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, make_granularity, name_int
 from onnxq.wording import abbreviate, join_names, show_html
 
 # Passes that leave weights as they are.
@@ -262,7 +257,7 @@ def _choose_spec(found: FoundWeight, codes: WeightCodes, config: Config) -> Quan
         bits=codes.bits,
         signed=codes.symmetric,
         symmetric=codes.symmetric,
-        granularity=PerBlock(1 - weight.axis, size) if size else PerChannel(weight.axis),
+        granularity=make_granularity(1 - weight.axis if size else weight.axis, size),
         storage=name_int(4 if packed else 8, signed=codes.symmetric),
     )
 

@@ -8,22 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.annotate import (
-    Inspection,
-    PairInfo,
-    annotate_model,
-    check_notes,
-    inspect_model,
-    read_sidecar,
-    strip_notes,
-    write_sidecar,
-)
+from onnxq.annotate import check_notes, inspect_model, read_sidecar, write_sidecar
+from onnxq.annotate.annotate import annotate_model, strip_notes
+from onnxq.annotate.bits import Inspection, PairInfo
 from onnxq.commands.apply import read_plan
 from onnxq.config import Command
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.files import guard_outputs, write_text
 from onnxq.graph import save_model
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_file, open_run
+from onnxq.pipeline import Configuration, ModelSource, Overrides, name_file, open_run
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Parts, RenderableType, Text, TextView, format_count, make_list, make_table

@@ -27,7 +27,7 @@ from onnxq.engines.shapes import parse_shapes
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.files import name_folder
 from onnxq.graph import GraphIndex, add_libraries, name_nodes
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
@@ -88,7 +88,6 @@ def prove(
                 shapes=parse_shapes(options.shapes),
                 compare=options.compare or None,
                 save=folder,
-                force=force,
                 reduce=options.reduce,
                 timeout=options.timeout,
                 libraries=chosen.runtime.libraries,

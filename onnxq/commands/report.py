@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onnxq.config import Command
 from onnxq.errors import ConfigError
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.quantize_model import quantize
 from onnxq.pipeline.record import describe_result, measure_record, write_forms
 from onnxq.progress import Progress, silent

@@ -2,89 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import io
-from dataclasses import dataclass, fields
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from onnxq.config import Command, Config
 from onnxq.errors import VerificationError
 from onnxq.files import replace_files, write_text
-from onnxq.pipeline import Configuration, ModelSource, Overrides, Result, open_run, write_result
+from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run, write_result
 from onnxq.pipeline.record import write_run
-from onnxq.pipeline.search import search_precisions
+from onnxq.pipeline.search import SearchResult, search_precisions
 from onnxq.progress import Progress, silent
-from onnxq.report import Parts, RenderableType, Report, ResultFormat, Text, TextView, make_table
-from onnxq.report.record import FrontPoint, make_axes
+from onnxq.report import Parts, RenderableType, ResultFormat, Text, TextView, make_table
+from onnxq.report.record import FrontPoint
 from onnxq.report.terminal import format_bytes, format_decibel, format_milliseconds
-from onnxq.wording import abbreviate, show_html
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SearchResult:
-    """The result of a search. result: the model that was taken. rules: the configuration that makes it, as YAML.
-
-    front: all models that were measured, from small to large. met: the one taken keeps what was asked for.
-    """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
-
-    result: Result
-    front: tuple[FrontPoint, ...]
-    asked: str
-    met: bool
-    rules: str
-
-    @property
-    def report(self) -> Report:
-        """The account of the model that was taken."""
-        return self.result.report
-
-    # Shown behind the search itself.
-    applied = report
-
-    def to_csv(self) -> str:
-        """The front as a table, with a head."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([field.name for field in fields(FrontPoint)])
-        for point in self.front:
-            values = (
-                getattr(point, field.name)
-                for field in fields(FrontPoint)
-                if field.name != "precisions"
-            )
-            writer.writerow(
-                [point.describe(), *("" if value is None else value for value in values)]
-            )
-        return text.getvalue()
-
-    def plot(self, axes: Any = None) -> Any:
-        """Draw the front: SQNR over bytes, or over ms where times were limited; needs matplotlib.
-
-        axes: of matplotlib, to draw on; None makes a figure. Returns the axes.
-        """
-        axes = axes or make_axes(7, 4)
-        # Where times were asked for, every model has one.
-        timed = all(point.latency_ms is not None for point in self.front)
-        places = [
-            (point.latency_ms if timed else point.bytes / 1e6, point.sqnr_db)
-            for point in self.front
-        ]
-        for point, (x, y) in zip(self.front, places, strict=True):
-            axes.plot(
-                x,
-                y,
-                "o" if point.holds else "x",
-                color="C3" if point.taken else "C0",
-                gid=point.describe(),
-            )
-        axes.set_xlabel("ms" if timed else "MB")
-        axes.set_ylabel("SQNR of the worst output, dB")
-        axes.set_title(self.asked)
-        return axes
 
 
 def search(
@@ -107,16 +38,10 @@ def search(
     Raises a subclass of OnnxqError for whatever the caller can mend; nothing is written then.
     """
     with open_run(model, config, overrides, Command.SEARCH, out=out, force=force) as chosen:
-        outcome = search_precisions(model, data, chosen, progress=progress)
+        found = search_precisions(model, data, chosen, progress=progress)
         with progress("writing"):
-            result = write_result(outcome.result, chosen, out, force)
-        found = SearchResult(
-            result=result,
-            front=outcome.front,
-            asked=outcome.asked,
-            met=outcome.met,
-            rules=outcome.rules,
-        )
+            result = write_result(found.result, chosen, out, force)
+        found = replace(found, result=result)
         _write_forms(found, chosen, force)
         if chosen.output.report:
             write_run(

@@ -14,7 +14,7 @@ from onnxq.errors import ConfigError, PlanError
 from onnxq.files import guard_outputs, write_text
 from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes.base import EqualizeContext
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.quantize_model import open_context, plan_run, prepare_run
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, Values

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from onnxq.backends import Target
     from onnxq.compat.selection import CallLists
+    from onnxq.graph import ModelSource
     from onnxq.pipeline.finalize import Result
     from onnxq.plan import Plan
 
-    Model = str | Path | onnx.ModelProto
 Names = Sequence[str] | None
 Extras = Mapping[str, Any] | None
 # Overrides of every call: its caller runs the file with ONNX Runtime, whatever it was made for.
@@ -68,7 +68,7 @@ _CALIBRATE_ARGS = {
 
 
 def quantize_static(
-    model_input: Model,
+    model_input: ModelSource,
     model_output: str | Path,
     calibration_data_reader: Any = None,
     quant_format: Any = QuantFormat.QDQ,
@@ -129,7 +129,9 @@ def quantize_static(
     return result
 
 
-def _add_ranges(tensors: dict[str, Any], cached: Plan | dict[str, Interval], model: Model) -> None:
+def _add_ranges(
+    tensors: dict[str, Any], cached: Plan | dict[str, Interval], model: ModelSource
+) -> None:
     """Add the ranges of a cache, if it holds some, to the overrides of tensors, whose own come first."""
     ranges = spread_ranges(cached, model) if isinstance(cached, dict) else {}
     for name, (low, high) in ranges.items():
@@ -142,7 +144,7 @@ __getattr__ = hand_on("quantize")
 
 
 def quantize_dynamic(
-    model_input: Model,
+    model_input: ModelSource,
     model_output: str | Path,
     op_types_to_quantize: Names = None,
     per_channel: bool = False,
@@ -191,7 +193,7 @@ def _keep_converted(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quantize(
-    model: Model,
+    model: ModelSource,
     output: str | Path,
     data: Any,
     config: str | None,
@@ -229,7 +231,7 @@ def _quantize(
 
 
 def _apply_plan(
-    model: Model,
+    model: ModelSource,
     output: str | Path,
     plan: Plan,
     data: Any,
@@ -293,7 +295,7 @@ class DynamicQuantConfig:
     extra_options: Extras = None
 
 
-def quantize(model_input: Model, model_output: str | Path, quant_config: object) -> Result:
+def quantize(model_input: ModelSource, model_output: str | Path, quant_config: object) -> Result:
     """Call the function that the configuration is for."""
     if isinstance(quant_config, StaticQuantConfig):
         return quantize_static(model_input, model_output, **vars(quant_config))
@@ -305,7 +307,7 @@ def quantize(model_input: Model, model_output: str | Path, quant_config: object)
 
 
 def get_qdq_config(
-    model_input: Model,
+    model_input: ModelSource,
     calibration_data_reader: Any,
     calibrate_method: Any = UnaskedMethod.MinMax,
     calibrate_args: Extras = None,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import onnx
 
 from onnxq.compat.options import PLACED, Unasked, warn_meaningless
 from onnxq.compat.overrides import OverriddenGraph, Rule, TensorOverrides, make_rules
-from onnxq.graph import load_model, name_nodes
+from onnxq.graph import ModelSource, load_model, name_nodes
 from onnxq.graph.scopes import walk_all_graphs, walk_graphs
 from onnxq.nearest import suggest_names
 from onnxq.pipeline.finalize import Result
@@ -49,7 +48,7 @@ class Wish:
     cautions: Sequence[Caution] = ()
 
 
-def read_selection(model: str | Path | onnx.ModelProto, selection: CallLists) -> Wish:
+def read_selection(model: ModelSource, selection: CallLists) -> Wish:
     """Make rules that force what the lists name, and leave float the rest."""
     if not (selection.op_types or selection.nodes or selection.excluded or selection.tensors):
         return Wish()

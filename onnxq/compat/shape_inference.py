@@ -11,7 +11,7 @@ from onnxq.compat.options import CompatOption, CompatWarning, convert_options
 from onnxq.compat.theirs import hand_on
 
 if TYPE_CHECKING:
-    import onnx
+    from onnxq.graph import ModelSource
 
 __getattr__ = hand_on("shape_inference")
 # The first one without Upsample, in which Clip has its bounds as inputs.
@@ -37,7 +37,7 @@ _OPTIONS: Mapping[str, CompatOption] = {
 
 
 def quant_pre_process(
-    input_model: str | Path | onnx.ModelProto | None = None,
+    input_model: ModelSource | None = None,
     output_model_path: str | Path | None = None,
     skip_optimization: bool = False,
     skip_onnx_shape: bool = False,
@@ -79,7 +79,7 @@ def quant_pre_process(
     )
 
 
-def _repair_model(source: str | Path | onnx.ModelProto) -> str | Path | onnx.ModelProto:
+def _repair_model(source: ModelSource) -> ModelSource:
     """A model below opset 11 without operators that its opset does not have, as exporters of its time wrote them."""
     import onnx
     from onnx import version_converter

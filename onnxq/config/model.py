@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, PrivateAttr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from onnxq.config.commands import (
@@ -50,14 +50,6 @@ from onnxq.nearest import suggest_names
 _T = TypeVar("_T")
 
 
-def _default_activations() -> TensorConfig:
-    return TensorConfig(scheme="asymmetric", signed=False)
-
-
-def _default_weights() -> TensorConfig:
-    return TensorConfig(scheme="symmetric", signed=True, granularity="channel")
-
-
 _PLANNING = Command.QUANTIZE | Command.SEARCH | Command.PLAN
 
 
@@ -88,8 +80,8 @@ class Config(Section):
     # "dynamic": activations on scales of each run; "auto": some of them, as samples say. "float": nothing is quantized,
     # only float types are chosen.
     mode: Literal["static", "dynamic", "auto", "weight-only", "float"] = "static"
-    activations: TensorConfig = Field(default_factory=_default_activations)
-    weights: TensorConfig = Field(default_factory=_default_weights)
+    activations: TensorConfig = TensorConfig(scheme="asymmetric", signed=False)
+    weights: TensorConfig = TensorConfig(signed=True, granularity="channel")
     bias: Literal["int32", "float"] = "int32"
     # Whether weights may overflow 16-bit sums in kernels of CPUs without VNNI. "avoid" costs about 0.2 dB.
     saturation: Literal["avoid", "allow"] = "avoid"

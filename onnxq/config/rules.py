@@ -24,7 +24,7 @@ from onnxq.config.values import (
 )
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
-from onnxq.spec import Granularity, ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import ObserverSpec, QuantSpec, make_granularity
 
 
 class TensorConfig(Section):
@@ -76,23 +76,21 @@ class TensorConfig(Section):
 
         Raises ConfigError if the granularity needs an axis and the tensor has none.
         """
-        grain: Granularity = PerTensor()
-        if self.granularity != "tensor":
-            if axis is None:
-                raise ConfigError(
-                    f"granularity {self.granularity!r}",
-                    "this tensor has no channel axis",
-                    "ask for granularity: tensor",
-                    code="Q313",
-                )
-            grain = PerChannel(axis) if self.block_size is None else PerBlock(axis, self.block_size)
+        whole = self.granularity == "tensor"
+        if axis is None and not whole:
+            raise ConfigError(
+                f"granularity {self.granularity!r}",
+                "this tensor has no channel axis",
+                "ask for granularity: tensor",
+                code="Q313",
+            )
         return QuantSpec(
             bits=self.bits,
             signed=self.is_signed,
             symmetric=self.scheme == "symmetric",
             narrow_range=self.narrow_range,
             min_range=self.min_range,
-            granularity=grain,
+            granularity=make_granularity(None if whole else axis, self.block_size),
             storage=self.storage,
             dynamic=self.dynamic,
         )

@@ -58,8 +58,9 @@ def convert_sparsebit(document: Document) -> Document:
     values = document.values
     reading = _Reading(document)
     reading.refuse_unknown((), values, SECTIONS)
+    backend = str(reading.get_value(("BACKEND",), "virtual"))
     reading.put_value(
-        ("target",), reading.read_word(("BACKEND",), "virtual", _BACKENDS), ("BACKEND",)
+        ("target",), reading.translate(backend, _BACKENDS, ("BACKEND",)), ("BACKEND",)
     )
     if reading.values["target"] == "trt":
         # TensorRT refuses a DequantizeLinear of int32.
@@ -132,10 +133,6 @@ class _Reading:
         if not isinstance(entries, list):
             raise self.refuse(path, f"must be a list of {items}", f"e.g. {example}")
         return entries
-
-    def read_word(self, path: Path, default: str, known: Mapping[str, Any]) -> Any:
-        """Translate a word of Sparsebit's, in any letter case."""
-        return self.translate(str(self.get_value(path, default)), known, path)
 
     def read_number(self, path: Path, value: Any) -> float:
         """Read a finite number. Sparsebit accepts text, too: "1e-3" is text in YAML."""

@@ -67,7 +67,9 @@ def guard_user_code(where: str, folder: Path | None = None) -> Iterator[None]:
 def _format_calls(error: BaseException) -> list[str]:
     """Format the innermost calls in the user's code and below it, one line each with file, line and source."""
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [k for k, frame in enumerate(frames) if not _is_ours(frame.filename)]
+    theirs = [
+        k for k, frame in enumerate(frames) if not frame.filename.startswith((_PACKAGE, "<frozen "))
+    ]
     shown = (
         # Frozen modules are Python's own importing of the file.
         [frame for frame in frames[theirs[0] :] if not frame.filename.startswith("<frozen ")]
@@ -81,10 +83,6 @@ def _format_calls(error: BaseException) -> list[str]:
     if isinstance(error, SyntaxError) and error.filename:
         lines.append(f"{error.filename}:{error.lineno}: {(error.text or '').strip()}")
     return [f"at {line.rstrip(': ')}" for line in lines]
-
-
-def _is_ours(file: str) -> bool:
-    return file.startswith((_PACKAGE, "<frozen "))
 
 
 _SAVE_INPUTS = "make it with `polygraphy run --save-inputs`"

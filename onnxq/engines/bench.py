@@ -23,21 +23,13 @@ from onnxq.engines.prove.prove import ProveRequest, choose_engine, prove_model
 from onnxq.engines.shapes import find_sample_shapes, is_dynamic, make_profile, parse_shapes
 from onnxq.errors import ConfigError, ModelError, VerificationError
 from onnxq.files import ScratchFolder
-from onnxq.graph import (
-    GraphIndex,
-    ModelLike,
-    ValueInfo,
-    add_libraries,
-    get_index,
-    load_model,
-    name_nodes,
-)
+from onnxq.graph import ModelLike, ModelSource, ValueInfo, add_libraries, load_model, name_nodes
+from onnxq.graph.index import GraphIndex, get_index
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Feeds, Latency, convert_floats
 from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import abbreviate, show_html
 
-Source = str | Path | onnx.ModelProto
 # Seconds for the build of one engine of a placement.
 _BUILDING = 3600.0
 
@@ -119,13 +111,13 @@ class _Entry:
     """One model to time, with its own feeds."""
 
     name: str
-    source: Source
+    source: ModelSource
     index: GraphIndex
     feeds: Feeds = field(default_factory=dict)
 
 
 def bench_models(
-    models: Sequence[Source],
+    models: Sequence[ModelSource],
     data: object,
     config: Config,
     named: str | None,
@@ -179,7 +171,7 @@ def bench_models(
     )
 
 
-def _read_models(models: Sequence[Source], libraries: Names) -> list[_Entry]:
+def _read_models(models: Sequence[ModelSource], libraries: Names) -> list[_Entry]:
     """The models with names of their own. Raises ModelError where one has other inputs than the first."""
     found: dict[str, _Entry] = {}
     for k, source in enumerate(models):

@@ -48,7 +48,7 @@ from onnxq.graph.light import (
     rebuild,
     strip_weights,
 )
-from onnxq.graph.load import Model, load_model
+from onnxq.graph.load import Model, ModelSource, load_model
 from onnxq.graph.names import choose_name, name_nodes
 from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
 from onnxq.graph.save import save_model
@@ -81,6 +81,7 @@ __all__ = [
     "LightModel",
     "Model",
     "ModelLike",
+    "ModelSource",
     "NodeRef",
     "NodeRefs",
     "SourceTypes",

@@ -121,7 +121,10 @@ def _convert_opset(named: ModelProto, version: int) -> ModelProto:
         raise _explain_failure(named, version, error) from error
     result = ModelProto()
     copy_fields(light, result, ("graph", "opset_import", "ir_version"))
-    result.opset_import.extend(_list_imports(named, version))
+    result.opset_import.extend(
+        helper.make_opsetid(entry.domain, version if entry.domain in OWN_DOMAINS else entry.version)
+        for entry in named.opset_import
+    )
     result.ir_version = max(
         named.ir_version, helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True)
     )
@@ -157,13 +160,6 @@ def _check_scans(named: ModelProto) -> None:
         raise ModelError(
             label_node(scans[0]), cause, "export the model at opset 9 or newer", code="Q109"
         )
-
-
-def _list_imports(proto: ModelProto, minimum: int) -> list[onnx.OperatorSetIdProto]:
-    return [
-        helper.make_opsetid(entry.domain, minimum if entry.domain in OWN_DOMAINS else entry.version)
-        for entry in proto.opset_import
-    ]
 
 
 def _reattach_model(before: ModelProto, after: ModelProto) -> None:

@@ -50,6 +50,8 @@ from onnxq.wording import join_names
 PLAIN_INITIALIZERS_IR = 4
 # Names listed in a note.
 _SHOWN = 5
+# A model's path, or the model.
+ModelSource = str | Path | ModelProto
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,7 @@ class Model:
         )
 
 
-def load_model(source: str | Path | ModelProto, *, lazy: bool = False) -> Model:
+def load_model(source: ModelSource, *, lazy: bool = False) -> Model:
     """Read and check a model; a ModelProto is copied. Never writes.
 
     lazy: leave large weights in their files, which are read when somebody asks for one.

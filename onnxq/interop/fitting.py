@@ -14,7 +14,7 @@ from onnxq.config import Rule, RuleSet, match_names
 from onnxq.graph import GraphIndex
 from onnxq.interop.base import TensorScale, TensorScales, has_blocks
 from onnxq.numerics import clip_bounds, qparams_from_range
-from onnxq.numerics.rounding import compute_block_shape
+from onnxq.numerics.rounding import shape_scales
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Site
 from onnxq.spec import STORAGE_BITS, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, name_int
@@ -79,9 +79,7 @@ def _spread_scale(
     # Formats without an axis mean that of the output channels, which is the target's.
     if mine.axis >= 0 and mine.axis % len(shape) != axis:
         return None, f"scales along axis {mine.axis}, and the target's are along axis {axis}"
-    expected: Shape = (shape[axis],)
-    if isinstance(theirs, PerBlock):
-        expected = compute_block_shape(shape, axis, theirs.size)
+    expected = shape_scales(shape, theirs)
     return (
         (scale, "")
         if scale.shape == expected

@@ -22,9 +22,9 @@ from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.graph import Dims, GraphIndex, NodeRef
 from onnxq.nearest import suggest_names
-from onnxq.numerics.rounding import compute_block_shape
+from onnxq.numerics.rounding import shape_scales
 from onnxq.sites import Role, TensorId
-from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import PerTensor, QParams, QuantSpec, make_granularity
 
 DOMAIN = "ai.onnxq"
 OPERATOR = "FakeQuantize"
@@ -146,7 +146,7 @@ def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:
             symmetric=row.scheme == "symmetric",
             # From -127 on, for 8 bits.
             narrow_range=signed and bits > 0 and low == 1 - (1 << (bits - 1)),
-            granularity=_make_granularity(row),
+            granularity=make_granularity(row.axis, row.block_size),
             storage=row.storage,
             dynamic=bool(row.dynamic),
         )
@@ -157,12 +157,6 @@ def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:
         cause = f"levels {low}…{high} are not those of {bits} bits"
         raise _fault(site, cause, f"use {spec.qmin}…{spec.qmax}")
     return spec
-
-
-def _make_granularity(row: _MarkerRow) -> Granularity:
-    if row.axis is None:
-        return PerTensor()
-    return PerBlock(row.axis, row.block_size) if row.block_size else PerChannel(row.axis)
 
 
 def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> Array:
@@ -222,10 +216,7 @@ def check_shape(marker: Marker, shape: Dims | None) -> None:
             f"axis {grain.axis} of a tensor of shape {list(shape)}",
             "use an axis it has",
         )
-    axis = grain.axis % len(shape)
-    expected: Dims = (shape[axis],)
-    if isinstance(grain, PerBlock):
-        expected = compute_block_shape(shape, axis, grain.size)
+    expected = shape_scales(shape, grain)
     fits = len(expected) == len(actual)
     if not fits or any(
         isinstance(e, int) and e != a for e, a in zip(expected, actual, strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,28 +16,21 @@ from onnxq.errors import ModelError
 from onnxq.graph import (
     Editor,
     GraphIndex,
-    compute_fingerprint,
-    compute_structural_ids,
     fold_constants,
     infer_shapes,
     inline_functions,
-    load_model,
     name_nodes,
 )
+from onnxq.graph.identity import compute_fingerprint, compute_structural_ids
+from onnxq.graph.load import ModelSource, load_model
 from onnxq.graph.precision.widen import read_types
 from onnxq.graph.scopes import replace_items
 from onnxq.interop.marker_flow import Flow, MarkerGroup, check_quantizers, find_flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
 from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.model import Saturation
-from onnxq.planner import (
-    add_precision,
-    anchor_sites,
-    digest_weights,
-    find_float_nodes,
-    find_needed_opset,
-)
-from onnxq.planner.sums import bind_sums, warn_allowed
+from onnxq.planner import add_precision, anchor_sites, find_float_nodes, find_needed_opset
+from onnxq.planner.sums import bind_sums, digest_weights, warn_allowed
 from onnxq.sites import Edge, Edges, Names, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, QParams, QuantSpec
 from onnxq.wording import abbreviate, show_html
@@ -63,7 +55,7 @@ class Marked:
 
 
 def strip_markers(
-    model: str | Path | onnx.ModelProto,
+    model: ModelSource,
     *,
     target: str = DEFAULT_TARGET,
     mode: str = "static",

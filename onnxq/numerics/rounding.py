@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from onnxq.arrays import Array, Array64, Floats, Shape
 from onnxq.errors import PlanError
 from onnxq.numerics.machine import map_parts
-from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 # A tensor's dims, of which an ONNX model need not know all.
 DimT = TypeVar("DimT", int, int | str | None)
@@ -234,6 +234,16 @@ def _shape_to_broadcast(array: Array, spec: QuantSpec, shape: Shape) -> Array:
         )
     # The last block may be shorter.
     return np.repeat(array, grain.size, axis=axis).take(np.arange(shape[axis]), axis=axis)
+
+
+def shape_scales(shape: tuple[DimT, ...], grain: Granularity) -> tuple[DimT, ...]:
+    """Compute the shape of scale and zero point of a tensor of this shape; unknown dims stay."""
+    if isinstance(grain, PerTensor):
+        return ()
+    axis = grain.axis % len(shape)
+    if isinstance(grain, PerChannel):
+        return (shape[axis],)
+    return compute_block_shape(shape, axis, grain.size)
 
 
 def compute_block_shape(shape: tuple[DimT, ...], axis: int, size: int) -> tuple[DimT, ...]:

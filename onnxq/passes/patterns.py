@@ -14,17 +14,9 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array, Array64, Arrays
 from onnxq.errors import OnnxqError, PlanError
-from onnxq.graph import (
-    Editor,
-    GraphIndex,
-    ModelLike,
-    NodeRef,
-    find_opset,
-    get_index,
-    infer_shapes,
-    upgrade_opset,
-)
+from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, find_opset, get_index, infer_shapes
 from onnxq.graph.base import Attrs
+from onnxq.graph.convert import upgrade_opset
 from onnxq.graph.scopes import drop_absent_inputs, walk_nodes
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.journal import PassReport

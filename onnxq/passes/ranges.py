@@ -40,7 +40,7 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Site
-from onnxq.spec import FIXED, RULED, PerTensor, QParams
+from onnxq.spec import FIXED, RULED, QParams
 
 # Largest error of a candidate relative to that of the present range: one decibel less. Smaller differences are noise of
 # few samples (MobileNetV2, uint8: 39.2 dB as calibrated, 36.6 at 0.97 on four samples, 38.4 at 0.8 on sixteen).
@@ -177,7 +177,7 @@ def _map_readers(
     for site in plan.sites:
         if site.role not in MEASURED or site.group or site.qparams is None or site.site in settled:
             continue
-        if site.spec.is_float or not isinstance(site.spec.granularity, PerTensor):
+        if site.spec.is_float or not site.spec.has_one_scale:
             continue
         tensor = find_tensor(index, site.site)
         if index.is_constant(tensor):
@@ -331,9 +331,9 @@ _VALUE_BY_VALUE = LAYOUT_OPS.union(_ACTIVATIONS)
 def widen_scarce_ranges(ctx: SampledContext, state: PlacedState) -> PlacedState:
     """The state with wider ranges of the activations of `find_scarce_sites`."""
     scarce = find_scarce_sites(ctx, state)
-    sites = [site for site in state.planned.sites if site.site in scarce]
+    sites = [site for site in state.plan.sites if site.site in scarce]
     widened = {site.site: scale_range(site, _ROOM, ", widened") for site in sites}
-    return replace(state, plan=replace_ranges(state.model, state.planned, widened, ctx.crew))
+    return replace(state, plan=replace_ranges(state.model, state.plan, widened, ctx.crew))
 
 
 def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site]:
@@ -345,7 +345,7 @@ def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site
     if ctx.request.min_sqnr is None or ctx.data.synthetic or ctx.config.scale.ranges:
         return frozenset()
     index = get_index(state.model)
-    plan = state.planned
+    plan = state.plan
     # Shapes are those of one sample.
     enough = FEWEST_POSITIONS / max(len(ctx.data.ranges), 1)
     scarce = {
@@ -374,7 +374,7 @@ def _count_channel_positions(state: PlacedState, index: GraphIndex, site: SitePl
 
 def _is_whole(site: SitePlan) -> bool:
     """True for an activation whose range is that of all its values."""
-    whole = isinstance(site.spec.granularity, PerTensor) and site.observer.name == WHOLE
+    whole = site.spec.has_one_scale and site.observer.name == WHOLE
     return whole and is_observed(site)
 
 
@@ -388,7 +388,7 @@ def improve_ranges(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The range of each activation that disturbs the operators behind it least."""
     samples = ctx.data
     seed = ctx.config.data.seed
-    plan = state.planned
+    plan = state.plan
     fitted = take_enough(samples.calibration, plan, ctx.config.effort, seed)
     # Others than those that candidates are made of: a range fits the values that it was made from.
     judges = samples.validation.take(_JUDGES, seed)
@@ -424,7 +424,7 @@ def _keep_dynamic(plan: Plan, done: ChosenRanges) -> Plan:
 
 _TRIAL: Trial[SampledContext, PlacedState] = Trial(
     score=lambda ctx, state: ctx.data.judges.score(
-        state, ignore_rounding(state.planned), progress=ctx.progress
+        state, ignore_rounding(state.plan), progress=ctx.progress
     ),
     threshold=THRESHOLDS[NAME],
 )

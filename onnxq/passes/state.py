@@ -64,11 +64,6 @@ class PlannedState(FloatState):
 
     plan: Plan
 
-    @property
-    def planned(self) -> Plan:
-        """The plan."""
-        return self.plan
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlacedState(PlannedState):

@@ -29,7 +29,7 @@ def answer_request(
     trial: the check on samples held back. Without a request, and where the time or the memory is not for more, its
     figures decide, else all samples do, each on ranges that it had no part in.
     """
-    account, request, plan = PROMOTED.find(state), ctx.request, state.planned
+    account, request, plan = PROMOTED.find(state), ctx.request, state.plan
     if account is None:
         if not request.asked:
             return None
@@ -46,9 +46,11 @@ def answer_request(
             float_value=request.float_value,
         )
     account = replace(account, required=request.asked)
+    # A figure of few samples is made one of all where time and memory are enough.
+    affordable = not trial.segments and ctx.budget.left() > 0
     if request.metric is not None:
         account = _measure_metric(ctx, state, model, account)
-    elif isinstance(ctx, SampledContext) and _may_estimate(ctx, trial):
+    elif isinstance(ctx, SampledContext) and request.min_sqnr is not None and affordable:
         account = _estimate(ctx, state, account)
     else:
         account = _read_check(account, trial, find_target(plan.target).times_itself)
@@ -59,11 +61,6 @@ def answer_request(
     return account
 
 
-def _may_estimate(ctx: RunContext, trial: check.ModelCheck) -> bool:
-    """True where an SQNR was asked for, and time and memory are enough for all samples."""
-    return ctx.request.min_sqnr is not None and not trial.segments and ctx.budget.left() > 0
-
-
 def _measure_metric(
     ctx: RunContext, state: PlannedState, model: ModelLike, account: Promotion
 ) -> Promotion:
@@ -72,7 +69,7 @@ def _measure_metric(
     assert metric is not None
     # An evaluation of the caller's function may take minutes, so that a figure that still holds is
     # not measured again.
-    if math.isnan(account.value) or account.steps or state.planned.precision is not None:
+    if math.isnan(account.value) or account.steps or state.plan.precision is not None:
         with ctx.progress(f"running {metric.name} on the quantized model"):
             optimize = find_target(config.target).times_itself
             typed = give_types(state, model)
@@ -100,11 +97,11 @@ def _estimate(ctx: SampledContext, state: PlannedState, account: Promotion) -> P
 def _measure_folds(ctx: SampledContext, state: PlannedState) -> ModelErrors:
     """The errors of the finished model, as the file says or as users run it, whichever are larger."""
     folds = split_folds(ctx, state)
-    here, narrow = find_target(state.planned.target).times_itself, check.is_narrow(state)
+    here, narrow = find_target(state.plan.target).times_itself, check.is_narrow(state)
     sums: dict[str, ModelErrors] = {}
     with ctx.progress("judging on all samples", sum(len(fold.samples) for fold in folds)) as task:
         for fold in folds:
-            plan = fold.narrow_ranges(state.model, state.planned)
+            plan = fold.narrow_ranges(state.model, state.plan)
             model = build_file(state, plan, ctx.progress)
             fold_check = check.check_model(
                 state.named,

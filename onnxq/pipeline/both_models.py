@@ -7,13 +7,12 @@ from dataclasses import replace
 from onnxq.annotate import read_model
 from onnxq.emit import PLAN_KEY
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, ModelLike, add_libraries, compute_fingerprint, name_nodes
-from onnxq.graph.light import find_provider, list_libraries
+from onnxq.graph import GraphIndex, ModelSource, compute_fingerprint, name_nodes
+from onnxq.graph.light import ModelLike, add_libraries, find_provider, list_libraries
 from onnxq.graph.scopes import map_entries
 from onnxq.passes import FloatState, RunContext, build_quantized
 from onnxq.passes.equalization.passes import replay_scalings
 from onnxq.passes.registry import list_rewrites
-from onnxq.pipeline.configuration import ModelSource
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, from_json

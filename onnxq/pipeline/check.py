@@ -204,7 +204,7 @@ def check_segments(ctx: RunContext, state: FloatState, model: ModelLike) -> Mode
 
 def is_narrow(state: PlannedState) -> bool:
     """True where ONNX Runtime does not compute as the file says: it rounds nothing to narrow types on the way."""
-    return state.planned.precision is not None or bool(state.types.interface)
+    return state.plan.precision is not None or bool(state.types.interface)
 
 
 _EMULATED = "the file itself was not run, a check computes in float32 and rounds as its types say"

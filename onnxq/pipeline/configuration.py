@@ -10,17 +10,11 @@ from typing import Any
 import onnx
 
 from onnxq.backends import check_limits, check_target, list_backends, load_config, split_target
-from onnxq.config import (
-    Command,
-    Config,
-    ScaleConfig,
-    check_trust,
-    expand_names,
-    join_words,
-    list_options,
-)
+from onnxq.config import Command, Config, check_trust, expand_names, join_words, list_options
+from onnxq.config.data import ScaleConfig
 from onnxq.errors import ConfigError, replace_surrogates
 from onnxq.files import guard_outputs, refuse_inputs
+from onnxq.graph import ModelSource
 from onnxq.graph.save import check_data_name, name_data_file
 from onnxq.observers import check_observers
 from onnxq.passes.mixed_precision.weight_bits import check_budget
@@ -32,7 +26,6 @@ from onnxq.workers import Journal, Workers
 from onnxq.workers.dask import DaskWorkers
 from onnxq.workers.processes import ProcessWorkers
 
-ModelSource = str | Path | onnx.ModelProto
 Configuration = Config | str | Path | None
 Overrides = Mapping[str, Any] | None
 

@@ -19,16 +19,8 @@ from onnxq.emit import leave_out_notes
 from onnxq.engines.shapes import demand_sizes
 from onnxq.evaluation.compare import check_interface
 from onnxq.files import write_text
-from onnxq.graph import (
-    ModelLike,
-    attach_weights,
-    fix_sizes,
-    get_index,
-    name_nodes,
-    save_model,
-    verify_graph,
-)
-from onnxq.graph.light import is_large_model, measure_size
+from onnxq.graph import fix_sizes, get_index, name_nodes, save_model, verify_graph
+from onnxq.graph.light import ModelLike, attach_weights, is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
 from onnxq.graph.save import name_data_file
 from onnxq.graph.subgraph import give_outputs
@@ -171,7 +163,7 @@ def finalize_run(
     make_own: MakeOwn = lambda _: None,
 ) -> Result:
     """Check the finished model and write the account. make_own: called where several engines share it, to time both."""
-    plan, samples, config = state.planned, ctx.samples, ctx.config
+    plan, samples, config = state.plan, ctx.samples, ctx.config
     whole = _join_rest(state, state.source.proto, model)
     dynamic = sum(site.spec.dynamic for site in plan.sites)
     # Scales of each run need no samples, and the summary says what the check ran on.
@@ -240,7 +232,7 @@ def _describe_passes(ctx: RunContext) -> tuple[Lines, Lines]:
 
 
 def _list_warnings(ctx: RunContext, state: PlannedState, trial: check.ModelCheck) -> Cautions:
-    plan = state.planned
+    plan = state.plan
     return (
         *state.source.notes,
         *dict.fromkeys((*describe_rest(state.rest), *plan.warnings)),
@@ -252,7 +244,7 @@ def _list_warnings(ctx: RunContext, state: PlannedState, trial: check.ModelCheck
 
 def _join_rest(state: PlannedState, source: ModelLike, model: ModelLike) -> ModelLike:
     """The whole finished model, checked against the file that was loaded: preparation names nodes and may add types."""
-    plan, rest, whole = state.planned, state.rest, model
+    plan, rest, whole = state.plan, state.rest, model
     fixed: Names = ()
     if rest is not None:
         # What the part that was not run reads has the types that it came with.
@@ -315,7 +307,7 @@ def _measure(
             trial = _check_unrun(ctx, state, model, here=here)
         else:
             trial = _check(ctx, state, model, optimized=here)
-    changed = state.planned.sites or find_target(state.planned.target).writes_matrices
+    changed = state.plan.sites or find_target(state.plan.target).writes_matrices
     timed = ctx.config.verify.latency and changed
     if large or not isinstance(ctx, SampledContext) or not timed:
         return trial, {}
@@ -330,7 +322,7 @@ def _check_on_engines(
     times: by target.
     """
     checks = []
-    parts = list_parts(state.planned.target)
+    parts = list_parts(state.plan.target)
     for part in parts:
         engine = part.local
         if engine is not None and (engine.judges or len(parts) > 1):
@@ -352,7 +344,7 @@ def _time(
     ctx: SampledContext, state: PlannedState, model: ModelLike, make_own: MakeOwn
 ) -> dict[str, LatencyRatio]:
     """Float and quantized model side by side on each engine, by target, as far as the budget has time left for it."""
-    budget, threads, plan = ctx.budget, ctx.config.verify.threads, state.planned
+    budget, threads, plan = ctx.budget, ctx.config.verify.threads, state.plan
     names = split_target(plan.target)
     timers: dict[str, check.Timer] = {}
     for name in names:

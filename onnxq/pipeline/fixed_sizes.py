@@ -14,10 +14,9 @@ from onnxq.config import Config
 from onnxq.data import Dataset, load_data
 from onnxq.data.sources import fits_whole
 from onnxq.errors import ConfigError
-from onnxq.graph import ValueInfo, ValueInfos, get_index, load_model, name_nodes
+from onnxq.graph import ModelSource, ValueInfo, ValueInfos, get_index, load_model, name_nodes
 from onnxq.graph.precision.widen import NARROW
 from onnxq.nearest import suggest_names
-from onnxq.pipeline.configuration import ModelSource
 from onnxq.progress import Progress, count_items
 
 Sizes = Mapping[str, Shape]

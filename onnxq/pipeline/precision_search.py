@@ -272,7 +272,7 @@ class PrecisionSearch:
     def _measure_alone(
         self, state: PlacedState, precision: Precision, takers: frozenset[str]
     ) -> MeasuredPrecision:
-        switched = SwitchedPlan(self.ctx, state, state.planned)
+        switched = SwitchedPlan(self.ctx, state, state.plan)
         # The samples of the choice and some of the calibration: on a handful errors do not add up as they do on many.
         floats = self.ctx.data.judges.float_outputs(state.model)
         return measure_precision(switched, state, floats, precision, takers)
@@ -326,7 +326,7 @@ class PrecisionSearch:
         whole = state is not None
         config = self._settle_config(chosen) if state is None else state.problem.config
         state = self._refine(config) if state is None else state
-        ctx, plan = self.ctx, state.planned
+        ctx, plan = self.ctx, state.plan
         # All outputs must keep what is asked, so that the worst counts.
         outputs = ctx.data.judges.measure(state, plan)
         noise = max((10 ** (-output.sqnr_db / 10) for output in outputs), default=0.0)
@@ -358,7 +358,7 @@ class PrecisionSearch:
 
     def _write(self, state: PlacedState) -> ModelLike:
         """The model as it will be in its file."""
-        model = build_file(state, note_contents(state.planned, state.model), silent)
+        model = build_file(state, note_contents(state.plan, state.model), silent)
         level = self.ctx.config.output.notes
         return model if level == "full" else leave_out_notes(model, level)
 

@@ -19,20 +19,15 @@ from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import (
     Model,
-    ModelLike,
-    add_libraries,
-    ensure_opset,
     find_opset,
     fix_sizes,
     get_index,
     infer_shapes,
-    inline_functions,
-    limit_opset,
     load_model,
     name_nodes,
-    store_densely,
-    strip_weights,
 )
+from onnxq.graph.convert import ensure_opset, inline_functions, limit_opset, store_densely
+from onnxq.graph.light import ModelLike, add_libraries, strip_weights
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import drop_absent_biases
 from onnxq.passes import FloatState, PassReport, RunContext, SampleSets
@@ -219,7 +214,8 @@ def read_data(
     if holdout is None:
         holdout = max(1, usual)
     # Two samples disagree less about a choice than one; a quarter is as much as calibration can spare.
-    choice = max(1, usual, min(2, count // 4)) if (choosing or _chooses(config)) and holdout else 0
+    compares = choosing or config.effort != "fast" or config.attention == "auto"
+    choice = max(1, usual, min(2, count // 4)) if compares and holdout else 0
     # The loudest of 32 frames decides what a recording is clipped at: silero_vad has 18 dB with it, 14 without.
     held_back = holdout + choice
     keep: Collection[int] = ()
@@ -250,8 +246,3 @@ def read_data(
     return SampleSets(
         calibration, ranges, validation, test, other_use, first, description, synthetic, seed
     )
-
-
-def _chooses(config: Config) -> bool:
-    """True when plans are compared on samples."""
-    return config.effort != "fast" or config.attention == "auto"

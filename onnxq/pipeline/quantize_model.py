@@ -18,7 +18,7 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import DataError, ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.metric import AccuracyRequest, make_request
-from onnxq.graph import GraphIndex, ModelLike, get_index, is_large_model
+from onnxq.graph import GraphIndex, ModelLike, ModelSource, get_index, is_large_model
 from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes import EqualizeContext, RunContext, SampledContext, SampleSets, registry
 from onnxq.passes.assembly import build_file, build_quantized, give_types
@@ -31,7 +31,7 @@ from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS
 from onnxq.passes.ranges import has_observed_range, widen_scarce_ranges
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import TimeBudget, Timers
-from onnxq.pipeline.configuration import ModelSource, name_model, open_crew
+from onnxq.pipeline.configuration import name_model, open_crew
 from onnxq.pipeline.finalize import Result, describe_rest, finalize_run, warn_unmeasured_cpu
 from onnxq.pipeline.fixed_sizes import Sizes, settle_sizes
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
@@ -228,7 +228,7 @@ def _make_own(
     try:
         state = load_state(model, alone, sizes=shared.sizes)
         plan = draft_placement(state, ctx.data, alone.config, "", identified=False).default()
-        same = {site.site for site in plan.sites} == {site.site for site in shared.planned.sites}
+        same = {site.site for site in plan.sites} == {site.site for site in shared.plan.sites}
         if not plan.sites or (same and state.rewrites == shared.rewrites):
             return None
         samples = ctx.data.calibration.take(_TIMING_SAMPLES, ctx.config.data.seed)
@@ -366,7 +366,7 @@ def _read_samples(state: FloatState, data: object, ctx: RunContext) -> SampleSet
 def _demand_float(state: PlacedState, name: str, mode: str) -> None:
     """ModelError for a model that is quantized already and of which the plan quantizes nothing more."""
     already = count_existing(state)
-    plan = state.planned
+    plan = state.plan
     if plan.sites or not already or mode == "float":
         return
     if choose_tables(state.problem, get_index(state.model), ())[0]:
@@ -385,7 +385,7 @@ def _calibrate(ctx: SampledContext, state: PlacedState) -> PlacedState:
     observed = read_part(ranges) if ranges else None
 
     def work(samples: Dataset, shown: Progress) -> Plan:
-        return ctx.calibrate(state.model, state.planned, samples, observed=observed, progress=shown)
+        return ctx.calibrate(state.model, state.plan, samples, observed=observed, progress=shown)
 
     if observed is None:
         seed = ctx.config.data.seed
@@ -394,7 +394,7 @@ def _calibrate(ctx: SampledContext, state: PlacedState) -> PlacedState:
         # Parts are of all samples, whatever time is left.
         plan = work(ctx.data.ranges, ctx.progress)
     state = leave_missing_float(ctx, replace(state, plan=plan))
-    plan = state.planned
+    plan = state.plan
     # Before calibration made-up inputs only gave shapes, which are right.
     if ctx.data.synthetic and any(map(has_observed_range, plan.sites)):
         plan = replace(plan, warnings=(SYNTHETIC, *plan.warnings))

@@ -20,17 +20,9 @@ from onnxq.annotate.read import drop_attribute, list_pair_nodes
 from onnxq.arrays import Array
 from onnxq.emit import leave_out_notes
 from onnxq.errors import ModelError
-from onnxq.graph import (
-    Editor,
-    GraphIndex,
-    ModelLike,
-    NodeRef,
-    get_index,
-    infer_shapes,
-    inline_functions,
-    name_nodes,
-)
-from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS, QUANTIZE
+from onnxq.graph import Editor, ModelLike, ModelSource, infer_shapes, inline_functions, name_nodes
+from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS, QUANTIZE, NodeRef
+from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.graph.light import bare_proto, copy_proto, rebuild
 from onnxq.graph.nbits import read_lookups
@@ -38,7 +30,6 @@ from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
 from onnxq.graph.scopes import replace_items, walk_graphs
 from onnxq.numerics import clip_bounds, dequantize, quantize
-from onnxq.pipeline.configuration import ModelSource
 from onnxq.plan import SitePlan
 from onnxq.planner import Existing
 from onnxq.sites import Edge, TensorId

@@ -15,14 +15,14 @@ from enum import Enum
 
 import numpy as np
 
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Array
 from onnxq.config import Config
 from onnxq.errors import ConfigError, ModelError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_models
 from onnxq.graph import ModelLike, attach_weights, emulate_types, load_model
 from onnxq.numerics import align_qparams, clip_bounds, fake_quant, qparams_from_range, quantize
-from onnxq.numerics.rounding import compute_block_shape
+from onnxq.numerics.rounding import shape_scales
 from onnxq.passes.assembly import build_file
 from onnxq.passes.base import SampledContext, run_pass
 from onnxq.passes.mixed_precision.candidates import Ways, list_quantized_ops
@@ -201,7 +201,7 @@ def _fit_scale(
 
     None where they do not fit: scales are repeated, and never joined. signed: they may be negative.
     """
-    shape = _shape_scales(spec, value)
+    shape = shape_scales(value.shape, spec.granularity)
     grain = spec.granularity
     other = old.granularity
 
@@ -267,14 +267,6 @@ def _scale_again(
     steps, own = align_qparams(scaled, spec, value.shape, np.float32)
     exact = (scale > 0).all() and (np.abs(value / steps - levels) < _NEAR).all()
     return scaled if exact and np.array_equal(quantize(value, scaled, spec) - own, levels) else None
-
-
-def _shape_scales(spec: QuantSpec, value: Array) -> Shape:
-    """The shape of a weight's scales."""
-    grain = spec.granularity
-    if isinstance(grain, PerBlock):
-        return compute_block_shape(value.shape, grain.axis, grain.size)
-    return (value.shape[grain.axis],) if isinstance(grain, PerChannel) else ()
 
 
 def _place_pairs(
@@ -360,7 +352,7 @@ def retarget(
         )
         placed = placed if run is None else run_pass(FLOAT_TYPES, run, placed)
         with ctx.timers.run("emit", "making the quantized model"):
-            quantized = build_file(placed, placed.planned, progress)
+            quantized = build_file(placed, placed.plan, progress)
         result = finalize_run(ctx, placed, quantized, source=source.origin)
         cautions = (*warn_integers(source), *result.report.warnings)
         # Made-up inputs gave shapes and answers, and no range.

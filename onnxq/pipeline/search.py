@@ -2,40 +2,100 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from onnxq.backends import load_config
 from onnxq.calibrate.contents import note_contents
 from onnxq.config import Config, write_config
 from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import AccuracyRequest
+from onnxq.graph import ModelSource
 from onnxq.passes import EqualizeContext, build_file
 from onnxq.passes.mixed_precision.precisions import list_precisions
 from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
-from onnxq.pipeline.configuration import ModelSource
 from onnxq.pipeline.finalize import Result, finalize_run
 from onnxq.pipeline.precision_search import Limits, PrecisionSearch, open_timer
 from onnxq.pipeline.quantize_model import open_context, prepare_run
 from onnxq.progress import Progress, silent
-from onnxq.report.record import FrontPoint
+from onnxq.report import Report
+from onnxq.report.record import FrontPoint, make_axes
 from onnxq.report.terminal import format_bytes
+from onnxq.wording import abbreviate, show_html
 
 
-@dataclass(frozen=True, eq=False)
-class SearchOutcome:
-    """The result, and the configuration that makes it as YAML; all that was measured, from small to large."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SearchResult:
+    """The result of a search. result: the model that was taken. rules: the configuration that makes it, as YAML.
+
+    front: all models that were measured, from small to large. met: the one taken keeps what was asked for.
+    """
+
+    __repr__ = abbreviate
+    _repr_html_ = show_html
 
     result: Result
-    rules: str
     front: tuple[FrontPoint, ...]
     asked: str
     met: bool
+    rules: str
+
+    @property
+    def report(self) -> Report:
+        """The account of the model that was taken."""
+        return self.result.report
+
+    # Shown behind the search itself.
+    applied = report
+
+    def to_csv(self) -> str:
+        """The front as a table, with a head."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([field.name for field in fields(FrontPoint)])
+        for point in self.front:
+            values = (
+                getattr(point, field.name)
+                for field in fields(FrontPoint)
+                if field.name != "precisions"
+            )
+            writer.writerow(
+                [point.describe(), *("" if value is None else value for value in values)]
+            )
+        return text.getvalue()
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the front: SQNR over bytes, or over ms where times were limited; needs matplotlib.
+
+        axes: of matplotlib, to draw on; None makes a figure. Returns the axes.
+        """
+        axes = axes or make_axes(7, 4)
+        # Where times were asked for, every model has one.
+        timed = all(point.latency_ms is not None for point in self.front)
+        places = [
+            (point.latency_ms if timed else point.bytes / 1e6, point.sqnr_db)
+            for point in self.front
+        ]
+        for point, (x, y) in zip(self.front, places, strict=True):
+            axes.plot(
+                x,
+                y,
+                "o" if point.holds else "x",
+                color="C3" if point.taken else "C0",
+                gid=point.describe(),
+            )
+        axes.set_xlabel("ms" if timed else "MB")
+        axes.set_ylabel("SQNR of the worst output, dB")
+        axes.set_title(self.asked)
+        return axes
 
 
 def search_precisions(
     model: ModelSource, data: object, config: Config, *, progress: Progress = silent
-) -> SearchOutcome:
+) -> SearchResult:
     """Search, and finish the model that is best; see `onnxq.search`."""
     # Each operator's precision is given by rules here, so that nothing else may choose bits, or leave any float.
     inner = config.model_copy(
@@ -66,14 +126,14 @@ def search_precisions(
         taken = search.choose_point()
         # The accuracy was asked of the search, and is judged by it.
         ctx = replace(ctx, config=taken.config, request=AccuracyRequest(), journal=[])
-        placed = replace(taken.state, plan=note_contents(taken.state.planned, state.model))
-        result = finalize_run(
-            ctx, placed, build_file(placed, placed.planned, progress), source=model
-        )
-        front = search.list_front(taken)
-        rules = write_config(taken.config, load_config(None, target=config.target))
-        return SearchOutcome(
-            result, rules, front, _describe_limits(config, request), taken.keeps_limits(limits)
+        placed = replace(taken.state, plan=note_contents(taken.state.plan, state.model))
+        result = finalize_run(ctx, placed, build_file(placed, placed.plan, progress), source=model)
+        return SearchResult(
+            result=result,
+            front=search.list_front(taken),
+            asked=_describe_limits(config, request),
+            met=taken.keeps_limits(limits),
+            rules=write_config(taken.config, load_config(None, target=config.target)),
         )
 
 

@@ -22,16 +22,7 @@ from onnxq.config import Frozen, Observer, Scheme
 from onnxq.config.rows import Form, read_by
 from onnxq.config.schema import Axis, Code, Natural, Origin, SiteName
 from onnxq.sites import Caution, Edge, JsonObject, Site, TensorId
-from onnxq.spec import (
-    Granularity,
-    ObserverSpec,
-    PerBlock,
-    PerChannel,
-    PerTensor,
-    QParams,
-    QuantSpec,
-    find_element_type,
-)
+from onnxq.spec import QParams, QuantSpec, find_element_type, make_granularity
 
 # Values: a list of so many still fits a screen, and a person edits it.
 _INLINE = 64
@@ -217,20 +208,20 @@ class _SpecRow(Frozen):
 
 
 def _read_spec(row: _SpecRow) -> QuantSpec:
-    grain: Granularity = PerTensor()
-    if row.granularity != "tensor":
-        if row.axis is None:
-            raise ValueError(f"granularity {row.granularity!r} needs an axis")
-        if row.granularity == "block" and not row.block_size:
-            raise ValueError("granularity 'block' needs a block_size above 0")
-        block = row.granularity == "block" and row.block_size
-        grain = PerBlock(row.axis, block) if block else PerChannel(row.axis)
+    whole = row.granularity == "tensor"
+    blocked = row.granularity == "block"
+    if row.axis is None and not whole:
+        raise ValueError(f"granularity {row.granularity!r} needs an axis")
+    if blocked and not row.block_size:
+        raise ValueError("granularity 'block' needs a block_size above 0")
     return QuantSpec(
         bits=row.bits,
         signed=find_element_type(row.type).signed,
         symmetric=row.scheme == "symmetric",
         narrow_range=row.narrow_range,
-        granularity=grain,
+        granularity=make_granularity(
+            None if whole else row.axis, row.block_size if blocked else None
+        ),
         storage=row.type,
         dynamic=row.dynamic,
         footroom=row.footroom,
@@ -312,20 +303,14 @@ def _read_values(row: Any) -> Array | None:
     return read_array(row.values, np.dtype(row.spec.numpy_storage))
 
 
-def _write_values(owner: Any) -> JsonObject:
-    return {"values": write_array(owner.values)}
-
-
 # Quantized values, of the type that the spec beside them has.
-OWN_VALUES = Form(_ValuesRow, _read_values, _write_values, flat=True)
+OWN_VALUES = Form(
+    _ValuesRow, _read_values, lambda owner: {"values": write_array(owner.values)}, flat=True
+)
 FLOATS = Form(Any, read_floats, write_array)
 
 
-def _write_observer(observer: ObserverSpec) -> JsonObject:
-    return {"name": observer.name, **dict(observer.options)}
-
-
-OBSERVER = Form(Observer, write=_write_observer)
+OBSERVER = Form(Observer, write=lambda observer: {"name": observer.name, **dict(observer.options)})
 
 
 class _CautionRow(Frozen):
@@ -333,12 +318,8 @@ class _CautionRow(Frozen):
     text: str
 
 
-def _read_caution(row: _CautionRow) -> Caution:
-    return Caution(row.code, row.text)
-
-
-def _write_caution(caution: Caution) -> dict[str, str]:
-    return {"code": caution.code, "text": str(caution)}
-
-
-CAUTION = Form(_CautionRow, _read_caution, _write_caution)
+CAUTION = Form(
+    _CautionRow,
+    lambda row: Caution(row.code, row.text),
+    lambda caution: {"code": caution.code, "text": str(caution)},
+)

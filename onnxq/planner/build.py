@@ -12,16 +12,9 @@ import numpy as np
 from onnxq.backends import Shapes, Target, find_target
 from onnxq.config import Config
 from onnxq.errors import OnnxqError
-from onnxq.graph import (
-    Fingerprint,
-    GraphIndex,
-    ModelLike,
-    NodeRef,
-    compute_fingerprint,
-    compute_structural_ids,
-    get_index,
-)
+from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
+from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids
 from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.plan import PlacementChoice, Plan, SitePlan, SitePlans
 from onnxq.plan.model import LEAST_OPSET

@@ -13,7 +13,7 @@ from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.model import SiteLine, group_reasons
 from onnxq.sites import Refusal, Unquantized
-from onnxq.spec import FloatType, PerBlock, PerChannel, QuantSpec
+from onnxq.spec import FloatType, QuantSpec, describe_granularity
 from onnxq.wording import group_by_text, join_names, translate_text
 
 # Reasons of a list, and names of a reason, without `verbose`.
@@ -30,14 +30,9 @@ _PLURALS = {"activation": "activations", "weight": "weights", "bias": "biases", 
 def format_spec(spec: QuantSpec) -> str:
     """Format a spec: uint8 asymmetric; int8 symmetric per channel 0; int4 symmetric per 32 of axis 1; 5 bits in int8"""
     width = spec.storage if spec.fills_storage else f"{spec.bits} bits in {spec.storage}"
-    grain = spec.granularity
     if spec.dynamic:
         return f"{width} at each run"
-    text = f"{width} {'symmetric' if spec.symmetric else 'asymmetric'}"
-    if isinstance(grain, PerChannel):
-        text += f" per channel {grain.axis}"
-    elif isinstance(grain, PerBlock):
-        text += f" per {grain.size} of axis {grain.axis}"
+    text = f"{width} {spec.scheme}{describe_granularity(spec.granularity)}"
     return f"{text}{' narrow' * spec.narrow_range}{' footroom' * spec.footroom}"
 
 

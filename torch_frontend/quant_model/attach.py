@@ -12,15 +12,8 @@ from onnxq.sites import Refusal
 from torch_frontend.placement.graph import CallGraph, fill_slot
 from torch_frontend.placement.pairs import Pair, Pairs, Product, plan_pairs
 from torch_frontend.placement.rules import CallRequests
-from torch_frontend.qmodules import (
-    Registration,
-    WeightQuantized,
-    copy_module_tree,
-    find_entry,
-    find_layer,
-    swap_class,
-)
-from torch_frontend.qmodules.registry import GROUPS
+from torch_frontend.qmodules import WeightQuantized, copy_module_tree, swap_class
+from torch_frontend.qmodules.registry import GROUPS, Registration, find_entry, find_layer
 from torch_frontend.quantizers import Quantizer, create_quantizer
 from torch_frontend.quantizers.borrowed import Follower
 from torch_frontend.tracing.leaves import CallsOutside

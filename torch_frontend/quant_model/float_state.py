@@ -97,7 +97,8 @@ class FloatNames:
         placed = self._place_values(model.get_submodule(INNER[:-1]), values, missing, prefix)
         # Quantizers keep what they have: a float state knows nothing of them.
         for key, value in model.state_dict().items():
-            if key == "_extra_state" or _belongs_to_quantizer(model, key):
+            owner = model.get_submodule(key.rpartition(".")[0])
+            if key == "_extra_state" or isinstance(owner, Quantizer):
                 state.setdefault(prefix + key, value)
         state.update({f"{prefix}{INNER}{key}": value for key, value in placed.items()})
         return True
@@ -159,7 +160,3 @@ def _read_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def _read_first(state: Mapping[str, Any], names: Iterable[str]) -> Any:
     return next((state[name] for name in names if name in state), None)
-
-
-def _belongs_to_quantizer(model: nn.Module, key: str) -> bool:
-    return isinstance(model.get_submodule(key.rpartition(".")[0]), Quantizer)

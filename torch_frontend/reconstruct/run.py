@@ -13,15 +13,8 @@ from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError
 from onnxq.nearest import suggest_names
 from onnxq.sites import Refusal
 from torch_frontend.quant_model import QuantModel, State
-from torch_frontend.quantizers import (
-    LSQ,
-    AdaRound,
-    LSQPlus,
-    Quantizer,
-    Uniform,
-    override_switches,
-    quantizers_of,
-)
+from torch_frontend.quantizers import AdaRound, Quantizer, Uniform, override_switches, quantizers_of
+from torch_frontend.quantizers.learned import LSQ, LSQPlus
 from torch_frontend.reconstruct.cache import Record, UnitCache
 from torch_frontend.reconstruct.learn import (
     METHODS,

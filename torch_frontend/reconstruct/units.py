@@ -84,7 +84,9 @@ class Regions:
                     ),
                 }
                 layers = [n for n in self.weighted if n in inside]
-                if self._leaves_only_by(inside, join) and 0 < len(layers) <= max_layers:
+                # The values of a block leave it by its join alone.
+                readers = {user for node in inside - {join} for user in self.readers[node]}
+                if readers <= inside and 0 < len(layers) <= max_layers:
                     blocks.append((inside, join, layers))
         regions: list[Region] = []
         taken: set[fx.Node] = set()
@@ -217,11 +219,6 @@ class Regions:
         after = own.union(*(networkx.descendants(self.paths, node) for node in own))
         before = own.union(*(networkx.ancestors(self.paths, node) for node in own))
         return after & before
-
-    def _leaves_only_by(self, inside: set[fx.Node], exit_: fx.Node) -> bool:
-        return all(
-            user in inside for node in inside if node is not exit_ for user in self.readers[node]
-        )
 
     def _find_common_path(self, layers: list[fx.Node], exit_: fx.Node) -> str:
         """The longest module path that all layers share; if empty, the path of the exit."""

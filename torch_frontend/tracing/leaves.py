@@ -187,11 +187,7 @@ def _insert_call(graph: fx.Graph, call: LeafCall, marks: dict[int, fx.Node]) -> 
     # Backward, so that readers go before what they read; writes into buffers are the layer's own business.
     start = min((order[marks[k]] for k in call.tensors), default=order[first])
     for node in reversed(order):
-        inside = start < order[node] <= last and _is_inside(node, call.path)
+        modules = (module for module, _ in read_stack(node).values())
+        inside = start < order[node] <= last and call.path in modules
         if inside and not node.users and node not in marks.values():
             graph.erase_node(node)
-
-
-def _is_inside(node: fx.Node, path: str) -> bool:
-    """True for what a module's forward calls."""
-    return any(module == path for module, _ in read_stack(node).values())

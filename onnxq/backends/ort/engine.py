@@ -24,15 +24,8 @@ from onnxq.backends.engine import (
 from onnxq.backends.optimized import OPTIMIZED, GraphEngine, read_optimized
 from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.graph import ModelLike
-from onnxq.runtime import (
-    NodeError,
-    UnknownOperatorError,
-    declare_types,
-    detect_cpu,
-    optimize_graph,
-    time_models,
-)
-from onnxq.runtime.session import Session
+from onnxq.runtime import NodeError, UnknownOperatorError, declare_types, detect_cpu, time_models
+from onnxq.runtime.session import Session, optimize_graph
 from onnxq.sites import Refusal
 
 

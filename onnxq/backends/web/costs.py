@@ -170,11 +170,6 @@ def parse_costs(text: str) -> WebCosts:
     return WebCosts(**json.loads(text))
 
 
-def _read_costs() -> WebCosts:
-    return parse_costs(
-        resources.files(__package__).joinpath("costs.json").read_text(encoding="utf-8")
-    )
-
-
+_TABLE = resources.files(__package__).joinpath("costs.json")
 # One kind of machine: the virtual one. Where it runs scales both sides alike.
-COSTS: Mapping[str, WebCosts] = {"wasm": _read_costs()}
+COSTS: Mapping[str, WebCosts] = {"wasm": parse_costs(_TABLE.read_text(encoding="utf-8"))}

@@ -22,25 +22,12 @@ from onnxq.config import Command, Config, expand_names
 from onnxq.data import Dataset, load_data
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.evaluation.metric import Drop, Metric, load_metric, parse_drop
-from onnxq.files import (
-    ScratchFolder,
-    check_outputs,
-    name_folder,
-    prepare_folder,
-    refuse_inputs,
-    replace_files,
-)
-from onnxq.graph import (
-    GraphIndex,
-    Model,
-    ModelLike,
-    add_libraries,
-    load_model,
-    name_nodes,
-    save_model,
-)
-from onnxq.pipeline import quantize_model
-from onnxq.pipeline.configuration import Configuration, ModelSource, Overrides, name_file, open_run
+from onnxq.files import check_outputs, name_folder, prepare_folder, refuse_inputs, replace_files
+from onnxq.files.scratch import ScratchFolder
+from onnxq.graph import Model, ModelLike, add_libraries, load_model, name_nodes, save_model
+from onnxq.graph.index import GraphIndex
+from onnxq.pipeline import ModelSource, quantize_model
+from onnxq.pipeline.configuration import Configuration, Overrides, name_file, open_run
 from onnxq.pipeline.finalize import Result, list_files
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models

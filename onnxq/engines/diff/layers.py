@@ -108,7 +108,8 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
             stored = [q.outputs[0] for q in makers if index.find_dtype(q.result) in _INTEGERS]
             levels = [Counterpart(tensor, find_level(index, tensor)) for tensor in stored]
             # An exporter that quantizes an output gives the dequantized tensor the float one's name.
-            names = [name, *(after for q in makers for after in _find_dequantized(index, q))]
+            readers = (node for q in makers for node in index.readers(q.result))
+            names = [name, *(node.outputs[0] for node in readers if node.op_type == DEQUANTIZE)]
             reference = next((one for one in names if one in known), "")
             cut = levels and _lacks_activation(float_index, reference, node)
             own = [] if cut else [Counterpart(name, None)]
@@ -154,12 +155,6 @@ def _is_quantizer_clip(index: GraphIndex, node: NodeRef) -> bool:
         return False
     readers = {reader.op_type for reader in index.readers(node.result)}
     return readers in ({QUANTIZE}, {DYNAMIC}, {DEQUANTIZE}) and is_clipped_part(node.outputs[0])
-
-
-def _find_dequantized(index: GraphIndex, quantizer: NodeRef) -> list[str]:
-    return [
-        node.outputs[0] for node in index.readers(quantizer.result) if node.op_type == DEQUANTIZE
-    ]
 
 
 def find_losses(

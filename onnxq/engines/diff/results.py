@@ -120,9 +120,10 @@ def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
         for one in files:
             document = json.loads(one.read_text(encoding="utf-8"), object_hook=_decode)
             for name, iterations in document["lst"]:
-                found.setdefault(_STAMP.sub("", str(name)), []).extend(
-                    map(_read_outputs, iterations)
-                )
+                samples = found.setdefault(_STAMP.sub("", str(name)), [])
+                for iteration in iterations:
+                    outputs = iteration["outputs"].items()
+                    samples.append({name: np.asarray(value) for name, value in outputs})
     except (
         Exception
     ) as error:  # the file may hold anything; numpy and json each complain in their own way
@@ -143,10 +144,6 @@ def _decode(found: JsonObject) -> Any:
         return decode_array(found["array"])
     # LazyNumpyArray in earlier releases.
     return found["values"] if found.get(_CLASS) in ("LazyArray", "LazyNumpyArray") else found
-
-
-def _read_outputs(iteration: Mapping[str, Any]) -> Feeds:
-    return {name: np.asarray(value) for name, value in iteration["outputs"].items()}
 
 
 def find_inputs_beside(path: str | Path) -> Path | None:

@@ -59,16 +59,10 @@ from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
 from onnxq.engines.shapes import Sizes, demand_sizes, make_profile
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
-from onnxq.graph import (
-    GraphIndex,
-    ModelLike,
-    add_libraries,
-    infer_shapes,
-    inline_functions,
-    name_nodes,
-    save_model,
-)
+from onnxq.graph import ModelLike, ModelSource, add_libraries, infer_shapes, name_nodes, save_model
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
+from onnxq.graph.convert import inline_functions
+from onnxq.graph.index import GraphIndex
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, silent
@@ -104,7 +98,6 @@ class ProveRequest:
     shapes: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     compare: str | Path | None = None
     save: Path | None = None
-    force: bool = False
     reduce: bool = False
     # Seconds.
     timeout: float = TIMEOUT
@@ -114,7 +107,7 @@ class ProveRequest:
     progress: Progress = silent
 
 
-def prove_model(source: str | Path | onnx.ModelProto, request: ProveRequest) -> Proof:
+def prove_model(source: ModelSource, request: ProveRequest) -> Proof:
     """Build and judge. Raises OnnxqError for options that do not fit; a build that fails is a Proof all the same."""
     # First, so that a file that cannot be read is not found out only after minutes of building.
     before = None if request.compare is None else read_proof(request.compare)
@@ -265,7 +258,7 @@ def _check_saturation(engine: Engine, request: ProveRequest) -> None:
     raise ConfigError(asked, cause, fix, code="Q317")
 
 
-def _inspect_all_nodes(source: str | Path | onnx.ModelProto) -> Inspection:
+def _inspect_all_nodes(source: ModelSource) -> Inspection:
     """The model's pairs, with every node named and outside functions."""
     found = inspect_model(source)
     if not found.model.functions:

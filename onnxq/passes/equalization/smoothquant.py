@@ -29,7 +29,7 @@ from onnxq.passes.linear import Linear, find_linear
 from onnxq.passes.patterns import Edit
 from onnxq.plan import Plan, SitePlans
 from onnxq.sites import Role, TensorId
-from onnxq.spec import PerBlock, PerTensor, QuantSpec
+from onnxq.spec import QuantSpec
 
 Factors = Mapping[TensorId, Floats]
 # Most that may be left of the noise of the layers' outputs, where smoothing is free and where it costs a Mul.
@@ -104,14 +104,12 @@ def _find_specs(
         ]
         specs = {None if site is None else site.spec for site in inputs}
         spec = next(iter(specs))
-        if len(specs) > 1 or (
-            spec is not None and (spec.is_float or not isinstance(spec.granularity, PerTensor))
-        ):
+        if len(specs) > 1 or (spec is not None and (spec.is_float or not spec.has_one_scale)):
             continue
         weights = [by_edge.get((Role.WEIGHT, op.node.make_edge(1))) for op in group.readers]
         sites = [site for site in weights if site is not None and not site.spec.is_float]
         # One scale meets all channels of the activation; blocks of a weight have scales of their own already.
-        blocked = any(isinstance(site.spec.granularity, PerBlock) for site in sites)
+        blocked = any(site.spec.has_blocks for site in sites)
         if len(sites) == len(weights) and not (blocked and spec is not None):
             yield group, spec, tuple(sites)
 

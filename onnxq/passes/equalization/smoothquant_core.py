@@ -23,14 +23,9 @@ from numpy.typing import NDArray
 
 from onnxq.arrays import Array, Array64, Floats, are_finite, list_other_axes
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
-from onnxq.numerics import (
-    SumOrders,
-    fake_quant,
-    fake_quant_weight,
-    qparams_from_range,
-    weight_qparams,
-)
-from onnxq.spec import PerBlock, PerChannel, QuantSpec
+from onnxq.numerics import SumOrders, fake_quant, fake_quant_weight, weight_qparams
+from onnxq.numerics.ranges import qparams_from_range
+from onnxq.spec import PerTensor, QuantSpec
 
 # SmoothQuant's own strength is .5: MiniLM, weights and activations of 8 bits, has 17.4 dB with it,
 # 23.7 with .65 and 24.7 with .8.
@@ -204,8 +199,6 @@ def _choose_exponent(factors: dict[float, Array32], measure: Callable[[Array32],
 def turn_spec(spec: QuantSpec) -> QuantSpec:
     """The spec of a weight transposed so that its outputs lie along axis 1 and its blocks along axis 0."""
     grain = spec.granularity
-    if isinstance(grain, PerChannel):
-        return replace(spec, granularity=PerChannel(1))
-    return (
-        replace(spec, granularity=PerBlock(0, grain.size)) if isinstance(grain, PerBlock) else spec
-    )
+    if isinstance(grain, PerTensor):
+        return spec
+    return replace(spec, granularity=replace(grain, axis=1 if spec.has_channels else 0))

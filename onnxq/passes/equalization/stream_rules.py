@@ -80,15 +80,11 @@ def turn_gemm(flow: Streams, node: NodeRef) -> bool:
         shape[1 - int(turned)],
         -2 if turned else -1,
     )
-    return _add_bias(flow, node, 2)
-
-
-def _add_bias(flow: Streams, node: NodeRef, k: int) -> bool:
-    """The bias at input k follows the output."""
+    # The bias follows the output.
     label = flow.labels.get(node.result)
-    if label is None or flow.index.find_input(node, k) is None:
+    if label is None or flow.index.find_input(node, 2) is None:
         return True
-    edge = node.make_edge(k)
+    edge = node.make_edge(2)
     shape = flow.find_shape(edge)
     # A computed bias cannot be turned offline.
     if shape is None or not flow.turn_constant(label, edge, shape):

@@ -59,11 +59,11 @@ def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     Without a choice, only ranges of 16 bits are widened.
     """
     if not may_choose_widths(ctx, state):
-        plan = widen_ranges(state.model, state.planned, _HEADROOM, least_bits=_FINE_BITS)
+        plan = widen_ranges(state.model, state.plan, _HEADROOM, least_bits=_FINE_BITS)
         line = f"ranges in {_FINE_BITS} bits reach {_HEADROOM:g} times as far as the samples"
-        changed = plan is not state.planned
+        changed = plan is not state.plan
         return replace(state, plan=plan), PassReport(WIDEN, (line,) if changed else ())
-    narrow, wide = state.planned, _list_widths(ctx)[-1]
+    narrow, wide = state.plan, _list_widths(ctx)[-1]
     names = _list_free(state)
     # Finer inputs make finer biases, which must not overflow: weights are scaled anew.
     bare = narrow.with_sites(
@@ -89,7 +89,7 @@ def _find_most(fewest: int, largest: int, holds: Callable[[int], bool]) -> int:
 
 def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """As many operators as may be in the fewest bits, at twice the noise of the wide plan."""
-    wide_plan = state.planned
+    wide_plan = state.plan
     least, *_, most = _list_widths(ctx)
     narrow_plan = _NARROW.find(state)
     if narrow_plan is None:
@@ -150,7 +150,7 @@ def _list_widths(ctx: SampledContext) -> list[int]:
 
 def _list_free(state: PlacedState) -> Names:
     """Operators in integers whose width is theirs to choose: what moves values has that of its maker."""
-    problem, sites = state.problem, {site.site for site in state.planned.sites}
+    problem, sites = state.problem, {site.site for site in state.plan.sites}
     return tuple(op.name for op in problem.ops if op.out in sites and not op.rule.shares)
 
 
@@ -216,7 +216,7 @@ def _measure_noises(
     ctx: SampledContext, state: PlacedState, narrow: Plan, floats: FloatOutputs
 ) -> _Noises:
     """Each input rounded alone, and each result for all that read it; weights stay as they were."""
-    ops, wide = state.problem.ops, state.planned
+    ops, wide = state.problem.ops, state.plan
     sites = {site.quantized_tensor: site for site in narrow.sites if site.role.is_measured}
     edges = {
         edge: tensor
@@ -307,7 +307,7 @@ def _order_operators(
 
 def _share_work(state: PlacedState) -> dict[str, float]:
     """The work of each operator whose width is its own, as a share of all of it."""
-    estimate, ops = find_target(state.planned.target).estimate_work, state.problem.ops
+    estimate, ops = find_target(state.plan.target).estimate_work, state.problem.ops
     work = {name: estimate(ops.candidate(ops.by_name[name].node)) for name in _list_free(state)}
     total = sum(work.values()) or 1.0
     return {name: amount / total for name, amount in work.items()}

@@ -317,7 +317,7 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
     of the planner's stands at.
     """
     problem = state.problem
-    plan = state.planned
+    plan = state.plan
     known = frozenset[str]()
     left = problem
     reasons = dict[str, Refusal]()
@@ -358,11 +358,9 @@ def calibrate_missing(ctx: SampledContext, state: PlacedState, plan: Plan) -> Pl
 
 def may_choose_widths(ctx: SampledContext, state: PlacedState) -> bool:
     """True where operators have several widths to choose from, and samples say which they need."""
-    return (
-        len(ctx.config.activation_bits) > 1 and bool(state.planned.sites) and not ctx.data.synthetic
-    )
+    return len(ctx.config.activation_bits) > 1 and bool(state.plan.sites) and not ctx.data.synthetic
 
 
 def may_widen(ctx: SampledContext, state: PlacedState) -> bool:
     """True where samples gave ranges, for an engine that takes whole graphs."""
-    return state.problem.engine.whole and bool(state.planned.sites) and not ctx.data.synthetic
+    return state.problem.engine.whole and bool(state.plan.sites) and not ctx.data.synthetic

@@ -108,14 +108,14 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
     held_back = samples.validation.joined(samples.test)
     whole = samples.calibration.joined(held_back)
     judged = whole.take(max(_MOST, len(held_back)), seed) if len(whole) > _MOST else whole
-    observed = any(is_observed(site) for site in state.planned.sites)
+    observed = any(is_observed(site) for site in state.plan.sites)
     # Ranges of other runs are of other samples, too; and of a large model one at a time is held.
     folds = min(_FOLDS, len(judged)) if observed and not ctx.config.scale.ranges else 1
     if folds == 1 or is_large_model(state.model):
         return (Fold(judged, {}),)
     order = np.random.default_rng(seed).permutation(len(judged)).tolist()
     parts = [judged.part(sorted(order[k::folds])) for k in range(folds)]
-    bare = state.planned.with_sites(tuple(map(_without_range, state.planned.sites)))
+    bare = state.plan.with_sites(tuple(map(_without_range, state.plan.sites)))
     ranges = [_observe(ctx, state, bare, whole.without(part)) for part in parts]
     # Every sample is among the others of some fold.
     reached = {
@@ -141,7 +141,7 @@ def estimate_new(ctx: SampledContext, state: PlannedState, folds: Sequence[Judgi
         "judging on all samples", sum(len(fold.samples) for fold, _ in folds)
     ) as task:
         for fold, floats in folds:
-            trial = make_trial(state, fold.narrow_ranges(state.model, state.planned))
+            trial = make_trial(state, fold.narrow_ranges(state.model, state.plan))
             errors.merge(measure_models([trial], floats, ctx.crew, task)[0])
     return errors.estimate(find_optimism(state)).least_db
 

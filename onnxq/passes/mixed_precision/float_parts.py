@@ -25,13 +25,8 @@ from onnxq.passes.judging import LIMITS, THRESHOLDS
 from onnxq.passes.rounding.passes import ROUNDED, round_again
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import AttentionChoice, AttentionKind, KeptFloat32, Plan, PrecisionPlan
-from onnxq.planner import (
-    PrecisionProblem,
-    add_precision,
-    choose_types,
-    find_suspects,
-    find_type_opset,
-)
+from onnxq.planner import add_precision, choose_types, find_suspects, find_type_opset
+from onnxq.planner.precision.reasons import PrecisionProblem
 from onnxq.spec import FloatType
 
 _TYPES = "high_precision"
@@ -56,7 +51,7 @@ def find_high_precision(config: Config, types: SourceTypes) -> FloatType:
 def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan with its float types."""
     kind = find_high_precision(ctx.config, state.types)
-    plan = state.planned
+    plan = state.plan
     io = _find_io(ctx.config)
     if kind is FloatType.FLOAT32:
         chosen = PrecisionPlan(type=kind, io=io)
@@ -88,13 +83,13 @@ def _state_problem(ctx: SampledContext, state: PlacedState, kind: FloatType) -> 
     )
     return PrecisionProblem(
         index=get_index(model),
-        plan=state.planned,
+        plan=state.plan,
         kind=kind,
         requests=state.problem.requests,
         engine=state.problem.engine,
         errors=errors,
         io=interface,
-        opset=max(state.planned.opset, find_opset(model), find_type_opset(state.planned, kind)),
+        opset=max(state.plan.opset, find_opset(model), find_type_opset(state.plan, kind)),
     )
 
 
@@ -109,7 +104,7 @@ def _try_types(
     suspects = list(find_suspects(problem, chosen))
     judges = ctx.data.judges
     floats = judges.float_outputs(state.model)
-    before = judges.run_samples(state, state.planned, progress=ctx.progress)
+    before = judges.run_samples(state, state.plan, progress=ctx.progress)
     first: tuple[float, float] | None = None
     count = 0
     tried = chosen
@@ -118,7 +113,7 @@ def _try_types(
             after = measure_each(_make_trial(state, tried), floats, ctx.crew, task)
         figures = _find_worst(before), _find_worst(after)
         first = first or figures
-        if not _is_worse(before, after, _GOOD_DB if state.planned.all_sites else _GOOD_FLOAT_DB):
+        if not _is_worse(before, after, _GOOD_DB if state.plan.all_sites else _GOOD_FLOAT_DB):
             return tried, figures
         # Doubling takes few trials, and leaves at most twice as many in float32 as are needed.
         count = max(1, 2 * count)
@@ -130,7 +125,7 @@ def _try_types(
 
 def _make_trial(state: PlacedState, chosen: PrecisionPlan) -> TrialModel:
     """The network with these types, rounded to the bit as an engine that has them rounds."""
-    plan = add_precision(state.planned, chosen, state.problem)
+    plan = add_precision(state.plan, chosen, state.problem)
     return TrialModel(emulate_types(emit_types(write_pairs(state, plan), plan, state.types)))
 
 
@@ -207,7 +202,7 @@ def without_attention(whole: Plan, plain: Plan) -> Plan:
 
 def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Attention quantized if that answers as well as float, else the plan without it, with the same numbers."""
-    whole = state.planned
+    whole = state.plan
     judge = ctx.data.judge
     plain = without_attention(whole, PLAIN.read(state))
     both = {"quantized": whole, "float": plain}
@@ -251,10 +246,10 @@ def reconsider_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     Rounding makes other errors smaller, and so those of attention larger beside them; never the other way.
     """
     chosen, report = choose_attention(ctx, state)
-    if chosen.planned.quantizes_attention:
+    if chosen.plan.quantizes_attention:
         return chosen, report
     # Rounded with attention in integers before it, they would make up for errors that are gone.
-    plan = chosen.planned
+    plan = chosen.plan
     bare = replace(
         without_attention(ROUNDED.read(state).before, PLAIN.read(state)),
         refusals=plan.refusals,
@@ -267,12 +262,12 @@ def reconsider_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def has_attention_rules(ctx: SampledContext, state: PlacedState) -> bool:
     """True where the rules for attention made the plan."""
-    return ctx.config.attention == "quantized" or state.planned.quantizes_attention
+    return ctx.config.attention == "quantized" or state.plan.quantizes_attention
 
 
 def _is_rounded_and_quantized(ctx: SampledContext, state: PlacedState) -> bool:
     rounded = PLAIN.find(state) is not None and ROUNDED.find(state) is not None
-    return rounded and state.planned.quantizes_attention
+    return rounded and state.plan.quantizes_attention
 
 
 ATTENTION = Pass(

@@ -68,7 +68,7 @@ def exclude_sensitive_ops(ctx: SampledContext, state: PlacedState) -> PlacedStep
     from the runs.
     """
     lines: Lines = ()
-    spare = len(list_quantized_ops(state.problem, state.planned)) // LIMITS[SENSITIVE].one_of
+    spare = len(list_quantized_ops(state.problem, state.plan)) // LIMITS[SENSITIVE].one_of
     while len(lines) < spare:
         excluded = _exclude_next(ctx, state)
         if excluded is None:
@@ -80,7 +80,7 @@ def exclude_sensitive_ops(ctx: SampledContext, state: PlacedState) -> PlacedStep
 
 def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, str] | None:
     problem = state.problem
-    plan = state.planned
+    plan = state.plan
     limits = LIMITS[SENSITIVE]
     switched = SwitchedPlan(ctx, state, fix_scales(ctx, state, plan))
     pairs = switched.list_pairs(*MEASURED)
@@ -136,12 +136,12 @@ def _find_loudest(pairs: Sequence[Switch], share: float, measure: MeasureNoises)
 
 def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan with scales of each run where they leave less than half of a pair's noise."""
-    readers = list_dynamic_candidates(state.problem, state.planned)
+    readers = list_dynamic_candidates(state.problem, state.plan)
     better = []
     if readers:
-        static = SwitchedPlan(ctx, state, state.planned).measure_alone(_TITLE)
+        static = SwitchedPlan(ctx, state, state.plan).measure_alone(_TITLE)
         dynamic = SwitchedPlan(
-            ctx, state, make_dynamic(ctx, state, readers.values()).planned
+            ctx, state, make_dynamic(ctx, state, readers.values()).plan
         ).measure_alone(_TITLE)
         for names in readers.values():
             # A pair in the file serves all readers, one of each run a single reader.
@@ -193,7 +193,7 @@ def make_dynamic(ctx: SampledContext, state: PlacedState, nodes: Iterable[Names]
     again = replace_problem(
         problem, config=config, requests=Requests(config, problem.requests.graph)
     )
-    plan = carry_qparams(state.planned, again.default(), problem.index)
+    plan = carry_qparams(state.plan, again.default(), problem.index)
     return replace(state, plan=calibrate_missing(ctx, state, plan), problem=again)
 
 
@@ -201,11 +201,11 @@ def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan without the operators that read the loudest pairs, as far as time allows. Deterministic."""
     problem = state.problem
     limits = LIMITS[FLOAT_NAME]
-    noise = SwitchedPlan(ctx, state, state.planned).measure_alone(_TITLE)
-    ways = Ways(problem, state.planned, FLOAT, has_attention_rules(ctx, state), _FLOAT_REASON)
+    noise = SwitchedPlan(ctx, state, state.plan).measure_alone(_TITLE)
+    ways = Ways(problem, state.plan, FLOAT, has_attention_rules(ctx, state), _FLOAT_REASON)
     least = limits.least_gain * sum(noise.values())
     loud = [
-        name for name in list_quantized_ops(problem, state.planned) if noise.get(name, 0.0) > least
+        name for name in list_quantized_ops(problem, state.plan) if noise.get(name, 0.0) > least
     ]
     loudest_first = sorted(loud, key=lambda name: -noise[name])
     before = predict_times(problem, choose_ops(problem).chosen)
@@ -243,14 +243,10 @@ def _find_threshold(_ctx: SampledContext, before: PlacedState, after: PlacedStat
 
 def _may_exclude(ctx: SampledContext, state: PlacedState) -> bool:
     """True for 8-bit plans where float is no exception; attention that is to be tried is noise that may still go."""
-    if (
-        PLAIN.find(state) is not None
-        or ctx.data.synthetic
-        or find_target(state.planned.target).whole
-    ):
+    if PLAIN.find(state) is not None or ctx.data.synthetic or find_target(state.plan.target).whole:
         return False
-    pairs = any(site.role.is_measured for site in state.planned.sites)
-    return pairs and has_whole_bytes(state.planned)
+    pairs = any(site.role.is_measured for site in state.plan.sites)
+    return pairs and has_whole_bytes(state.plan)
 
 
 def _is_automatic(ctx: SampledContext, state: PlacedState) -> bool:
@@ -258,7 +254,7 @@ def _is_automatic(ctx: SampledContext, state: PlacedState) -> bool:
 
 
 def _score(ctx: SampledContext, state: PlacedState) -> float:
-    return ctx.data.judge.score(state, ignore_rounding(state.planned), progress=ctx.progress)
+    return ctx.data.judge.score(state, ignore_rounding(state.plan), progress=ctx.progress)
 
 
 SENSITIVE_OPS = Pass(

@@ -144,7 +144,7 @@ class MeasuredPrecision:
         """The sites of all that an operator reads, by operator."""
         index = self.state.problem.ops.index
         found: dict[str, list[SitePlan]] = {}
-        for site in self.state.planned.sites:
+        for site in self.state.plan.sites:
             for name in dict.fromkeys(edge.node for edge in site.find_readers(index)):
                 found.setdefault(name, []).append(site)
         return found
@@ -241,13 +241,13 @@ class ProgramBuilder:
     @cached_property
     def engine(self) -> Target:
         """The target."""
-        return find_target(self.own.state.planned.target, self.problem.config.mode)
+        return find_target(self.own.state.plan.target, self.problem.config.mode)
 
     @cached_property
     def _operators(self) -> dict[str, QuantizableOp]:
         """Those that compute and have a choice, then those that go with them."""
         ops = self.problem.ops
-        integers = find_integer_ops(self.problem, self.own.state.planned)
+        integers = find_integer_ops(self.problem, self.own.state.plan)
         return {
             op.name: op
             for op in ops
@@ -354,7 +354,7 @@ class ProgramBuilder:
     def _share_noise(self) -> Iterator[SharedCosts]:
         """The noise of each tensor on a scale of its own."""
         ops = self.problem.ops
-        for site in self.own.state.planned.sites:
+        for site in self.own.state.plan.sites:
             noise = self.own.tensors.get(site.name, 0.0)
             # On scales of each run every reader rounds for itself.
             if not site.role.is_measured or not noise or not self._static:

@@ -47,7 +47,7 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     activations have 8 bits at least; then until it is above, for at most half of the operators, or not at all.
     Raises ConfigError for uint16 where the target has no such pairs.
     """
-    plan = state.planned
+    plan = state.plan
     request = ctx.request
     rows = (row for row in find_target(plan.target).capabilities if row.role is Role.ACTIVATION)
     if request.to == UINT16 and not any(16 in row.bits and UINT16 in row.storage for row in rows):
@@ -79,10 +79,10 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def round_promoted(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Weights rounded anew for the plan with promotions, where that answers better."""
     sites = tuple(
-        site.without_numbers() if site.role.is_constant else site for site in state.planned.sites
+        site.without_numbers() if site.role.is_constant else site for site in state.plan.sites
     )
     # Numbers as calibration gives them: weights rounded to nearest, biases the model's own.
-    bare = replace(state.planned, sites=sites, biases=())
+    bare = replace(state.plan, sites=sites, biases=())
     bare = ctx.calibrate(state.model, bare, ctx.data.calibration, progress=ctx.progress)
     return round_again(ctx, state, bare, AGAIN)
 
@@ -90,7 +90,7 @@ def round_promoted(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def _score_promoted(ctx: SampledContext, state: PlacedState) -> float:
     """The SQNR that new samples have all but surely; where none was asked for, that of the validation samples."""
     if ctx.request.min_sqnr is None or PROMOTED.find(state) is None:
-        return ctx.data.judge.score(state, state.planned, progress=ctx.progress)
+        return ctx.data.judge.score(state, state.plan, progress=ctx.progress)
     return estimate_new(ctx, state, list_judging_folds(ctx, state))
 
 
@@ -102,7 +102,7 @@ def _find_threshold(ctx: SampledContext, _before: PlacedState, _after: PlacedSta
 
 def _is_good(ctx: SampledContext, state: PlacedState) -> bool:
     """True when no output is lost, as the file answers; the search looks at it with its own switches."""
-    figures = ctx.data.judge.list_db(state, state.planned, progress=ctx.progress)
+    figures = ctx.data.judge.list_db(state, state.plan, progress=ctx.progress)
     return min(figures, default=math.inf) >= LOST_DB
 
 
@@ -163,7 +163,7 @@ def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metr
     """A metric may take minutes, and is asked as seldom as can be."""
     ctx = search.ctx
     state = search.state
-    optimize = find_target(state.planned.target).times_itself
+    optimize = find_target(state.plan.target).times_itself
     threads = ctx.config.verify.threads
     least = request.max_drop.least(request.float_value)
 
@@ -209,9 +209,9 @@ def _account_for(
 
 def _may_promote(ctx: SampledContext, state: PlacedState) -> bool:
     """True where a request asks for it; without one only from balanced effort on, on real samples, where float pays."""
-    whole = find_target(state.planned.target).whole
+    whole = find_target(state.plan.target).whole
     unasked = ctx.config.effort != "fast" and not ctx.data.synthetic and not whole
-    return bool(state.planned.sites) and (ctx.request.asked or unasked)
+    return bool(state.plan.sites) and (ctx.request.asked or unasked)
 
 
 def _was_promoted(ctx: SampledContext, state: PlacedState) -> bool:

@@ -84,7 +84,7 @@ class PromotionSearch:
     def __init__(
         self, ctx: SampledContext, state: PlacedState, to: str, folds: Sequence[Fold] = ()
     ) -> None:
-        plan = state.planned
+        plan = state.plan
         self.ctx, self.state, self.folds = ctx, state, folds
         self.ways = Ways(state.problem, plan, to, has_attention_rules(ctx, state))
         self.count = len(list_quantized_ops(state.problem, plan))

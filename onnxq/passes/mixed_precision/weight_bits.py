@@ -180,7 +180,7 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     did not see; all weights are then within `config.weight_bits_budget` bits on average over their elements.
     """
     config = ctx.config
-    plan = state.planned
+    plan = state.plan
     calibration = ctx.data.calibration
     assert config.weight_bits_budget is not None
     index = get_index(state.model)
@@ -353,7 +353,7 @@ _MARGIN_DB = 3.0
 
 def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan with tables of embeddings in few bits, and those that nobody asked for where the outputs bear it."""
-    plan = state.planned
+    plan = state.plan
     tables, reasons = choose_tables(state.problem, get_index(state.model), plan.sites)
     after = _add_tables(ctx, state, tables, reasons)
     figures: tuple[float, float] | None = None
@@ -361,7 +361,7 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     if free and ctx.config.embeddings == "auto" and plan.calibrated and not ctx.data.synthetic:
         judge = ctx.data.judge
         before = judge.list_db(state, plan, progress=ctx.progress)
-        alone = judge.list_db(state, _isolate_tables(after.planned, free))
+        alone = judge.list_db(state, _isolate_tables(after.plan, free))
         pairs = [
             (db, add_noises(db, tables_db)) for db, tables_db in zip(before, alone, strict=True)
         ]
@@ -434,10 +434,10 @@ def _add_tables(
 ) -> PlacedState:
     """The state with these tables in its plan, and in every plan that is made of its problem later."""
     problem = replace(state.problem, tables=tables)
-    plan = problem.with_tables(state.planned)
+    plan = problem.with_tables(state.plan)
     refusals, left_float = split_unquantized((*plan.refusals, *plan.left_float, *reasons))
     plan = replace(plan, refusals=refusals, left_float=left_float)
-    if state.planned.calibrated and not plan.calibrated:
+    if state.plan.calibrated and not plan.calibrated:
         # Scales of constants need no samples.
         plan = ctx.calibrate(state.model, plan, None)
     return replace(state, problem=problem, plan=plan)
@@ -447,7 +447,7 @@ def _has_tables(ctx: SampledContext, state: PlacedState) -> bool:
     # A rule may name a table, whatever `embeddings` says of all.
     if not (ctx.config.rules or ctx.config.embeddings != "float"):
         return False
-    return any(choose_tables(state.problem, get_index(state.model), state.planned.sites))
+    return any(choose_tables(state.problem, get_index(state.model), state.plan.sites))
 
 
 EMBEDDINGS = Pass(

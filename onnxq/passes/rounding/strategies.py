@@ -59,15 +59,11 @@ def _shares_sums(operator: Operator, site: SitePlan) -> bool:
     return bool(site.sum_orders) and needs_bound(site.spec) and _has_row_scales(operator, site)
 
 
-def _rounds_any(_operator: Operator, _site: SitePlan) -> bool:
-    return True
-
-
 # Sums come first, since a strategy that ignores them would write integers that overflow.
 STRATEGIES: tuple[Strategy, ...] = (
     Strategy("within_sums", _shares_sums, round_within_sums, searches=True),
     Strategy("low_bit", searches_scales, round_low_bit, agreed=True),
-    Strategy("gptq", _rounds_any, round_with_feedback),
+    Strategy("gptq", lambda operator, site: True, round_with_feedback),
 )
 
 

@@ -51,12 +51,12 @@ def test_every_sample_is_in_one_fold_on_ranges_of_the_others(run) -> None:
     assert sorted(value for fold in folds for value in own(fold)) == sorted(TOPS)
     for fold in folds:
         others = max(value for value in TOPS if value not in own(fold))
-        assert top(fold.narrow_ranges(state.model, state.planned)) == pytest.approx(others, rel=0.01)
+        assert top(fold.narrow_ranges(state.model, state.plan)) == pytest.approx(others, rel=0.01)
 
 
 def test_weights_and_ranges_that_clip_already_stay(run) -> None:
     ctx, state = run
-    plan = state.planned
+    plan = state.plan
     clipped = plan.with_sites(
         tuple(
             replace(site, qparams=replace(site.qparams, scale=np.float32(2.0 / 255)))
@@ -73,20 +73,20 @@ def test_weights_and_ranges_that_clip_already_stay(run) -> None:
 
 def test_ranges_of_all_values_widen_and_those_that_clip_by_intention_do_not(run) -> None:
     ctx, state = run
-    wider = widen_ranges(state.model, state.planned, 1.1)
+    wider = widen_ranges(state.model, state.plan, 1.1)
     assert top(wider) == pytest.approx(1.1 * 9.0, rel=0.01)
     fold = max(split_folds(ctx, state), key=lambda fold: max(own(fold)))
     assert top(fold.narrow_ranges(state.model, wider)) == pytest.approx(1.1 * 6.0, rel=0.01)
-    percentile = state.planned.with_sites(
-        tuple(replace(site, observer=ObserverSpec("percentile")) for site in state.planned.sites)
+    percentile = state.plan.with_sites(
+        tuple(replace(site, observer=ObserverSpec("percentile")) for site in state.plan.sites)
     )
     assert widen_ranges(state.model, percentile, 1.1) is percentile
 
 
 def test_without_ranges_of_samples_there_is_one_fold(run) -> None:
     ctx, state = run
-    weights = replace(state, plan=state.planned.with_sites(
-        tuple(site for site in state.planned.sites if site.role is Role.WEIGHT)))  # fmt: skip
+    weights = replace(state, plan=state.plan.with_sites(
+        tuple(site for site in state.plan.sites if site.role is Role.WEIGHT)))  # fmt: skip
     (fold,) = split_folds(ctx, weights)
     assert sorted(own(fold)) == sorted(TOPS)
-    assert fold.narrow_ranges(state.model, weights.planned) is weights.planned
+    assert fold.narrow_ranges(state.model, weights.plan) is weights.plan

@@ -54,7 +54,7 @@ def test_what_makes_it_worse_is_rolled_back_and_parts_that_help_are_kept(
 
     monkeypatch.setattr(passes, "round_sequentially", harmful)
     after, ctx = round_in_a_run(*calibration)
-    rounded = {str(s.site) for s in after.planned.sites if s.values is not None and s.role is Role.WEIGHT}
+    rounded = {str(s.site) for s in after.plan.sites if s.values is not None and s.role is Role.WEIGHT}
     assert rounded == kept
     assert (after.plan is calibration[1]) == (not kept)
     second = Outcome.KEPT if kept else Outcome.NO_GAIN
