@@ -373,7 +373,7 @@ def _select_layers(difference: Difference, view: TextView) -> tuple[Sequence[Lay
 
 def _make_layer_row(
     layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose: bool
-) -> tuple[str, ...]:
+) -> Names:
     accuracy = {error.run: format_decibel(error.sqnr_db) for error in layer.accuracy}
     engines = {error.run: format_decibel(error.sqnr_db) for error in layer.engines}
     code_steps = max(

@@ -31,7 +31,7 @@ from onnxq.config.values import DEFAULT_PRESET
 from onnxq.errors import ConfigError, Location, replace_surrogates
 from onnxq.files import describe_os_error, read_input
 from onnxq.nearest import suggest_names
-from onnxq.sites import JsonObject
+from onnxq.sites import JsonObject, Names
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -55,7 +55,7 @@ def _find_folder() -> Traversable:
         raise ConfigError("presets", cause, "reinstall onnxq", code="Q301") from error
 
 
-def list_presets() -> tuple[str, ...]:
+def list_presets() -> Names:
     """List the names of all presets, sorted."""
     names = (file.name for file in _find_folder().iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
@@ -125,7 +125,7 @@ def _choose_preset(target: object) -> str:
 
 
 def _read_chain(
-    source: str | FilePath, above: tuple[str, ...], target: object
+    source: str | FilePath, above: Names, target: object
 ) -> tuple[JsonObject, dict[Path, Location]]:
     """Values and places of a document on top of those that it extends. target: that of documents which extend it."""
     document = _load_document(source, above)
@@ -187,7 +187,7 @@ def _is_path(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name
 
 
-def _load_document(source: str | FilePath, above: tuple[str, ...]) -> Document:
+def _load_document(source: str | FilePath, above: Names) -> Document:
     name = str(source)
     path = FilePath(source)
     try:

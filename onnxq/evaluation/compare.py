@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from onnx import TypeProto, ValueInfoProto
 
-from onnxq.arrays import Array, Arrays, Shape
+from onnxq.arrays import Array, ArrayDict, Arrays, Shape
 from onnxq.data import Dataset, read_mask
 from onnxq.errors import VerificationError
 from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy, SliceSums, compute_sqnr
@@ -27,7 +27,7 @@ from onnxq.workers import count_threads
 class ModelRunner(Protocol):
     """A Session, or a stand-in for one."""
 
-    def run(self, feeds: Arrays, /) -> dict[str, Array]:
+    def run(self, feeds: Arrays, /) -> ArrayDict:
         """Return all outputs by name."""
 
 
@@ -347,10 +347,10 @@ class FloatOutputs:
         self.threads = threads
         self._session: Session | None = None
         self._lock = threading.Lock()
-        self._outputs: dict[int, dict[str, Array]] = {}
+        self._outputs: dict[int, ArrayDict] = {}
         self._bytes = 0
 
-    def run(self, at: int, feeds: Feeds) -> dict[str, Array]:
+    def run(self, at: int, feeds: Feeds) -> ArrayDict:
         """Return the outputs, choices among them, for the sample at this position, whose inputs are `feeds`."""
         # Models may be scored in several threads.
         with self._lock:
@@ -359,7 +359,7 @@ class FloatOutputs:
             if self._session is None:
                 exposed = self.selections.expose_choices(self.proto)
                 self._session = Session(exposed, optimize=False, threads=self.threads)
-            outputs: dict[str, Array] = self._session.run(feeds)
+            outputs: ArrayDict = self._session.run(feeds)
             # Sequences and maps have no size; they are rare, and small.
             self._bytes += sum(
                 value.nbytes for value in outputs.values() if hasattr(value, "nbytes")
@@ -457,9 +457,9 @@ class ReferenceRunner:
         self.selections = find_selections(model)
         exposed = self.selections.expose_choices(model)
         self.session = Session(exposed, optimize=optimize, threads=threads, arena=arena)
-        self._last: tuple[Feeds, dict[str, Array]] | None = None
+        self._last: tuple[Feeds, ArrayDict] | None = None
 
-    def run(self, feeds: Feeds, /) -> dict[str, Array]:
+    def run(self, feeds: Feeds, /) -> ArrayDict:
         """Return all outputs by name."""
         if self._last is None or self._last[0] is not feeds:
             self._last = feeds, self.session.run(feeds)
@@ -476,7 +476,7 @@ class MatchedRunner:
         self.agreement = AgreementSums(reference.selections)
         self._reference, self._runner = reference, runner
 
-    def run(self, feeds: Feeds, /) -> dict[str, Array]:
+    def run(self, feeds: Feeds, /) -> ArrayDict:
         """Return all outputs by name, without its own choices."""
         exact = self._reference.run(feeds)
         outputs = self._runner.run(self._reference.selections.add_choices(feeds, exact))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
-from onnxq.evaluation.compare import FloatOutputs
+from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.profile import (
     KINDS,
     GroupCost,
@@ -162,13 +162,7 @@ def measure_sensitivity(
             for names, without in zip(loudest, errors, strict=True)
         ]
     prefixes = zip(steps, figures[2 * len(groups) :], strict=True)
-    # With every switch on, and in float: with none.
-    outputs = tuple(
-        OutputProfile(
-            name=output.name, sqnr_db=output.sqnr_db, part=output.part, float_db=exact.whole_db
-        )
-        for output, exact in zip(on.results(), off.results(), strict=True)
-    )
+    outputs = _profile_outputs(on, off)
     return Profile(
         sqnr_db=whole,
         samples=len(samples),
@@ -179,6 +173,16 @@ def measure_sensitivity(
         fixed=toggled.fixed,
         choices=_compare_choices(toggled, reference, everything),
         warnings=_gather_warnings(outputs, toggled, reference.selections.list_missing(quantized)),
+    )
+
+
+def _profile_outputs(quantized: ModelErrors, plain: ModelErrors) -> tuple[OutputProfile, ...]:
+    """The outputs with every switch on, and in float: with none."""
+    return tuple(
+        OutputProfile(
+            name=output.name, sqnr_db=output.sqnr_db, part=output.part, float_db=exact.whole_db
+        )
+        for output, exact in zip(quantized.results(), plain.results(), strict=True)
     )
 
 

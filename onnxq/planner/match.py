@@ -57,9 +57,8 @@ def fit_plan(
     if plan.weights != weights and recognized is None:
         if not new_weights:
             raise _explain_weights(plan)
-        # Corrections are of the errors of those weights, and scales of biases theirs times that of the input.
-        sites = tuple(s.without_numbers() if s.role.is_constant else s for s in sites)
-        biases = ()
+        # Corrections are of the errors of those weights.
+        sites, biases = _drop_numbers(sites), ()
     floats, nodes = plan.float_nodes, plan.nodes
     if recognized is None:
         floats = tuple(anchors.node(name).name for name in floats)
@@ -80,6 +79,11 @@ def fit_plan(
     )
     done, lines = mend_sums(bind_sums(done, index), index)
     return replace(done, warnings=tuple(dict.fromkeys((*done.warnings, *orphans, *lines))))
+
+
+def _drop_numbers(sites: SitePlans) -> SitePlans:
+    """The sites without those of weights, and of biases, whose scale is that of their input times their weight's."""
+    return tuple(site.without_numbers() if site.role.is_constant else site for site in sites)
 
 
 def _explain_weights(plan: Plan) -> PlanError:

@@ -7,6 +7,7 @@ A weight norm w = g v / |v| is multiplied out first, as a batch norm is folded: 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -231,11 +232,15 @@ def multiply_weight_norms(model: nn.Module) -> tuple[nn.Module, list[str]]:
     for path in paths:
         layer = tree.get_submodule(path)
         plain[id(layer)] = _make_plain(layer)
-    # One module under two names stays one module.
-    for path, module in list(tree.named_modules(remove_duplicate=False)):
-        if id(module) in plain:
-            tree.set_submodule(path, plain[id(module)])
+    replace_modules(tree, plain)
     return tree, paths
+
+
+def replace_modules(model: nn.Module, others: Mapping[int, nn.Module]) -> None:
+    """Put other modules in the place of some, in place, by the ids of these; one under two names stays one."""
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if id(module) in others:
+            model.set_submodule(path, others[id(module)])
 
 
 def _has_weight_norm(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from torch_frontend.placement.graph import CallGraph, fill_slot
 from torch_frontend.placement.pairs import Pair, Pairs, Product, plan_pairs
 from torch_frontend.placement.rules import CallRequests
 from torch_frontend.qmodules import WeightQuantized, copy_module_tree, swap_class
+from torch_frontend.qmodules.layers import replace_modules
 from torch_frontend.qmodules.registry import GROUPS, Registration, find_entry, find_layer
 from torch_frontend.quantizers import Quantizer, create_quantizer
 from torch_frontend.quantizers.borrowed import Follower
@@ -126,10 +127,7 @@ def swap_layers(
             else:
                 shared[key], paths[pair.site] = _make_quantizer(pair, config), f"{path}.{WEIGHT}"
         layer.add_module(WEIGHT, shared[key])
-    # One module under two names stays one module.
-    for path, module in list(model.named_modules(remove_duplicate=False)):
-        if id(module) in layers:
-            model.set_submodule(path, layers[id(module)])
+    replace_modules(model, layers)
     return paths
 
 

@@ -139,7 +139,7 @@ def _record(state: FloatState, scalings: Sequence[Scaling | Rotation]) -> FloatS
 
 def rotate_state(
     ids: Mapping[TensorId, str], state: FloatState, rotations: Sequence[Rotation]
-) -> tuple[FloatState, tuple[str, ...]]:
+) -> tuple[FloatState, Names]:
     """The state with the rotations in its model's weights and in the record for the plan, and the matrices copied.
 
     ids: as in `write_factors`.

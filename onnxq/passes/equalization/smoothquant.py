@@ -28,7 +28,7 @@ from onnxq.passes.equalization.smoothquant_core import (
 from onnxq.passes.linear import Linear, find_linear
 from onnxq.passes.patterns import Edit
 from onnxq.plan import Plan, SitePlans
-from onnxq.sites import Role, TensorId
+from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import QuantSpec
 
 Factors = Mapping[TensorId, Floats]
@@ -116,7 +116,7 @@ def _find_specs(
 
 def compute_smoothing_factors(
     proto: ModelLike, plan: Plan, statistics: Mapping[TensorId, ChannelStatistics]
-) -> tuple[Factors, tuple[str, ...]]:
+) -> tuple[Factors, Names]:
     """s by tensor for those of the plan's groups whose outputs gain by it, and the choices and reasons of all.
 
     plan: without numbers; it says which tensors are quantized and how. statistics: of each group's tensor.

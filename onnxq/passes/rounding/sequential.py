@@ -92,10 +92,10 @@ class SequentialRounding:
 
     plan: Plan
     done: tuple[OperatorRounding, ...]
-    skipped: tuple[str, ...] = ()
+    skipped: Names = ()
     thin: Names = ()
 
-    def describe(self) -> tuple[str, ...]:
+    def describe(self) -> Names:
         """For people: operators by kind."""
         operators = Counter(entry.kind for entry in self.done)
         rounded = Counter(entry.kind for entry in self.done if entry.rounded)
