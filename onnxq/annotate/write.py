@@ -52,15 +52,9 @@ def write_bits(
     pairs: Iterable[PairInfo],
     *,
     rename: bool = False,
-    bits_attribute: bool = False,
 ) -> ModelProto:
-    """A copy of the model with the pairs' bits in it: model metadata by node name, and metadata of the nodes.
-
-    proto: the model that the pairs were found in. rename: name the nodes after their site. bits_attribute: also write
-    the integer attribute `bits` on Q and DQ (Sparsebit's form, see BITS_ATTRIBUTE_WARNING); without it such attributes
-    are removed. Earlier notes of onnxq that are not about bits stay.
-    """
-    return write_named_bits(proto, tuple(pairs), rename=rename, bits_attribute=bits_attribute)[0]
+    """The model of `write_named_bits` with the attribute `bits`."""
+    return write_named_bits(proto, tuple(pairs), rename=rename, bits_attribute=True)[0]
 
 
 def write_named_bits(
@@ -70,7 +64,13 @@ def write_named_bits(
     rename: bool = False,
     bits_attribute: bool = False,
 ) -> tuple[ModelProto, PairInfos]:
-    """The model of `write_bits`, and the pairs with the names that their nodes have there."""
+    """A copy of the model with the pairs' bits in it, and the pairs with the names that their nodes have there.
+
+    The bits stand in the model's metadata, by node name, and in that of the nodes. proto: the model that the pairs were
+    found in. rename: name the nodes after their site. bits_attribute: also write the integer attribute `bits` on Q and
+    DQ (Sparsebit's form, see BITS_ATTRIBUTE_WARNING); without it such attributes are removed. Earlier notes of onnxq
+    that are not about bits stay.
+    """
     model = name_nodes(proto)
     nodes = {node.name: node for node in walk_all_nodes(model)}
     if rename:

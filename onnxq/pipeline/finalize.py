@@ -110,7 +110,7 @@ def write_result(result: Result, config: Config, out: str | Path | None, force: 
     """The result with the notes and bits that the configuration asks for, its model and its plan written."""
     options = config.output
     if options.bits_attribute:
-        model = write_bits(result.model, find_pairs(result.model), bits_attribute=True)
+        model = write_bits(result.model, find_pairs(result.model))
         warnings = (*result.report.warnings, BITS_ATTRIBUTE_WARNING)
         result = replace(result, light=model).change_report(warnings=warnings)
     # Behind the bits, which are read from the notes, and in front of the compiler, which reads what

@@ -46,7 +46,7 @@ def carry(proto, carrier, folder):
     if carrier == "sidecar":
         return annotate_model(strip_notes(proto).model, beside=beside(folder, proto)).model
     if carrier == "attribute":
-        return models.forget(write_bits(proto, find_pairs(proto), bits_attribute=True))
+        return models.forget(write_bits(proto, find_pairs(proto)))
     model = annotate_model(proto).model
     if carrier == "nodes":
         del model.metadata_props[:]

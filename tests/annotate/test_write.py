@@ -203,7 +203,7 @@ def test_the_source_is_never_changed():
     proto = models.two_widths()
     before = proto.SerializeToString(deterministic=True)
     pairs = assign_bits(find_pairs(proto), given=[("x", 4)])
-    write_bits(proto, pairs, rename=True, bits_attribute=True)
+    write_bits(proto, pairs, rename=True)
     assert proto.SerializeToString(deterministic=True) == before
 
 

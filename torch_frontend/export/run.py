@@ -234,9 +234,7 @@ def export_onnx(
         "", whole, bare, plan, *extra, force=overwrite
     )  # before the export, which takes long
     done = to_onnx(model, example_inputs, **{"name": bare.name, **options})
-    marked = {
-        path: write_bits(done.model, find_pairs(done.model), bits_attribute=True) for path in extra
-    }
+    marked = {path: write_bits(done.model, find_pairs(done.model)) for path in extra}
     models = {bare: done.float_model, whole: done.model, **marked}
     files = write_all(models, {plan: to_json(done.plan)}, overwrite=overwrite)
     inner = model

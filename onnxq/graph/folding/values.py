@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -21,7 +21,7 @@ from onnxq.graph.base import LAYOUT_OPS, NodeRef
 from onnxq.graph.editing import gs
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
-from onnxq.sites import TensorId
+from onnxq.sites import Indices, TensorId
 
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 # A shape has few entries; anything longer is data.
@@ -36,21 +36,18 @@ class _Known:
     scalar: bool = False
 
 
-# Those of which something is known.
-_KnownTensors = dict[TensorId, _Known]
-
-
 def infer_shape_values(index: GraphIndex) -> dict[TensorId, Array]:
     """The value of every tensor that follows from static dims alone, constants themselves left out.
 
     Types and shapes are taken from the index as they are: it must not hold guesses.
     """
-    known: _KnownTensors = {}
+    values = _KnownValues(index)
+    known = values.tensors
     for node in index.nodes:
         rule = _RULES.get(node.op_type) if not node.domain else None
         if rule is None or len(node.outputs) != 1:
             continue
-        found = rule(index, node, known)
+        found = rule(values, node)
         # Unknown entries are kept too: Gather and Slice may leave only known ones.
         if found is not None and len(found.items) <= _LONGEST:
             known[node.result] = found
@@ -64,67 +61,64 @@ def infer_shape_values(index: GraphIndex) -> dict[TensorId, Array]:
     }
 
 
-def _read_known(index: GraphIndex, node: NodeRef, k: int, known: _KnownTensors) -> _Known | None:
-    t = index.find_input(node, k)
-    if t is None or t in known:
-        return None if t is None else known[t]
-    # A constant then, such as the index of a Gather.
-    shape = index.find_shape(t)
-    if (
-        index.find_dtype(t) not in _INTEGERS
-        or shape is None
-        or len(shape) > 1
-        or not index.is_constant(t)
-    ):
+@dataclass(frozen=True)
+class _KnownValues:
+    """The tensors of a graph of which something is known, so far."""
+
+    index: GraphIndex
+    tensors: dict[TensorId, _Known] = field(default_factory=dict)
+
+    def read_input(self, node: NodeRef, k: int) -> _Known | None:
+        index = self.index
+        t = index.find_input(node, k)
+        if t is None or t in self.tensors:
+            return None if t is None else self.tensors[t]
+        # A constant then, such as the index of a Gather.
+        shape = index.find_shape(t)
+        if (
+            index.find_dtype(t) not in _INTEGERS
+            or shape is None
+            or len(shape) > 1
+            or not index.is_constant(t)
+        ):
+            return None
+        # Long constants are not read: an index without weights does not hold their values.
+        if shape and not (isinstance(shape[0], int) and shape[0] <= _LONGEST):
+            return None
+        array = index.find_constant(t)
+        if array is None:
+            return None
+        return _Known(tuple(int(v) for v in array.reshape(-1)), array.ndim == 0)
+
+    def read_parameter(self, node: NodeRef, k: int, name: str) -> Indices | None:
+        """A parameter that newer opsets take as input k and older ones as an attribute; () when it is left out."""
+        if name in node.attrs:
+            return tuple(int(v) for v in np.atleast_1d(node.attrs[name]))
+        if k >= len(node.inputs) or not node.inputs[k]:
+            return ()
+        parameter = self.read_input(node, k)
+        if parameter is None or None in parameter.items:
+            return None
+        return tuple(v for v in parameter.items if v is not None)
+
+
+def _infer_shape(values: _KnownValues, node: NodeRef) -> _Known | None:
+    dims = values.index.input_shape(node, 0)
+    if dims is None:
         return None
-    # Long constants are not read: an index without weights does not hold their values.
-    if shape and not (isinstance(shape[0], int) and shape[0] <= _LONGEST):
-        return None
-    array = index.find_constant(t)
-    if array is None:
-        return None
-    return _Known(tuple(int(v) for v in array.reshape(-1)), array.ndim == 0)
+    sizes = tuple(d if isinstance(d, int) else None for d in dims)
+    # Attributes of Shape since opset 15.
+    return _Known(sizes[node.attrs.get("start", 0) : node.attrs.get("end", len(sizes))])
 
 
-def _read_parameter(
-    index: GraphIndex, node: NodeRef, k: int, name: str, known: _KnownTensors
-) -> tuple[int, ...] | None:
-    """A parameter that newer opsets take as input k and older ones as an attribute; () when it is left out."""
-    if name in node.attrs:
-        return tuple(int(v) for v in np.atleast_1d(node.attrs[name]))
-    if k >= len(node.inputs) or not node.inputs[k]:
-        return ()
-    parameter = _read_known(index, node, k, known)
-    return (
-        None
-        if parameter is None or None in parameter.items
-        else tuple(v for v in parameter.items if v is not None)
-    )
-
-
-def _read_dims(index: GraphIndex, node: NodeRef) -> tuple[int | None, ...] | None:
-    dims = index.input_shape(node, 0)
-    return None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)
-
-
-def _infer_shape(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
-    dims = _read_dims(index, node)
-    return (
-        None
-        if dims is None
-        # Attributes of Shape since opset 15.
-        else _Known(dims[node.attrs.get("start", 0) : node.attrs.get("end", len(dims))])
-    )
-
-
-def _infer_size(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
-    sizes = index.find_sizes(index.find_input(node, 0))
+def _infer_size(values: _KnownValues, node: NodeRef) -> _Known | None:
+    sizes = values.index.find_sizes(values.index.find_input(node, 0))
     return None if sizes is None else _Known((math.prod(sizes),), scalar=True)
 
 
-def _infer_gather(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
-    data = _read_known(index, node, 0, known)
-    at = _read_known(index, node, 1, known)
+def _infer_gather(values: _KnownValues, node: NodeRef) -> _Known | None:
+    data = values.read_input(node, 0)
+    at = values.read_input(node, 1)
     if data is None or at is None or data.scalar or node.attrs.get("axis", 0) not in (0, -1):
         return None
     # The places must be known, the entries there need not be.
@@ -135,10 +129,10 @@ def _infer_gather(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Kn
     return _Known(tuple(data.items[k] for k in places), at.scalar)
 
 
-def _infer_slice(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
-    data = _read_known(index, node, 0, known)
+def _infer_slice(values: _KnownValues, node: NodeRef) -> _Known | None:
+    data = values.read_input(node, 0)
     parameters = [
-        _read_parameter(index, node, k, name, known)
+        values.read_parameter(node, k, name)
         for k, name in enumerate(("starts", "ends", "axes", "steps"), start=1)
     ]
     if data is None or data.scalar or any(part is None for part in parameters):
@@ -150,8 +144,8 @@ def _infer_slice(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Kno
     return _Known(data.items[starts[0] : ends[0] : steps[0] if steps else 1])
 
 
-def _infer_concat(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
-    parts = [_read_known(index, node, k, known) for k in range(len(node.inputs))]
+def _infer_concat(values: _KnownValues, node: NodeRef) -> _Known | None:
+    parts = [values.read_input(node, k) for k in range(len(node.inputs))]
     items: list[int | None] = []
     for part in parts:
         if part is None or part.scalar:
@@ -160,8 +154,8 @@ def _infer_concat(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Kn
     return _Known(tuple(items))
 
 
-def _infer_cast(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
-    source = _read_known(index, node, 0, known)
+def _infer_cast(values: _KnownValues, node: NodeRef) -> _Known | None:
+    source = values.read_input(node, 0)
     # Past 2^31 a cast to int32 wraps around.
     if (
         source is None
@@ -172,29 +166,29 @@ def _infer_cast(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Know
     return source
 
 
-def _infer_unsqueeze(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
-    data = _read_known(index, node, 0, known)
-    axes = _read_parameter(index, node, 1, "axes", known)
+def _infer_unsqueeze(values: _KnownValues, node: NodeRef) -> _Known | None:
+    data = values.read_input(node, 0)
+    axes = values.read_parameter(node, 1, "axes")
     return (
         _Known(data.items) if data is not None and data.scalar and axes in ((0,), (-1,)) else None
     )
 
 
-def _infer_squeeze(index: GraphIndex, node: NodeRef, known: _KnownTensors) -> _Known | None:
-    data = _read_known(index, node, 0, known)
-    axes = _read_parameter(index, node, 1, "axes", known)
+def _infer_squeeze(values: _KnownValues, node: NodeRef) -> _Known | None:
+    data = values.read_input(node, 0)
+    axes = values.read_parameter(node, 1, "axes")
     if data is None or data.scalar or len(data.items) != 1 or axes not in ((), (0,), (-1,)):
         return None
     return _Known(data.items, scalar=True)
 
 
-_RULES: dict[str, Callable[[GraphIndex, NodeRef, _KnownTensors], _Known | None]] = {
+_RULES: dict[str, Callable[[_KnownValues, NodeRef], _Known | None]] = {
     "Shape": _infer_shape,
     "Size": _infer_size,
     "Gather": _infer_gather,
     "Slice": _infer_slice,
     "Concat": _infer_concat,
-    "Identity": lambda index, node, known: _read_known(index, node, 0, known),
+    "Identity": lambda values, node: values.read_input(node, 0),
     "Cast": _infer_cast,
     "Unsqueeze": _infer_unsqueeze,
     "Squeeze": _infer_squeeze,
