@@ -35,7 +35,8 @@ def _intersect_named(values: _Fields) -> tuple[Any, ...] | None:
     return _intersect(named) or None
 
 
-def _unite(values: _Fields) -> tuple[Any, ...]:
+def unite_entries(values: _Fields) -> tuple[Any, ...]:
+    """The entries of all, each once, in their order."""
     return tuple(dict.fromkeys(entry for value in values for entry in value))
 
 
@@ -90,7 +91,7 @@ _JOINERS: Mapping[type, Mapping[_Joiner, str]] = {
         _join_rows: "rules capabilities",
         all: "zero_points int32_bias bounds_integers signed_scales",
         any: "quantizes_alone strict",
-        _unite: "skips dynamic_ops yielding",
+        unite_entries: "skips dynamic_ops yielding",
         _merge: "exclusions no_kernel no_gain",
         _ask_each: "refuse_narrow refuse_float",
         lambda _: Target.fits_matrix: "fits_matrix",

@@ -109,23 +109,17 @@ class _NodeFinder:
         while stack:
             tensor = stack.pop()
             maker = self._index.find_producer(tensor)
-            if (
-                maker is None
-                or maker.name in seen
-                or (tensor not in first and self._is_start(tensor, maker, own))
-            ):
+            if maker is None or maker.name in seen:
+                continue
+            # A kernel begins at the tensors that it reads and at those that another kernel makes. But each reader has
+            # a DequantizeLinear of its own inside it, though the model's one may be there for others.
+            passed = tensor in self._live and maker.op_type != DEQUANTIZE
+            if tensor not in first and (tensor in own or passed):
                 continue
             seen.add(maker.name)
             found[maker.name] = maker.order
             stack += self._index.list_reads(maker)
         return tuple(sorted(found, key=lambda name: found[name]))
-
-    def _is_start(self, tensor: TensorId, maker: NodeRef, own: set[TensorId]) -> bool:
-        """A kernel begins at the tensors that it reads and at those that another kernel makes.
-
-        But each reader has a DequantizeLinear of its own inside it, though the model's one may be there for others.
-        """
-        return tensor in own or (tensor in self._live and maker.op_type != DEQUANTIZE)
 
     def _find_behind(self, tensor: TensorId) -> Iterator[TensorId]:
         """The model's tensors that a tensor of ORT's own becomes, behind kernels that only pass it on."""

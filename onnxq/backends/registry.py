@@ -160,7 +160,7 @@ def load_backend(name: str) -> Backend | None:
 @cache
 def _join_backends(name: str) -> Backend:
     """The backend of a target that names several. Raises ConfigError where no file can serve all of them."""
-    from onnxq.backends.joined import explain_alone, join_targets
+    from onnxq.backends.joined import explain_alone, join_targets, unite_entries
 
     weights = split_target(name)
     parts = list_parts(name)
@@ -178,17 +178,14 @@ def _join_backends(name: str) -> Backend:
         files = ", ".join(f"`target={part!r}`" for part in weights)
         raise ConfigError(f"target {name!r}", cause, f"make a file for each: {files}", code="Q325")
 
-    def unite(field: str) -> tuple[Any, ...]:
-        return tuple(dict.fromkeys(entry for part in parts for entry in getattr(part, field)))
-
     return Backend(
         name=name,
         title=" and ".join(part.title for part in parts),
         modes=modes,
-        engines=unite("engines"),
+        engines=unite_entries([part.engines for part in parts]),
         # A value must suit each of the engines, as the one file is for all.
-        limits=(*unite("limits"), _ONE_ENGINE),
-        rule_limits=unite("rule_limits"),
+        limits=(*unite_entries([part.limits for part in parts]), _ONE_ENGINE),
+        rule_limits=unite_entries([part.rule_limits for part in parts]),
     )
 
 

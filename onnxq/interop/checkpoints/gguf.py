@@ -173,10 +173,6 @@ _TYPES = {
 }
 
 
-def _recognize_gguf(files: CheckpointFiles) -> bool:
-    return bool(files.files)
-
-
 def _read_gguf(files: CheckpointFiles) -> Checkpoint:
     weights = []
     refused = {}
@@ -269,4 +265,4 @@ def _read_weight(path: Path, start: int, shape: tuple[int, int], kind: _BlockTyp
     )
 
 
-GGUF = CheckpointFormat("gguf", _recognize_gguf, _read_gguf)
+GGUF = CheckpointFormat("gguf", lambda files: bool(files.files), _read_gguf)

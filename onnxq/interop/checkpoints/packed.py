@@ -119,10 +119,6 @@ def _read_gptq_weight(
 GPTQ = CheckpointFormat("gptq", _recognize_gptq, _read_gptq)
 
 
-def _recognize_awq(files: CheckpointFiles) -> bool:
-    return files.settings.get("quant_method") == "awq"
-
-
 def _read_awq(files: CheckpointFiles) -> Checkpoint:
     stored = files.settings.get("version", files.settings.get("checkpoint_format", "gemm"))
     version = str(stored).lower()
@@ -163,7 +159,7 @@ def _unpack_rows(words: Array) -> Array:
     return places[..., _PLACES].reshape(-1, rows).T
 
 
-AWQ = CheckpointFormat("awq", _recognize_awq, _read_awq)
+AWQ = CheckpointFormat("awq", lambda files: files.settings.get("quant_method") == "awq", _read_awq)
 
 
 def _recognize_compressed(files: CheckpointFiles) -> bool:

@@ -297,7 +297,8 @@ class ReasonSearch:
 
     def _uses_mask(self, edge: Edge) -> bool:
         node = self.index.find_node(edge.node)
-        return _ends_mask(node, edge.index) or self._passes_mask(node)
+        ends = _SCORE_MASKS.get((node.domain, node.op_type)) == edge.index
+        return node.op_type == "Softmax" or ends or self._passes_mask(node)
 
     def _is_mask(self, tensor: TensorId, errors: TensorErrors) -> bool:
         limit = self.kind.largest / MARGIN
@@ -394,10 +395,6 @@ def round_figure(figure: float) -> float:
     """Three digits, for people. Infinity and NaN, which a plan's JSON cannot say, become float32's greatest number."""
     most = float(np.finfo(np.float32).max)
     return float(f"{np.nan_to_num(figure, nan=most, posinf=most, neginf=-most):.3g}")
-
-
-def _ends_mask(node: NodeRef, k: int) -> bool:
-    return node.op_type == "Softmax" or _SCORE_MASKS.get((node.domain, node.op_type)) == k
 
 
 def _find_sum(node: NodeRef, errors: TensorErrors) -> float:
