@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from onnx import TensorProto
@@ -116,6 +117,8 @@ _TRANSFORMS: tuple[tuple[Transform, ...], ...] = (
 
 
 _INTS = frozenset({TensorProto.INT32, TensorProto.INT64})
+# Axes of an image, without that of the batch. Eight bits of fewer may be flags.
+_IMAGE_RANK = 3
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
@@ -139,6 +142,11 @@ def name_axis(value: ValueInfo, axis: int) -> str:
     """The symbol of an axis of no fixed size, or "input:axis" where it has none."""
     dim = (value.shape or ())[axis]
     return dim if isinstance(dim, str) else f"{value.name}:{axis}"
+
+
+def _is_length(value: ValueInfo) -> bool:
+    """True for numbers of frames or tokens, one of each sample."""
+    return value.dtype in _INTS and len(value.shape or ()) <= 1 and _is_called(value, "len")
 
 
 def find_decoder(inputs: Inputs) -> DecoderInputs | None:
@@ -232,8 +240,8 @@ def make_synthetic(
     model: ModelLike | None = None,
     run: bool = True,
 ) -> Dataset:
-    """Make seeded random samples: floats standard normal, booleans with probability 1/2, masks all 1, other ints 0 or
-    1; where the model looks numbers up in a table, rows of it.
+    """Make seeded random samples: floats standard normal, booleans with probability 1/2, images in all of uint8, masks
+    all 1, lengths those of the samples, other ints 0 or 1; where the model looks numbers up in a table, rows of it.
 
     The lengths of a decoder's tokens, caches and masks fit each other; of one in an If every second sample is a prompt.
     A dynamic axis 0 gets size 1, other axes a size suggested by their names; a symbol has one size everywhere.
@@ -257,18 +265,15 @@ def make_synthetic(
     # Without the last rows: the model may look up indices moved by some as well.
     rows = {name: count - count // 8 for name, count in rows.items()}
 
-    def draw(other: int | None) -> Dataset:
-        source = _RandomSource(
-            inputs, _choose_shapes(inputs, dims or {}, other), samples, seed, rows
-        )
+    def draw(other: int | None = None, lengths: bool = True) -> Dataset:
+        shapes = _choose_shapes(inputs, dims or {}, other)
+        source = _RandomSource(inputs, shapes, samples, seed, rows, lengths)
         return Dataset(
             source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True
         )
 
     return (
-        draw(None)
-        if model is None or not run
-        else _find_running(draw, Session(model, optimize=False))
+        draw() if model is None or not run else _find_running(draw, Session(model, optimize=False))
     )
 
 
@@ -339,11 +344,13 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: TensorId | None) -
     return value
 
 
-def _find_running(draw: Callable[[int | None], Dataset], session: Session) -> Dataset:
+def _find_running(draw: Callable[[int | None, bool], Dataset], session: Session) -> Dataset:
     """Find the first dataset whose first sample the model can run."""
     failure = ""
-    for guess in (None, *_OTHER_GUESSES):
-        dataset = draw(guess)
+    # An axis may be another one than that whose length an input tells: such a length is 0 or 1 in the end.
+    lengths = (True, False) if any(map(_is_length, session.inputs)) else (False,)
+    for guess in product((None, *_OTHER_GUESSES), lengths):
+        dataset = draw(*guess)
         try:
             # Of an If decoder every second sample runs the other branch.
             for k in range(min(2, len(dataset))) if find_decoder(session.inputs) else (0,):
@@ -427,8 +434,17 @@ class _RandomSource:
         samples: int,
         seed: int,
         rows: Mapping[str, int],
+        lengths: bool,
     ) -> None:
         self._rows = rows
+        opened = (
+            size
+            for value in inputs
+            for dim, size in list(zip(value.shape or (), shapes[value.name], strict=True))[1:]
+            if lengths and not isinstance(dim, int)
+        )
+        # The longest axis behind the batch; 0: all sizes are fixed.
+        self._length = max(opened, default=0)
         self._inputs, self._shapes, self._samples, self._seed = tuple(inputs), shapes, samples, seed
         listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         self._decoder = find_decoder(inputs)
@@ -490,4 +506,9 @@ class _RandomSource:
         # A random mask would hide a part of the sample.
         if classify_dtype(want) == "int" and "mask" in value.name.lower():
             return np.ones(shape, want)
-        return np.asarray(rng.integers(0, self._rows.get(value.name, 2), shape)).astype(want)
+        # A random length would do so, too.
+        if self._length and _is_length(value):
+            return np.full(shape, self._length, want)
+        is_image = want == np.uint8 and len(shape) >= _IMAGE_RANK
+        count = self._rows.get(value.name, 256 if is_image else 2)
+        return np.asarray(rng.integers(0, count, shape)).astype(want)
