@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array, Arrays, Shape, are_finite
 from onnxq.data.dataset import Dataset
-from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
+from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape, get_length
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes, walk_from
 from onnxq.runtime import Session
@@ -117,8 +117,6 @@ _TRANSFORMS: tuple[tuple[Transform, ...], ...] = (
 
 
 _INTS = frozenset({TensorProto.INT32, TensorProto.INT64})
-# Axes of an image, without that of the batch. Eight bits of fewer may be flags.
-_IMAGE_RANK = 3
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
@@ -142,11 +140,6 @@ def name_axis(value: ValueInfo, axis: int) -> str:
     """The symbol of an axis of no fixed size, or "input:axis" where it has none."""
     dim = (value.shape or ())[axis]
     return dim if isinstance(dim, str) else f"{value.name}:{axis}"
-
-
-def _is_length(value: ValueInfo) -> bool:
-    """True for numbers of frames or tokens, one of each sample."""
-    return value.dtype in _INTS and len(value.shape or ()) <= 1 and _is_called(value, "len")
 
 
 def find_decoder(inputs: Inputs) -> DecoderInputs | None:
@@ -348,8 +341,7 @@ def _find_running(draw: Callable[[int | None, bool], Dataset], session: Session)
     """Find the first dataset whose first sample the model can run."""
     failure = ""
     # An axis may be another one than that whose length an input tells: such a length is 0 or 1 in the end.
-    lengths = (True, False) if any(map(_is_length, session.inputs)) else (False,)
-    for guess in product((None, *_OTHER_GUESSES), lengths):
+    for guess in product((None, *_OTHER_GUESSES), (True, False)):
         dataset = draw(*guess)
         try:
             # Of an If decoder every second sample runs the other branch.
@@ -437,14 +429,7 @@ class _RandomSource:
         lengths: bool,
     ) -> None:
         self._rows = rows
-        opened = (
-            size
-            for value in inputs
-            for dim, size in list(zip(value.shape or (), shapes[value.name], strict=True))[1:]
-            if lengths and not isinstance(dim, int)
-        )
-        # The longest axis behind the batch; 0: all sizes are fixed.
-        self._length = max(opened, default=0)
+        self._lengths = lengths
         self._inputs, self._shapes, self._samples, self._seed = tuple(inputs), shapes, samples, seed
         listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         self._decoder = find_decoder(inputs)
@@ -507,8 +492,9 @@ class _RandomSource:
         if classify_dtype(want) == "int" and "mask" in value.name.lower():
             return np.ones(shape, want)
         # A random length would do so, too.
-        if self._length and _is_length(value):
-            return np.full(shape, self._length, want)
-        is_image = want == np.uint8 and len(shape) >= _IMAGE_RANK
-        count = self._rows.get(value.name, 256 if is_image else 2)
-        return np.asarray(rng.integers(0, count, shape)).astype(want)
+        length = get_length(value, self._inputs, self._shapes) if self._lengths else 0
+        if length:
+            return np.full(shape, length, want)
+        # Eight bits of fewer axes than a picture has may be flags.
+        count = 256 if want == np.uint8 and len(shape) > 2 else 2
+        return np.asarray(rng.integers(0, self._rows.get(value.name, count), shape)).astype(want)
