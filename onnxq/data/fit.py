@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import Array, Arrays, Shape
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.nearest import suggest_names
@@ -199,3 +199,17 @@ def refuse_empty(where: str | Path) -> DataError:
     """The error of data without samples."""
     cause = "is empty: it has no samples"
     return DataError(where, cause, "give it at least one sample", code="Q203")
+
+
+def get_length(value: ValueInfo, inputs: Inputs, shapes: Mapping[str, Shape]) -> int:
+    """The longest axis of open size behind the batch, which an input of lengths tells; 0 for other inputs."""
+    integers = classify_dtype(find_input_dtype(value) or np.dtype(float)) == "int"
+    if not integers or len(value.shape or ()) > 1 or "len" not in value.name.lower():
+        return 0
+    opened = (
+        size
+        for other in inputs
+        for dim, size in list(zip(other.shape or (), shapes[other.name], strict=True))[1:]
+        if not isinstance(dim, int)
+    )
+    return max(opened, default=0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from onnx import TensorProto
 
 from onnxq.arrays import Array, Arrays, Shape, are_finite
 from onnxq.data.dataset import Dataset
-from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
+from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape, get_length
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes, walk_from
 from onnxq.runtime import Session
@@ -232,8 +233,8 @@ def make_synthetic(
     model: ModelLike | None = None,
     run: bool = True,
 ) -> Dataset:
-    """Make seeded random samples: floats standard normal, booleans with probability 1/2, masks all 1, other ints 0 or
-    1; where the model looks numbers up in a table, rows of it.
+    """Make seeded random samples: floats standard normal, booleans with probability 1/2, images in all of uint8, masks
+    all 1, lengths those of the samples, other ints 0 or 1; where the model looks numbers up in a table, rows of it.
 
     The lengths of a decoder's tokens, caches and masks fit each other; of one in an If every second sample is a prompt.
     A dynamic axis 0 gets size 1, other axes a size suggested by their names; a symbol has one size everywhere.
@@ -257,18 +258,15 @@ def make_synthetic(
     # Without the last rows: the model may look up indices moved by some as well.
     rows = {name: count - count // 8 for name, count in rows.items()}
 
-    def draw(other: int | None) -> Dataset:
-        source = _RandomSource(
-            inputs, _choose_shapes(inputs, dims or {}, other), samples, seed, rows
-        )
+    def draw(other: int | None = None, lengths: bool = True) -> Dataset:
+        shapes = _choose_shapes(inputs, dims or {}, other)
+        source = _RandomSource(inputs, shapes, samples, seed, rows, lengths)
         return Dataset(
             source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True
         )
 
     return (
-        draw(None)
-        if model is None or not run
-        else _find_running(draw, Session(model, optimize=False))
+        draw() if model is None or not run else _find_running(draw, Session(model, optimize=False))
     )
 
 
@@ -339,11 +337,12 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: TensorId | None) -
     return value
 
 
-def _find_running(draw: Callable[[int | None], Dataset], session: Session) -> Dataset:
+def _find_running(draw: Callable[[int | None, bool], Dataset], session: Session) -> Dataset:
     """Find the first dataset whose first sample the model can run."""
     failure = ""
-    for guess in (None, *_OTHER_GUESSES):
-        dataset = draw(guess)
+    # An axis may be another one than that whose length an input tells: such a length is 0 or 1 in the end.
+    for guess in product((None, *_OTHER_GUESSES), (True, False)):
+        dataset = draw(*guess)
         try:
             # Of an If decoder every second sample runs the other branch.
             for k in range(min(2, len(dataset))) if find_decoder(session.inputs) else (0,):
@@ -427,8 +426,10 @@ class _RandomSource:
         samples: int,
         seed: int,
         rows: Mapping[str, int],
+        lengths: bool,
     ) -> None:
         self._rows = rows
+        self._lengths = lengths
         self._inputs, self._shapes, self._samples, self._seed = tuple(inputs), shapes, samples, seed
         listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         self._decoder = find_decoder(inputs)
@@ -490,4 +491,10 @@ class _RandomSource:
         # A random mask would hide a part of the sample.
         if classify_dtype(want) == "int" and "mask" in value.name.lower():
             return np.ones(shape, want)
-        return np.asarray(rng.integers(0, self._rows.get(value.name, 2), shape)).astype(want)
+        # A random length would do so, too.
+        length = get_length(value, self._inputs, self._shapes) if self._lengths else 0
+        if length:
+            return np.full(shape, length, want)
+        # Eight bits of fewer axes than a picture has may be flags.
+        count = 256 if want == np.uint8 and len(shape) > 2 else 2
+        return np.asarray(rng.integers(0, self._rows.get(value.name, count), shape)).astype(want)

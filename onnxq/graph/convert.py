@@ -335,8 +335,12 @@ def write_out_operators(proto: ModelProto, *op_types: str) -> ModelProto:
     Those that have no function stay.
     """
     light, omitted = omit_weights(proto)
+    # The inliner asks for the types of all that such a function reads, constants too.
+    declared = len(light.graph.value_info)
+    _declare_stored(light.graph)
     chosen = [("", op_type) for op_type in op_types]
     inlined = onnx.inliner.inline_selected_functions(light, chosen, inline_schema_functions=True)
+    del inlined.graph.value_info[declared:]
     assign_names(inlined)
     return restore_weights(inlined, omitted)
 
@@ -354,13 +358,18 @@ def _drop_repeats(proto: ModelProto) -> None:
 def _write_types(proto: ModelProto) -> None:
     """Declare, in place, the types of the main graph's tensors, which the inliner asks for where it converts."""
     graph = proto.graph
+    _declare_stored(graph)
+    with suppress(Exception):  # the inliner itself says then which type it lacks
+        graph.CopyFrom(onnx.shape_inference.infer_shapes(proto).graph)
+
+
+def _declare_stored(graph: GraphProto) -> None:
+    """Declare, in place, the types of the initializers."""
     known = {value.name for value in (*graph.input, *graph.output, *graph.value_info)}
     stored = [tensor for tensor in graph.initializer if tensor.name not in known]
     graph.value_info.extend(
         onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in stored
     )
-    with suppress(Exception):  # the inliner itself says then which type it lacks
-        graph.CopyFrom(onnx.shape_inference.infer_shapes(proto).graph)
 
 
 def _write_defaults(proto: ModelProto) -> None:

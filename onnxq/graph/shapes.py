@@ -132,12 +132,16 @@ def find_contrib(node: NodeProto | NodeRef, opset: int) -> Contrib | None:
 
 
 def write_stand_ins(model: ModelProto) -> None:
-    """Replace in place the nodes of which onnx infers nothing by nodes of the same types and shapes.
+    """Replace in place the nodes of which onnx infers nothing, or wrong shapes, by nodes of the same types and shapes.
 
     Only for inference: the model computes something else afterwards.
     """
     opset = find_opset(model)
     for _, graph in walk_graphs(model.graph):
+        for node in graph.node:
+            # onnx 1.23 infers the shape of all frequencies where the attribute is left out, whose default is half.
+            if node.op_type == "STFT" and not any(a.name == "onesided" for a in node.attribute):
+                node.attribute.append(helper.make_attribute("onesided", 1))
         known_nodes = [(node, find_contrib(node, opset)) for node in graph.node]
         if any(known is not None for _, known in known_nodes):
             nodes = (

@@ -133,3 +133,30 @@ def test_floats_that_a_table_is_read_by_are_rows_of_it() -> None:
     assert drawn.dtype == np.float32
     np.testing.assert_array_equal(drawn, np.round(drawn))
     assert 20 < drawn.max() < 80
+
+
+def test_images_in_eight_bits_have_all_values() -> None:
+    image, flags = ValueInfo("image", TensorProto.UINT8, (1, 32, 32, 3)), ValueInfo("flags", TensorProto.UINT8, (1, 64))
+    sample = make_synthetic([image, flags], samples=1)[0]
+    assert sample["image"].min() < 5
+    assert sample["image"].max() > 250
+    assert set(np.unique(sample["flags"])) == {0, 1}
+
+
+def test_lengths_are_those_of_the_samples() -> None:
+    """Most of an encoder of speech, or of a voice, would be hidden behind lengths of 0 and 1."""
+    frames = ValueInfo("audio", TensorProto.FLOAT, ("N", 80, "T"))
+    sample = make_synthetic([frames, ValueInfo("audio_lens", TensorProto.INT64, ("N",))], samples=1)[0]
+    assert sample["audio_lens"].tolist() == [sample["audio"].shape[2]]
+
+
+def test_a_length_that_the_model_does_not_run_with_is_another() -> None:
+    proto = parse_text(
+        "g (float[T,N,4] x, int32[N] lens) => (float[T,A,N,3] y) { [l] y = LSTM<hidden_size = 3>(x, w, r, , lens) }",
+        w=np.ones((1, 12, 4), "f4"),
+        r=np.ones((1, 12, 3), "f4"),
+    )
+    inputs = [ValueInfo("x", TensorProto.FLOAT, ("T", "N", 4)), ValueInfo("lens", TensorProto.INT32, ("N",))]
+    sample = load_data(None, inputs, DataConfig(samples=1), proto)[0]
+    assert sample["x"].shape[0] == 1
+    assert set(sample["lens"].tolist()) <= {0, 1}

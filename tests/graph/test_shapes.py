@@ -90,6 +90,12 @@ def test_over_two_gigabytes_without_their_bytes() -> None:
     assert GraphIndex(infer_shapes(proto)).find_shape(TensorId("a")) == ("N", 2**28)
 
 
+def test_spectra_are_of_half_the_frequencies_by_default() -> None:
+    text = "g (float[1,512,1] x) => (float[A,B,C,D] y) { a = STFT(x, step, window) y = Neg(a) }"
+    proto = name_nodes(model(text, step=np.array(64), window=np.ones(128, F)))
+    assert GraphIndex(infer_shapes(proto)).find_shape(TensorId("a")) == (1, 7, 65, 2)
+
+
 def test_helper_types_do_not_disturb() -> None:
     proto = name_nodes(model("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
     proto.graph.value_info.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [4]))

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from onnxq.graph import infer_shapes
-from onnxq.passes.rewrites.whole import bound_masks, cut_splits, fuse_biases, pad_pools, replace_reciprocals
+from onnxq.passes.rewrites.whole import (
+    bound_masks,
+    cut_splits,
+    fuse_biases,
+    pad_pools,
+    replace_reciprocals,
+    write_out_attention,
+)
 from tests.passes.kit import apply, assert_same, assert_untouched, constant, infer, ops, parse, read_by, rewrite_model
 
 F = np.float32
@@ -20,6 +27,16 @@ VALUES = {
 
 def model(lines: str, head: str = "float[2,4,4] x", out: str = SCORES, opset: int = 18, **other: Any) -> Any:
     return parse(f"g ({head}) => ({out}) {{ {lines} }}", opset=opset, **read_by(lines, {**VALUES, **other}))
+
+
+def test_attention_that_reads_constants_is_written_out() -> None:
+    lines = "y = Attention(x, keys, v)"
+    size = "float[1,2,4,8]"
+    before = model(lines, f"{size} x, {size} v", f"{size} y", opset=23, keys=np.ones((1, 2, 4, 8), F))
+    after, report = apply(write_out_attention, before, "qnn")
+    assert len(report.changed) == 1
+    assert "Attention" not in ops(after)
+    assert_same(before, after)
 
 
 # The nodes, and the name and the input of the one that reads the mask.
