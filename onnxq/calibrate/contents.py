@@ -74,7 +74,7 @@ def sketch_tensors(
     }
     taps = Taps(model, wanted, DEFAULT_MEMORY_LIMIT)
     batch = Batch(make_feeds(feeds), 0, 1)
-    for group in taps.groups(batch) if wanted else ():
+    for group in taps.form_groups([batch]) if wanted else ():
         for _, tensor, value in taps.run(group, [batch], lambda run: [run.feeds]):
             sketches[tensor] = sketch_values(value)
     return sketches

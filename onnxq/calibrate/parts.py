@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import version
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,6 @@ from onnxq.sites import JsonObject, Names, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.wording import abbreviate, join_names, show_html
 from onnxq.workers import WorkPiece, count_threads, pack_value, restore_object, unpack_value
-
-# Batches among which the largest is found, to size the groups of taps by.
-_LOOK_AHEAD = 16
 
 
 @dataclass(frozen=True)
@@ -97,10 +94,7 @@ def observe_samples(
     """
     if any(observer.per_sample for observer in watch.observers.values()):
         batch = 1
-    widest = max(islice(dataset.batches(batch), _LOOK_AHEAD), key=_count_elements)
-    groups = taps.groups(widest)
-    # Not to be held during the run: with large inputs it would count beside the limit.
-    del widest
+    groups = taps.form_groups(dataset.batches(batch))
     with progress("calibrating", len(groups) * len(dataset)) as task:
         for group in groups:
             for part, tensor, value in taps.run(
@@ -126,10 +120,6 @@ def order_tensors(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]
         place.get(tensor.name, -1) if tensor.scope == "" else 0,
         tensor.name,
     )
-
-
-def _count_elements(batch: Batch) -> int:
-    return sum(value.size for value in batch.feeds.values())
 
 
 def _count_batches(batches: Iterable[Batch], task: Task) -> Iterable[Batch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import onnx
 
@@ -17,12 +18,8 @@ from onnxq.sites import Refusals, TensorId
 Group = tuple[TensorId, ...]
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
-# Bytes per element of the types that are not of 4 bytes.
-_BYTES: dict[int, int] = {
-    onnx.TensorProto.DOUBLE: 8,
-    onnx.TensorProto.FLOAT16: 2,
-    onnx.TensorProto.BFLOAT16: 2,
-}
+# Batches among which the largest is found, to size the groups by.
+_LOOK_AHEAD = 16
 # Exponent: tensors grow with the input at most as those of attention, by the square.
 _GROWTH = 2.0
 # Bytes; the share is of the memory limit. Memory is given back to the system after a run that tapped more than the
@@ -49,9 +46,13 @@ class Taps:
         # The session of the last group, which the next run may be of too.
         self._open: tuple[Group, _Runner] | None = None
 
-    def groups(self, batch: Batch) -> list[Group]:
-        """The tensors, in order, in groups whose values for this batch stay below the limit; no tensor is split."""
-        return self._pack_tensors(self.tensors, batch)
+    def form_groups(self, batches: Iterable[Batch]) -> list[Group]:
+        """The tensors, in order, in groups whose values stay below the limit; no tensor is split.
+
+        batches: the largest of the first ones decides.
+        """
+        first = islice(batches, _LOOK_AHEAD)
+        return self._pack_tensors(self.tensors, max(first, key=_count_values))
 
     def run(
         self, group: Group, batches: Iterable[Batch], singles: Callable[[Batch], Iterable[Feeds]]
@@ -150,7 +151,8 @@ class Taps:
         return {t: math.prod(shapes.get(t, (0,))) * self._find_itemsize(t) for t in self.tensors}
 
     def _find_itemsize(self, tensor: TensorId) -> int:
-        return _BYTES.get(self._index.find_dtype(tensor), 4)
+        dtype = self._index.find_dtype(tensor) or onnx.TensorProto.FLOAT
+        return int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
 
 
 class _Runner:
@@ -195,6 +197,10 @@ class _Runner:
                 return
         for feeds in singles(batch) if batch.count > 1 else (batch.feeds,):
             yield self._session.run(feeds, names)
+
+
+def _count_values(batch: Batch) -> int:
+    return sum(value.size for value in batch.feeds.values())
 
 
 def _count_elements(signature: Signature) -> int:

@@ -209,7 +209,7 @@ def get_length(value: ValueInfo, inputs: Inputs, shapes: Mapping[str, Shape]) ->
     opened = (
         size
         for other in inputs
-        for dim, size in list(zip(other.shape or (), shapes[other.name], strict=True))[1:]
+        for dim, size in zip((other.shape or ())[1:], shapes[other.name][1:], strict=False)
         if not isinstance(dim, int)
     )
     return max(opened, default=0)

@@ -20,6 +20,7 @@ from onnxq.graph.base import (
 )
 from onnxq.graph.convert import (
     ensure_opset,
+    fix_noise,
     inline_functions,
     limit_opset,
     store_densely,
@@ -98,6 +99,7 @@ __all__ = [
     "emulate_types",
     "ensure_opset",
     "find_opset",
+    "fix_noise",
     "fix_sizes",
     "fold_constants",
     "get_index",

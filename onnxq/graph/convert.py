@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from copy import deepcopy
+from itertools import chain
+from zlib import crc32
 
+import numpy as np
 import onnx
 import onnx.inliner
 import onnx.shape_inference
-from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, parser
 
 from onnxq.errors import ModelError
 from onnxq.graph.index import find_opset
@@ -383,3 +386,73 @@ def _write_defaults(proto: ModelProto) -> None:
         written = {attr.name for attr in node.attribute}
         known = defaults.get((node.domain, node.op_type, node.overload), ())
         node.attribute.extend(attr for attr in known if attr.name not in written)
+
+
+_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+_DEFAULTS = {"mean": 0.0, "scale": 1.0, "low": 0.0, "high": 1.0, "dtype": 1}
+# A tensor repeats so many numbers: a prime, so that its rows do not begin alike.
+_COUNT = 4093
+# What a Like operator becomes. Constants of this form came with opset 12, CastLike with 15: before that it is a Cast.
+_LIKE = f"""noise () => () {{
+    table = Constant()
+    zero = Constant<value_int = 0>()
+    one = Constant<value_int = 1>()
+    count = Constant<value_int = {_COUNT}>()
+    shape = Shape(data)
+    size = Size(data)
+    positions = Range(zero, size, one)
+    rows = Mod(positions, count)
+    numbers = Gather(table, rows)
+    tensor = Reshape(numbers, shape)
+    output = CastLike(tensor, data)
+}}"""
+_CONSTANTS = 12
+_CAST_LIKE = 15
+
+
+@keep_weights
+def fix_noise(proto: ModelProto) -> ModelProto:
+    """The same numbers in each run for RandomNormal, RandomUniform and their Like; the model itself without any.
+
+    ONNX Runtime seeds each by its place in the graph and goes on from run to run, given seeds too: speech synthesis
+    (VITS) differs from itself by 0 dB, and no two models can be compared. The numbers depend on the distribution and on
+    the name of the output, so that models that differ elsewhere draw alike.
+    """
+    opset = find_opset(proto)
+    if opset < _CONSTANTS or not any(node.op_type in _RANDOM for node in walk_nodes(proto.graph)):
+        return proto
+    out = deepcopy(proto)
+    for _, graph in walk_graphs(out.graph):
+        nodes = [
+            _write_draw(node, opset) if node.op_type in _RANDOM else [node] for node in graph.node
+        ]
+        replace_items(graph.node, chain.from_iterable(nodes))
+    assign_names(out)
+    return out
+
+
+def _write_draw(node: NodeProto, opset: int) -> list[NodeProto]:
+    """The nodes that give a random node's output from a table of numbers."""
+    attributes = {attr.name: helper.get_attribute_value(attr) for attr in node.attribute}
+    values = _DEFAULTS | attributes
+    rng = np.random.default_rng(crc32(node.output[0].encode()))
+    if "Normal" in node.op_type:
+        numbers = rng.normal(values["mean"], values["scale"], _COUNT)
+    else:
+        numbers = rng.uniform(values["low"], values["high"], _COUNT)
+    dtype = helper.tensor_dtype_to_np_dtype(values["dtype"])
+    if not node.input:
+        whole = encode_tensor("value", np.resize(numbers, values["shape"]).astype(dtype))
+        return [helper.make_node("Constant", [], node.output, node.name, value=whole)]
+    graph = parser.parse_graph(_LIKE)
+    table = encode_tensor("value", numbers.astype(np.float32))
+    graph.node[0].attribute.append(helper.make_attribute("value", table))
+    if "dtype" in attributes or opset < _CAST_LIKE:
+        graph.node[-1].CopyFrom(
+            helper.make_node("Cast", ["tensor"], ["output"], to=values["dtype"])
+        )
+    names = {step.output[0]: f"{node.output[0]}/{step.output[0]}" for step in graph.node}
+    names |= {"data": node.input[0], "output": node.output[0]}
+    rename_reads(graph, names)
+    rename_made(graph.node, names)
+    return list(graph.node)

@@ -248,12 +248,12 @@ def store_of(model: ModelLike) -> WeightStore | None:
     return model.weights if isinstance(model, LightModel) else None
 
 
-def list_libraries(model: ModelLike) -> Names:
+def list_libraries(model: object) -> Names:
     """Paths of the libraries with a model's custom operators; () where nobody has named any."""
     return model.libraries if isinstance(model, LightModel) else ()
 
 
-def find_provider(model: ModelLike) -> str:
+def find_provider(model: object) -> str:
     """The execution provider that a model runs on; "" for the CPU."""
     return model.provider if isinstance(model, LightModel) else ""
 

@@ -15,7 +15,7 @@ from onnxq.engines.prove.judge import count_types
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.compare import ModelErrors, ReferenceRunner
 from onnxq.files import ScratchFolder
-from onnxq.graph import ModelLike, get_index
+from onnxq.graph import ModelLike, fix_noise, get_index
 from onnxq.passes import FloatState, RunContext
 from onnxq.progress import Task
 from onnxq.report.model import EngineCheck, EngineOutput
@@ -46,7 +46,7 @@ def check_on_engine(
     engine = engine.with_options(ctx.config.runtime)
     reference = ReferenceRunner(state.named, optimize=False)
     # Whatever the float model chooses by computed values, the largest scores for one, the file takes.
-    taking = reference.selections.take_choices(model)
+    taking = fix_noise(reference.selections.take_choices(model))
     kernels: Kernels | None = None
     try:
         title = f"building for {engine.title}, and running {count} samples there"
@@ -59,7 +59,7 @@ def check_on_engine(
             runner = opened.enter_context(opening)
             kernels = engine.read_kernels(model, folder)
             placement = engine.read_placement(model, folder)
-            if reference.selections.nodes:
+            if taking is not model:
                 opened.close()
                 other = opened.enter_context(ScratchFolder())
                 opening = engine.open_runner("quantized", taking, Job(), Path(other))
@@ -137,7 +137,7 @@ def _measure_float(
 ) -> dict[str, float]:
     """SQNR in dB of the float model's outputs as the engine computes them, on one sample; {} where it does not."""
     assert ctx.samples is not None
-    taking = reference.selections.take_choices(model)
+    taking = fix_noise(reference.selections.take_choices(model))
     try:
         with (
             ctx.progress(f"running the float model with {engine.title}", 1) as task,

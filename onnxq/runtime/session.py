@@ -19,7 +19,8 @@ from onnxq.arrays import ArrayDict, Arrays
 from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, ValueInfos, attach_weights, save_model
-from onnxq.graph.light import is_large_model, list_libraries, refer_to_files
+from onnxq.graph.convert import fix_noise
+from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
 from onnxq.nearest import suggest_names
@@ -236,17 +237,18 @@ class Session:
             prepack=not (isinstance(model, LightModel) and is_large_model(model)),
             save=save_optimized,
         )
-        own = model.libraries if isinstance(model, LightModel) else ()
-        register_libraries(options, (*own, *libraries))
+        register_libraries(options, (*list_libraries(model), *libraries))
         if provider is None:
-            provider = model.provider if isinstance(model, LightModel) else ""
+            provider = find_provider(model)
         # Kernels that add up in an order of their own would give other ranges in every run.
         options.use_deterministic_compute = bool(provider)
-        self._label = str(model) if isinstance(model, (str, Path)) else "the model"
-        # Without optimizations ORT runs the model's own nodes.
-        self._nodes = (
-            _name_nodes(model) if optimize and not isinstance(model, (str, Path)) else None
-        )
+        self._label = "the model"
+        self._nodes = None
+        if isinstance(model, (str, Path)):
+            self._label = str(model)
+        elif optimize:
+            # Without optimizations ORT runs the model's own nodes.
+            self._nodes = _name_nodes(model)
         try:
             # ORT reads these arrays as long as the session lives.
             ready, self._weights = _hand_over_weights(model, options)
@@ -321,6 +323,9 @@ class Session:
 
 def _hand_over_weights(model: AnyModel, options: Any) -> tuple[ModelProto | str | Path, list[Any]]:
     """The model as a whole or with its stubs in ORT's hands; the returned values must live as long as the session."""
+    if isinstance(model, (str, Path)):
+        return model, []
+    model = fix_noise(model)
     if not isinstance(model, LightModel):
         return model, []
     proto, arrays = refer_to_files(model)

@@ -20,7 +20,7 @@ from onnxq.engines.diff.model import FLOAT, OFF, ON, explain_absence
 from onnxq.engines.shapes import find_sample_shapes
 from onnxq.errors import OnnxqError
 from onnxq.files import ScratchFolder
-from onnxq.graph import GraphIndex, ModelLike
+from onnxq.graph import GraphIndex, ModelLike, fix_noise
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import Refusal
@@ -171,7 +171,9 @@ class Engines:
         folder.mkdir(parents=True, exist_ok=True)
         engine = _find_local(name).with_options(self.config.runtime)
         job = Job(shapes=self._shapes, plugins=self.config.runtime.plugins, debug_tensors=inner)
-        return stack.enter_context(engine.open_runner(name, self.index.model, job, folder))
+        return stack.enter_context(
+            engine.open_runner(name, fix_noise(self.index.model), job, folder)
+        )
 
     def open_inner(self, stack: ExitStack) -> list[Runner]:
         """Runners that give inner tensors with their outputs: those of other engines than the reference that run."""
@@ -208,7 +210,7 @@ class Engines:
             shapes = find_sample_shapes(GraphIndex(proto), [feeds])
             job = Job(shapes=shapes, plugins=self.config.runtime.plugins)
             engine = _find_local(name).with_options(self.config.runtime)
-            with engine.open_runner(name, proto, job, folder) as runner:
+            with engine.open_runner(name, fix_noise(proto), job, folder) as runner:
                 # Copies: the runner's buffers are gone when it is closed.
                 return {output: np.array(value) for output, value in runner.infer(feeds).items()}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
@@ -49,9 +48,6 @@ from onnxq.progress import Progress
 from onnxq.runtime import Session
 from onnxq.sites import Names, Refusal, Role, TensorId
 
-# Batches among which the largest is looked for, which says how many tensors fit into memory at a time.
-_LOOK_AHEAD = 16
-
 
 def observe_channels(
     proto: ModelLike,
@@ -74,9 +70,7 @@ def observe_channels(
     taps = Taps(proto, list(axes), DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit)
     if not taps.tensors:
         return {}
-    batches = islice(dataset.batches(batch), _LOOK_AHEAD)
-    largest = max(batches, key=lambda part: sum(value.size for value in part.feeds.values()))
-    groups = taps.groups(largest)
+    groups = taps.form_groups(dataset.batches(batch))
     share = -(-rows // len(dataset)) if rows else 0
     running: dict[TensorId, RunningStatistics] = {}
     with progress(title, len(groups) * len(dataset)) as task:
