@@ -107,7 +107,7 @@ def test_no_run_gives_more_than_the_limit(declared: bool, monkeypatch: pytest.Mo
 
 def test_a_larger_sample_later_on_is_split_up(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = model("g (float[N,L] a) => (float[N,L] c) { [n0] b = Relu(a) [n1] c = Neg(b) }")
-    monkeypatch.setattr("onnxq.calibrate.parts._LOOK_AHEAD", 1)
+    monkeypatch.setattr("onnxq.calibrate.taps._LOOK_AHEAD", 1)
     feeds = [{"a": np.ones((1, length), np.float32)} for length in (2, 50, 2)]
     made: list[tuple[TensorId, ...]] = []
     runner = taps.Taps._open_runner
