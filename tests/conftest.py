@@ -16,7 +16,6 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # 
 import gc
 import importlib.util
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -24,8 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-
-from tests.processes import fork_process
 
 if TYPE_CHECKING:
     from onnxq.backends.engine import Engine
@@ -59,18 +56,12 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxq.runtime.timing._MOST_ROUNDS", 3)
 
 
-@pytest.fixture(autouse=True)
-def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of engines are forked from one that has imported our modules, which is half of their time.
-
-    Modules about these processes have a fixture of this name, with which they start as they do for users.
-    """
-    monkeypatch.setattr(subprocess, "Popen", fork_process)
-
-
 @pytest.fixture
 def engines_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime and OpenVINO build in this process; answers come from a forked one."""
+    """ONNX Runtime and OpenVINO build in this process: one of its own takes a second to start.
+
+    Those of test_building.py and test_engine.py have their own.
+    """
     from onnxq.backends import building, child
 
     def run_here(engine: Engine, folder: Path, job: Mapping[str, Any], **how: Any) -> int:

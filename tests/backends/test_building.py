@@ -15,11 +15,6 @@ from tests.engines import kit
 ORT = find_engine("ort")
 
 
-@pytest.fixture
-def forked_processes() -> None:
-    """None: the engines' processes start on their own."""
-
-
 def test_a_graph_that_onnx_runtime_optimized_lies_in_the_folder(tmp_path: Path) -> None:
     result = build_engine(ORT, kit.ort_residual(), Job(), tmp_path, timeout=60)
     assert result.state is BuildState.BUILT

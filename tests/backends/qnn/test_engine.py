@@ -21,11 +21,6 @@ from tests.engines.kit import graph
 SAMPLES = {"x": np.random.default_rng(1).standard_normal((3, 3, 8, 8)).astype(np.float32)}
 
 
-@pytest.fixture
-def forked_processes() -> None:
-    """None: the engines' processes start on their own."""
-
-
 @needs_qnn
 def test_the_emulator_is_compared_by_output_and_by_layer() -> None:
     model = make_graph("conv")
