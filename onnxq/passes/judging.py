@@ -343,7 +343,7 @@ LIMITS: Mapping[str, SearchLimits] = {
     # A twentieth of the noise that all pairs make, each alone, and so much more time than the planner's choice takes.
     "float_ops": SearchLimits(least_gain=0.05, most_time=1.15),
     # Wide operators, with which the noise is this many times that of all in wide; fewer take what gains least, for half
-    # of the work. The noise of each rounding is measured on these samples, beside those for choices.
+    # of the work. The noise of each rounding is measured on these samples; choices are judged on more.
     "activation_bits": SearchLimits(most_noise=2.0, one_of=2, samples=4),
     # Nodes in float32 beside float16: with more than half of the suspects there the type is not worth it. Ranges are
     # measured on these samples, the extreme ones among them.

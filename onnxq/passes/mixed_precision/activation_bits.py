@@ -48,7 +48,8 @@ NAME, WIDEN = "activation_bits", "wide_activations"
 _NARROW: Note[Plan] = Note(NAME)
 # By how much ranges in the most bits reach further than the samples did: there are steps enough for it. Without it a
 # ViT in 16 bits has 44 dB on new images, with it 56.
-_HEADROOM, _FINE_BITS = 1.25, 16
+_HEADROOM = 1.25
+_FINE_BITS = 16
 # Below this outputs are so far from float's that answers change.
 _GOOD_DB = 20.0
 
@@ -80,7 +81,9 @@ def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def _find_most(fewest: int, largest: int, holds: Callable[[int], bool]) -> int:
     """The largest number of narrow operators with which a plan holds; `fewest` - 1 where there is none."""
     # All at once first: many networks need no wide operator but those that are never narrow.
-    low, high, middle = fewest - 1, largest + 1, largest
+    low = fewest - 1
+    high = largest + 1
+    middle = largest
     while high - low > 1:
         low, high = (middle, high) if holds(middle) else (low, middle)
         middle = (low + high) // 2
@@ -98,7 +101,10 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     calibration = ctx.data.calibration.take(limits.samples, ctx.config.data.seed)
     samples = calibration.joined(ctx.data.validation)
     floats = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
-    work, noises = _share_work(state), _measure_noises(ctx, state, narrow_plan, floats)
+    # There are hundreds of roundings: each alone is measured on fewer samples than a choice is judged on.
+    alone = FloatOutputs(state.model, calibration, threads=floats.threads)
+    noises = _measure_noises(ctx, state, narrow_plan, alone)
+    work = _share_work(state)
     wide = _list_always_wide(state, narrow_plan)
     order = _order_operators(state, work, noises, wide)
 
@@ -216,7 +222,8 @@ def _measure_noises(
     ctx: SampledContext, state: PlacedState, narrow: Plan, floats: FloatOutputs
 ) -> _Noises:
     """Each input rounded alone, and each result for all that read it; weights stay as they were."""
-    ops, wide = state.problem.ops, state.plan
+    ops = state.problem.ops
+    wide = state.plan
     sites = {site.quantized_tensor: site for site in narrow.sites if site.role.is_measured}
     edges = {
         edge: tensor
