@@ -16,6 +16,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from onnxq.arrays import Array64
 from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, get_index
+from onnxq.graph.base import RANDOM_OPS
 from onnxq.graph.light import WeightStore, bare_proto, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.precision.narrow import CONTROL, FLOAT, MOVES, is_float32, make_cast
@@ -33,16 +34,7 @@ _ONE = "onnxq/one"
 _ZERO = "onnxq/zero"
 
 # They are others in every run.
-_RANDOM = frozenset(
-    {
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Bernoulli",
-        "Dropout",
-    }
-)
+_RANDOM = frozenset({*RANDOM_OPS, "Bernoulli", "Dropout"})
 # No twin: these have no arithmetic, or none of their own.
 _WITHOUT = MOVES | _RANDOM | {QUANTIZE, DEQUANTIZE, "Constant", "ConstantOfShape"}
 

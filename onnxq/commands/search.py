@@ -38,16 +38,23 @@ def search(
     Raises a subclass of OnnxqError for whatever the caller can mend; nothing is written then.
     """
     with open_run(model, config, overrides, Command.SEARCH, out=out, force=force) as chosen:
-        found = search_precisions(model, data, chosen, progress=progress)
+        outcome = search_precisions(model, data, chosen, progress=progress)
         with progress("writing"):
-            result = write_result(found.result, chosen, out, force)
-        found = replace(found, result=result)
-        _write_forms(found, chosen, force)
+            result = write_result(outcome.result, chosen, out, force)
+        outcome = replace(outcome, result=result)
+        _write_forms(outcome, chosen, force)
         if chosen.output.report:
             write_run(
-                model, result, data, chosen, force, progress, front=found.front, asked=found.asked
+                model,
+                result,
+                data,
+                chosen,
+                force,
+                progress,
+                front=outcome.front,
+                asked=outcome.asked,
             )
-        return found
+        return outcome
 
 
 def _write_forms(found: SearchResult, config: Config, force: bool) -> None:

@@ -22,6 +22,8 @@ MICROSOFT = "com.microsoft"
 FLOAT_TENSORS = frozenset({1, 10, 11, 16})
 # Operators whose output holds the values of input 0 in other places or another shape.
 LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
+# Operators that draw numbers anew in every run.
+RANDOM_OPS = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 # Operators whose results are not below zero.
 POSITIVE_OPS = frozenset(
     {"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"}

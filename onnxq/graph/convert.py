@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from copy import deepcopy
-from itertools import chain
 from zlib import crc32
 
 import numpy as np
@@ -15,6 +14,7 @@ import onnx.shape_inference
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, parser
 
 from onnxq.errors import ModelError
+from onnxq.graph.base import RANDOM_OPS
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
 from onnxq.graph.load import check_structure
@@ -388,7 +388,6 @@ def _write_defaults(proto: ModelProto) -> None:
         node.attribute.extend(attr for attr in known if attr.name not in written)
 
 
-_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 _DEFAULTS = {"mean": 0.0, "scale": 1.0, "low": 0.0, "high": 1.0, "dtype": 1}
 # A tensor repeats so many numbers: a prime, so that its rows do not begin alike.
 _COUNT = 4093
@@ -419,14 +418,16 @@ def fix_noise(proto: ModelProto) -> ModelProto:
     the name of the output, so that models that differ elsewhere draw alike.
     """
     opset = find_opset(proto)
-    if opset < _CONSTANTS or not any(node.op_type in _RANDOM for node in walk_nodes(proto.graph)):
+    if opset < _CONSTANTS or not any(
+        node.op_type in RANDOM_OPS for node in walk_nodes(proto.graph)
+    ):
         return proto
     out = deepcopy(proto)
     for _, graph in walk_graphs(out.graph):
-        nodes = [
-            _write_draw(node, opset) if node.op_type in _RANDOM else [node] for node in graph.node
-        ]
-        replace_items(graph.node, chain.from_iterable(nodes))
+        nodes: list[NodeProto] = []
+        for node in graph.node:
+            nodes += _write_draw(node, opset) if node.op_type in RANDOM_OPS else [node]
+        replace_items(graph.node, nodes)
     assign_names(out)
     return out
 

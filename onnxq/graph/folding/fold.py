@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph.base import NodeRef
+from onnxq.graph.base import RANDOM_OPS, NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.values import evaluate_nodes, infer_shape_values, move_constant
 from onnxq.graph.index import GraphIndex
@@ -29,7 +29,7 @@ from onnxq.sites import TensorId, is_within
 _NEVER = frozenset(
     [
         *("Bernoulli", "Dropout", "Multinomial"),
-        *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+        *RANDOM_OPS,
         *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
         *(
             "Optional",
