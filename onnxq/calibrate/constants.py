@@ -18,7 +18,17 @@ from onnxq.arrays import Array, Floats, Shape, are_finite, hash_parts
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import FLOAT_TENSORS, LAYOUT_OPS, GraphIndex, NodeRef, is_large_model
 from onnxq.graph.storage import Spool, StoredArray
-from onnxq.numerics import SumOrders, bias_qparams, floor_weight_scale, weight_qparams
+from onnxq.numerics import (
+    SumOrders,
+    bias_qparams,
+    dequantize,
+    fake_quant_weight,
+    find_saturating_sums,
+    floor_weight_scale,
+    quantize,
+    quantize_weight,
+    weight_qparams,
+)
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, open_array
@@ -374,3 +384,58 @@ def _hash_tasks(tasks: Sequence[WeightTask], values: Sequence[Array | StoredArra
             b"" if task.importance is None else task.importance.tobytes(),
         ]
     return hash_parts(*parts)
+
+
+def quantize_constant(site: SitePlan, qparams: QParams, value: Array) -> Array:
+    """The quantized values of a weight (in its own shape) or a bias (as a vector), in the storage's numpy type.
+
+    Values that the plan carries take the place of rounding to nearest. Raises PlanError where those do not fit, and
+    where the scales do not.
+    """
+    if site.values is not None:
+        return _check_values(site, value.shape)
+    try:
+        if site.role.is_bias:
+            # A Gemm takes a bias of shape [1, N]; the integer kernels read [N] only.
+            return quantize(value.reshape(-1), qparams, site.spec)
+        return quantize_weight(value, qparams, site.spec, site.sum_orders)
+    except OnnxqError as error:
+        # numerics sees arrays only, so the site is named here.
+        raise PlanError(
+            f"{site.site}: {error.subject}", error.cause, error.fix, code=error.code
+        ) from error
+
+
+def dequantize_constant(site: SitePlan, constant: Array) -> Array:
+    """A constant's real values once quantized: by the values of the site, else rounded to nearest."""
+    if site.qparams is None:
+        return constant
+    if site.values is not None:
+        return dequantize(site.values, site.qparams, site.spec)
+    # A Gemm takes a bias of shape [1, N], whose scales lie along N.
+    values = constant.reshape(-1) if site.role.is_bias else constant
+    real = fake_quant_weight(values, site.qparams, site.spec, site.sum_orders)
+    return np.asarray(real.reshape(constant.shape))
+
+
+def _check_values(site: SitePlan, shape: Shape) -> Array:
+    """The quantized values that the plan carries, once they are found to be legal."""
+    data = np.asarray(site.values)
+    fits = data.shape == shape and data.dtype == numpy_type(site.spec)
+    if not fits or (data.size and (data.min() < site.spec.qmin or data.max() > site.spec.qmax)):
+        cause = f"its values do not fit a {site.spec.storage} tensor of shape {list(shape)}"
+        raise PlanError(
+            site.name, cause, "take `values` out, or plan this model again", code="Q408"
+        )
+    if any(find_saturating_sums(data, order).any() for order in site.sum_orders):
+        cause = "its values overflow 16-bit sums on CPUs without VNNI, and the plan says that they do not"
+        raise PlanError(
+            site.name, cause, "take `values` out, or write `saturation: allow`", code="Q408"
+        )
+    return data
+
+
+def numpy_type(spec: QuantSpec) -> np.dtype[np.generic]:
+    """The numpy type of a site's quantized values and zero point."""
+    # FP8 has one zero point only, 0, which the graph editor casts to the storage.
+    return np.dtype(np.float32 if spec.is_float else spec.numpy_storage)

@@ -60,27 +60,22 @@ def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
     return editor.export()
 
 
-def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> ModelLike:
+def emit_pairs(
+    proto: ModelLike, plan: Plan, progress: Progress = silent, *, fold_constants: bool = False
+) -> ModelLike:
     """The prepared model with every pair of the plan in it.
 
     Weights and biases become integer initializers behind a DequantizeLinear; activations get a
     QuantizeLinear/DequantizeLinear pair, with a Clip when the bit width is narrower than its container,
     or a DynamicQuantizeLinear/DequantizeLinear pair where their scale is computed at each run.
     Every node is named after its site and carries `onnxq.*` metadata; the plan without its numbers goes into the
-    model's metadata.
+    model's metadata. fold_constants: constants are the floats that they would be dequantized to, and the plan is not
+    noted: for trials without optimizations, where ORT dequantizes in each run.
 
     Raises PlanError for a site without numbers, one that is not in this model, or one that the target cannot run.
     """
-    if find_opset(proto) < plan.opset:
-        opset = find_opset(proto)
-        own = f"is of opset {opset}" if opset else "imports none of ONNX's own operators"
-        cause = f"the plan needs opset {plan.opset}, and the model {own}"
-        raise PlanError(
-            plan.model, cause, "plan this model again, which raises its opset", code="Q404"
-        )
     index = get_index(proto)
-    check_specs(plan, index)
-    check_numbers(plan)
+    _check_fit(proto, index, plan)
     own_inputs = frozenset(site.site for site in plan.sites if isinstance(site.site, Edge))
     tables = {site.group: site for site in plan.sites if site.group and site.find_lookups(index)}
     captured = _find_captured(plan, index)
@@ -95,6 +90,7 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
         captured,
         whole=target.whole,
         bounds_integers=target.bounds_integers,
+        fold_constants=fold_constants,
     )
     for site in plan.existing:
         writer.connect_existing(site)
@@ -105,8 +101,9 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
             _write_site(writer, site)
     _order_data(writer.editor, plan, index)
     writer.editor.remove_unused()
-    records = {**read_records(proto, index), **writer.records}
-    writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})
+    if not fold_constants:
+        records = {**read_records(proto, index), **writer.records}
+        writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})
     done = writer.editor.export()
     rules = {
         rule.name
@@ -119,6 +116,19 @@ def emit_pairs(proto: ModelLike, plan: Plan, progress: Progress = silent) -> Mod
         proto = bare_proto(done)
         proto.ir_version = max(proto.ir_version, _PACKED_IR)
     return done
+
+
+def _check_fit(proto: ModelLike, index: GraphIndex, plan: Plan) -> None:
+    """Raise PlanError where the model or the target cannot have the plan's pairs."""
+    opset = find_opset(proto)
+    if opset < plan.opset:
+        own = f"is of opset {opset}" if opset else "imports none of ONNX's own operators"
+        cause = f"the plan needs opset {plan.opset}, and the model {own}"
+        raise PlanError(
+            plan.model, cause, "plan this model again, which raises its opset", code="Q404"
+        )
+    check_specs(plan, index)
+    check_numbers(plan)
 
 
 def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> ModelLike:

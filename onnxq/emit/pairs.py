@@ -18,59 +18,20 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.arrays import Array, Shape
-from onnxq.calibrate.constants import find_tensor
-from onnxq.errors import OnnxqError, PlanError
+from onnxq.arrays import Array
+from onnxq.calibrate.constants import (
+    dequantize_constant,
+    find_tensor,
+    numpy_type,
+    quantize_constant,
+)
+from onnxq.errors import PlanError
 from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ModelLike
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
-from onnxq.numerics import cast_scale, clip_bounds, find_saturating_sums, quantize, quantize_weight
+from onnxq.numerics import cast_scale, clip_bounds
 from onnxq.plan import SitePlan, name_part
 from onnxq.sites import Edge, TensorId
-from onnxq.spec import PerBlock, QParams, QuantSpec
-
-
-def quantize_constant(site: SitePlan, qparams: QParams, value: Array) -> Array:
-    """The quantized values of a weight (in its own shape) or a bias (as a vector), in the storage's numpy type.
-
-    Values that the plan carries take the place of rounding to nearest. Raises PlanError where those do not fit, and
-    where the scales do not.
-    """
-    if site.values is not None:
-        return _check_values(site, value.shape)
-    try:
-        if site.role.is_bias:
-            # A Gemm takes a bias of shape [1, N]; the integer kernels read [N] only.
-            return quantize(value.reshape(-1), qparams, site.spec)
-        return quantize_weight(value, qparams, site.spec, site.sum_orders)
-    except OnnxqError as error:
-        # numerics sees arrays only, so the site is named here.
-        raise PlanError(
-            f"{site.site}: {error.subject}", error.cause, error.fix, code=error.code
-        ) from error
-
-
-def _check_values(site: SitePlan, shape: Shape) -> Array:
-    """The quantized values that the plan carries, once they are found to be legal."""
-    data = np.asarray(site.values)
-    fits = data.shape == shape and data.dtype == numpy_type(site.spec)
-    if not fits or (data.size and (data.min() < site.spec.qmin or data.max() > site.spec.qmax)):
-        cause = f"its values do not fit a {site.spec.storage} tensor of shape {list(shape)}"
-        raise PlanError(
-            site.name, cause, "take `values` out, or plan this model again", code="Q408"
-        )
-    if any(find_saturating_sums(data, order).any() for order in site.sum_orders):
-        cause = "its values overflow 16-bit sums on CPUs without VNNI, and the plan says that they do not"
-        raise PlanError(
-            site.name, cause, "take `values` out, or write `saturation: allow`", code="Q408"
-        )
-    return data
-
-
-def numpy_type(spec: QuantSpec) -> np.dtype[np.generic]:
-    """The numpy type of a site's quantized values and zero point."""
-    # FP8 has one zero point only, 0, which the graph editor casts to the storage.
-    return np.dtype(np.float32 if spec.is_float else spec.numpy_storage)
-
+from onnxq.spec import PerBlock, QParams
 
 # Lowest and highest value, as numpy scalars of the type that is bounded.
 Bounds = tuple[np.generic | float, np.generic | float]
@@ -88,6 +49,7 @@ class PairWriter:
     captured: weights of which several bodies of If, Loop or Scan read the same integers, stored where the weight was.
     whole: the target takes whole graphs, in which constants may be operands, and a second pair converts.
     bounds_integers: activations narrower than their bytes are cut off behind QuantizeLinear, not in front.
+    fold_constants: constants that are not looked up are written as the floats that their integers stand for.
     """
 
     def __init__(
@@ -101,8 +63,10 @@ class PairWriter:
         *,
         whole: bool = False,
         bounds_integers: bool = False,
+        fold_constants: bool = False,
     ) -> None:
         self.whole, self.bounds_integers = whole, bounds_integers
+        self.fold_constants = fold_constants
         self.editor, self.index, self.in_integers, self.apart = editor, index, in_integers, apart
         self.tables, self.captured = tables, captured
         # A model output keeps its name on the dequantized tensor; its float values get this one.
@@ -279,6 +243,12 @@ class PairWriter:
         # A table of float16 has float32 scales: those of small rows are no normal numbers in float16.
         value = value.astype(np.float32) if lookups else value
         whole = [edge for edge in site.named_consumers if edge not in lookups]
+        if self.fold_constants and not lookups:
+            (name,) = self._make_names(site, "dequantized").values()
+            self.editor.add_initializer(site.site.scope, name, dequantize_constant(site, value))
+            for edge in whole:
+                self.editor.replace_input(edge, name)
+            return
         shared = self.shared.get(site.group) if lookups and site.group else None
         stored, scale, zero = shared or self._store_constant(site, qparams, value, whole)
         for edge in lookups:

@@ -18,7 +18,6 @@ from onnxq.evaluation.accumulator import AxisSums, ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors, SampleErrors
 from onnxq.evaluation.selections import Selections
 from onnxq.graph import ModelLike, release_pages
-from onnxq.graph.integer_products import dequantize_weights
 from onnxq.progress import Task
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds
@@ -58,16 +57,15 @@ def _share_reference(crew: Crew, reference: FloatOutputs) -> SharedReference:
 
 @dataclass(frozen=True, eq=False)
 class TrialModel:
-    """A model to be tried. optimize: as users run it. dequantize: its weights, once and not in every run."""
+    """A model to be tried. optimize: as users run it."""
 
     model: ModelLike
     optimize: bool = False
-    dequantize: bool = False
 
     def open(self, selections: Selections, threads: int) -> Session:
         """The session that runs it, on the choices of a float model."""
-        model = dequantize_weights(self.model) if self.dequantize else self.model
-        return Session(selections.take_choices(model), optimize=self.optimize, threads=threads)
+        model = selections.take_choices(self.model)
+        return Session(model, optimize=self.optimize, threads=threads)
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,6 @@ class TrialTask:
 
     model: SharedModel
     optimize: bool
-    dequantize: bool
     reference: SharedReference
     positions: tuple[int, ...]
 
@@ -130,7 +127,7 @@ def _try_models(
     shares = split_evenly(range(len(reference.samples)), count)
     pieces = []
     for number, model in enumerate(models, start=1):
-        form = crew.share_model(model.model), model.optimize, model.dequantize
+        form = crew.share_model(model.model), model.optimize
         for share in shares:
             trial = TrialTask(*form, shared, tuple(share))
             pieces.append(
@@ -151,18 +148,16 @@ def _try_models(
 def try_model(task: TrialTask) -> list[SampleErrors]:
     """The errors of a model on some samples."""
     reference = _open_reference(task.reference)
-    session = _open_trial(
-        task.model, task.optimize, task.dequantize, reference.selections, reference.threads
-    )
+    session = _open_trial(task.model, task.optimize, reference.selections, reference.threads)
     # The workers share the cores between them.
     return [errors for _, errors in reference.score_runs([session.run], task.positions, threads=1)]
 
 
 @lru_cache(maxsize=1)
 def _open_trial(
-    model: SharedModel, optimize: bool, dequantize: bool, selections: Selections, threads: int
+    model: SharedModel, optimize: bool, selections: Selections, threads: int
 ) -> Session:
-    return TrialModel(open_model(model), optimize, dequantize).open(selections, threads)
+    return TrialModel(open_model(model), optimize).open(selections, threads)
 
 
 @dataclass(frozen=True, eq=False)

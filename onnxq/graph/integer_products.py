@@ -23,11 +23,8 @@ from onnxq.arrays import Array, Floats
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MICROSOFT, NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
-from onnxq.graph.light import M, bare_proto, copy_store, rebuild
+from onnxq.graph.light import M
 from onnxq.graph.nbits import read_nbits
-from onnxq.graph.scopes import collect_reads, replace_items
-from onnxq.graph.storage import omit_weights, restore_weights
-from onnxq.graph.values import encode_tensor
 
 _LSTM = "DynamicQuantizeLSTM"
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
@@ -324,36 +321,6 @@ class _Reader:
 _INTEGERS = frozenset(
     {np.dtype(kind) for kind in (np.int8, np.uint8, np.int16, np.uint16, np.int32)}
 )
-
-
-def dequantize_weights(model: M) -> M:
-    """A copy in which every DequantizeLinear of constants in the main graph is the float32 initializer it makes.
-
-    For trials with optimizations off, where ORT would compute them in each run. The values are those that ORT computes;
-    blocks, sub-byte types and scales other than float32 stay as they are.
-    """
-    index = GraphIndex(model)
-    store = copy_store(model)
-    tensors = {}
-    for node in index.nodes:
-        value = dequantize_node(index, node)
-        if value is not None:
-            tensors[node.name] = encode_tensor(node.outputs[0], value, store=store)
-    if not tensors:
-        return model
-    light, weights = omit_weights(bare_proto(model))
-    graph = light.graph
-    replace_items(graph.node, [node for node in graph.node if node.name not in tensors])
-    # Integers, scales and zero points that no other node reads; tied weights may have more readers.
-    gone = {
-        name for node in index.nodes if node.name in tensors for name in node.inputs
-    } - collect_reads(graph)
-    replace_items(
-        graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in gone]
-    )
-    done = restore_weights(light, weights)
-    done.graph.initializer.extend(tensors.values())
-    return rebuild(model, done, store)
 
 
 def dequantize_node(index: GraphIndex, node: NodeRef) -> Floats | None:

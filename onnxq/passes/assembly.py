@@ -169,9 +169,12 @@ def _rewrite_bias(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     return True
 
 
-def write_pairs(state: FloatState, plan: Plan) -> ModelLike:
-    """The plan's pairs alone, for checks with optimizations off: `build_quantized` changes no value beyond them."""
-    return emit_pairs(_with_biases(state, plan), plan)
+def write_pairs(state: FloatState, plan: Plan, *, fold_constants: bool = False) -> ModelLike:
+    """The plan's pairs alone, for checks with optimizations off: `build_quantized` changes no value beyond them.
+
+    fold_constants: as of `emit_pairs`.
+    """
+    return emit_pairs(_with_biases(state, plan), plan, fold_constants=fold_constants)
 
 
 def build_quantized(state: FloatState, plan: Plan) -> ModelLike:

@@ -287,8 +287,7 @@ def make_trial(state: FloatState, plan: Plan) -> TrialModel:
     """The model that the plan gives, to be run as the file says, or as users run it where the two may part."""
     if must_judge_as_run(plan):
         return TrialModel(build_quantized(state, plan), optimize=True)
-    # Weights in float once, where ORT would dequantize them in every run.
-    return TrialModel(write_pairs(state, plan), dequantize=True)
+    return TrialModel(write_pairs(state, plan, fold_constants=True))
 
 
 def has_few_bits(plan: Plan) -> bool:

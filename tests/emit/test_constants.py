@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.emit.pairs import numpy_type, quantize_constant
+from onnxq.calibrate.constants import numpy_type, quantize_constant
 from onnxq.errors import PlanError
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.numerics import weight_qparams

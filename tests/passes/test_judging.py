@@ -5,15 +5,16 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 from onnxq.backends import load_config
 from onnxq.calibrate import calibrate
 from onnxq.config import Config, DataConfig, TensorConfig
 from onnxq.data import Dataset, load_data
 from onnxq.evaluation.compare import ModelErrors
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, attach_weights
 from onnxq.passes import judging
-from onnxq.passes.assembly import build_quantized
+from onnxq.passes.assembly import build_quantized, write_pairs
 from onnxq.passes.judging import Evaluator, SampleSets, ignore_rounding
 from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.pipeline.quantize_model import draft_placement
@@ -44,6 +45,51 @@ def test_a_plan_is_judged_once_and_as_the_file_answers(monkeypatch: pytest.Monke
     assert found == errors.results()
     monkeypatch.setattr(judging, "write_pairs", None)
     assert judge.measure(prepared, plan) == found
+
+
+BODY = parse(
+    """main (float[N, 6] x, bool c) => (float[N, 4] y) {
+      [if] b = If <then_branch = t () => (float[N, 4] p) { [m] p = MatMul(x, w) },
+                   else_branch = e () => (float[N, 4] q) { [n] q = MatMul(x, w) }>(c)
+      [gemm] g = Gemm(b, v, bias) [add] y = Add(g, b) }""",
+    w=np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32),
+    v=np.random.default_rng(1).standard_normal((4, 4)).astype(np.float32),
+    bias=np.random.default_rng(2).standard_normal((1, 4)).astype(np.float32),
+)
+SWITCHED = {
+    "x": np.random.default_rng(3).standard_normal((8, 6)).astype(np.float32),
+    "c": np.arange(8) % 2 == 0,
+}
+FOLDED = {
+    "bytes, biases": (residual(), images(), EVERYTHING),
+    "unbounded sums": (residual(), images(), EVERYTHING.model_copy(update={"saturation": "allow"})),
+    "blocks of four bits": (model(), feeds(), load_config("ort-int4-weights")),
+    "bodies": (BODY, SWITCHED, EVERYTHING),
+}
+
+
+@pytest.mark.parametrize("name", list(FOLDED))
+def test_folded_constants_are_the_floats_that_their_integers_stand_for(name: str) -> None:
+    """ONNX Runtime makes the same bits of the integers; in the bodies of an If they are read as well."""
+    proto, data, config = FOLDED[name]
+    prepared = load_state(proto)
+    inputs = read_data(prepared, data, config)
+    plan = calibrate(prepared.model, draft_placement(prepared, inputs, config, "").default(), inputs.calibration)
+    pairs, folded = (attach_weights(write_pairs(prepared, plan, fold_constants=fold)) for fold in (False, True))
+    floats = {tensor.name: numpy_helper.to_array(tensor) for tensor in folded.graph.initializer}
+    names = [f"{site.name}/dequantized" for site in plan.sites if site.role.is_constant and not site.site.scope]
+    pairs.graph.output.extend(onnx.helper.make_tensor_value_info(each, 1, None) for each in names)
+    sample = next(iter(inputs.validation.samples()))
+    wanted = Session(pairs, optimize=False).run(sample)
+    for each in names:
+        np.testing.assert_array_equal(wanted[each].ravel().view(np.uint32), floats[each].ravel().view(np.uint32))
+    for key, value in Session(folded, optimize=False).run(sample).items():
+        np.testing.assert_allclose(value, wanted[key], rtol=1e-4, atol=1e-4)
+    assert any(site.role is Role.WEIGHT for site in plan.sites)
+    index = GraphIndex(folded)
+    pairs_left = [node for node in index.nodes if node.op_type == "DequantizeLinear"]
+    assert not any(index.has_constant(node, 0) for node in pairs_left)
+    assert not folded.metadata_props
 
 
 @pytest.mark.parametrize(("bits", "kept"), [(4, {Role.ACTIVATION}), (6, {Role.ACTIVATION}), (8, None)])

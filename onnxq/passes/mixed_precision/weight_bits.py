@@ -18,6 +18,7 @@ import onnx
 
 from onnxq import backends
 from onnxq.arrays import ArrayDict
+from onnxq.calibrate.constants import dequantize_constant
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
@@ -29,7 +30,7 @@ from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS
 from onnxq.passes.rounding.layerwise import augment_samples
-from onnxq.passes.rounding.operators import Operator, dequantize_constant, list_operators
+from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.passes.state import PlacedState, PlacedStep

@@ -15,7 +15,6 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, Floats, Integers, Mask, Shape
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.numerics import dequantize, fake_quant_weight
 from onnxq.passes.rewrites.single_nodes import find_pooled_axes
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, TensorId
@@ -285,15 +284,6 @@ class Operator:
                 np.flip(parted, self._kernel_axes).reshape(self.weight.shape)
             )
         return np.ascontiguousarray(rows[0] if self.node.is_transposed else rows[0].T)
-
-
-def dequantize_constant(site: SitePlan, constant: Array) -> Array:
-    """A constant's real values once quantized: by the values of the site, else rounded to nearest."""
-    if site.qparams is None:
-        return constant
-    if site.values is not None:
-        return np.asarray(dequantize(site.values, site.qparams, site.spec))
-    return np.asarray(fake_quant_weight(constant, site.qparams, site.spec, site.sum_orders))
 
 
 def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxq.arrays import Array, hash_parts
+from onnxq.calibrate.constants import dequantize_constant
 from onnxq.emit import emit_pairs
 from onnxq.evaluation.compare import add_own_choices
 from onnxq.evaluation.selections import find_selections
@@ -38,7 +39,6 @@ from onnxq.passes.rounding.operators import (
     POINTWISE,
     POOLED_DAMPING,
     Operator,
-    dequantize_constant,
     find_pooling,
     list_operators,
 )
