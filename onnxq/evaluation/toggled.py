@@ -115,7 +115,7 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     work.toggle_pairs()
     work.toggle_corrections()
     model = work.finish_model()
-    session = Session(model, optimize=False, threads=threads)
+    session = Session(model, fuse_pairs=False, threads=threads)
     # Without those of pairs that no output needs, which went with the rest of what none needs.
     present = {value.name for value in session.inputs}
     order = {node.name: node.order for node in work.index.nodes}

@@ -65,7 +65,7 @@ class TrialModel:
     def open(self, selections: Selections, threads: int) -> Session:
         """The session that runs it, on the choices of a float model."""
         model = selections.take_choices(self.model)
-        return Session(model, optimize=self.optimize, threads=threads)
+        return Session(model, fuse_pairs=self.optimize, threads=threads)
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import NodeProto, TensorProto, helper
 
 from onnxq.arrays import Array, Interval
 from onnxq.calibrate import calibrate
-from onnxq.calibrate.constants import find_tensor
+from onnxq.calibrate.constants import find_tensor, numpy_type
 from onnxq.data import read_mask
-from onnxq.evaluation.accumulator import relative_noise, sum_squares
-from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
+from onnxq.evaluation.accumulator import relative_noise
+from onnxq.graph import (
+    LAYOUT_OPS,
+    TENSOR_TYPES,
+    GraphIndex,
+    ModelLike,
+    NodeRef,
+    ensure_opset,
+    get_index,
+)
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.subgraph import assemble_model
-from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range
+from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.observers.histogram import WHOLE, RangeCandidates
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
@@ -40,7 +49,7 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Site
-from onnxq.spec import FIXED, RULED, QParams
+from onnxq.spec import FIXED, RULED, QParams, QuantSpec
 
 # Largest error of a candidate relative to that of the present range: one decibel less. Smaller differences are noise of
 # few samples (MobileNetV2, uint8: 39.2 dB as calibrated, 36.6 at 0.97 on four samples, 38.4 at 0.8 on sixteen).
@@ -98,7 +107,10 @@ _RUN = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _PRESENT = "as calibrated"
 # Of the samples that candidates are made of, those that errors come from as well.
 _AGAIN = 12
-Runner = Callable[[int, Array], Array]
+# The first input that a product adds.
+_BIAS = 2
+# Everything is 0 in such steps.
+_COARSEST = QParams(np.asarray(2.0**100, np.float32), np.asarray(0, np.int32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,24 +239,12 @@ class _RangeErrors:
         if len(candidates) < 2:
             return
         judged = self._list_judges(values)
-        run = self._isolate_node(node, k) if node.op_type in _RUN and not node.domain else None
-
-        def run_reader(j: int, qparams: QParams | None = None) -> Array:
-            """The reader's output for a sample, or for its values through the pair."""
-            value = values[j]
-            if qparams is not None:
-                value = np.asarray(fake_quant(value, qparams, site.spec), np.float32)
-            return self._drop_padding(j, run(j, value) if run else value)
-
-        exact = dict(zip(judged, map_in_threads(run_reader, judged), strict=True))
-
-        def measure_noise(j: int, qparams: QParams) -> float:
-            return sum_squares(run_reader(j, qparams), exact[j])
-
-        signal = sum(map_in_threads(sum_squares, exact.values()))
+        measure_noise = self._open_reader(node, k, site.spec, values)
+        # With the coarsest step nothing is left of a tensor.
+        signal = sum(map_in_threads(partial(measure_noise, _COARSEST), judged))
         most = np.inf
         for name, qparams in candidates.items():
-            noises = map_in_threads(partial(measure_noise, qparams=qparams), judged)
+            noises = map_in_threads(partial(measure_noise, qparams), judged)
             errors[name] += relative_noise(noises, signal, most - errors[name])
             if last:
                 # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
@@ -273,34 +273,91 @@ class _RangeErrors:
         meant = read_mask(self.feeds[sample], value.shape)
         return value if meant is None else value[meant]
 
-    def _isolate_node(self, node: NodeRef, k: int) -> Runner:
-        """The node as a model of its own: its output for a sample with another value at input k."""
+    def _open_reader(
+        self, node: NodeRef, k: int, spec: QuantSpec, values: Sequence[Array]
+    ) -> Callable[[QParams, int], float]:
+        """The function that measures a pair at input k of a node: squares of what it changes a sample's output by.
+
+        All of it is one run of ONNX Runtime, beside which another thread computes; between sums of numpy, threads wait
+        for the interpreter longer than they compute.
+        """
         others: dict[str, list[Array]] = {}
+        stored = {"last": onnx.numpy_helper.from_array(np.array([-1]), "last")}
+        nodes = list(_write_error(spec))
+        error = "error"
+        if node.op_type in _RUN and not node.domain and k < _BIAS:
+            names, others, constants = self._list_operands(node, k)
+            stored |= constants
+            # Of the difference of two sums a bias says nothing.
+            nodes.append(helper.make_node(node.op_type, names[:_BIAS], ["output"], **node.attrs))
+            error = "output"
+        nodes.append(helper.make_node("Mul", [error, error], ["squares"]))
+        nodes.append(helper.make_node("ReduceSum", ["squares", "last"], ["noise"], keepdims=0))
+        types = {
+            "value": TensorProto.FLOAT,
+            "scale": TensorProto.FLOAT,
+            "zero": TENSOR_TYPES[spec.storage],
+        }
+        if _is_narrow(spec):
+            types |= dict.fromkeys(("low", "high"), TensorProto.FLOAT)
+        types |= dict.fromkeys(others, TensorProto.FLOAT)
+        inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()]
+        # ORT infers its type, and its sizes differ from sample to sample.
+        outputs = [onnx.ValueInfoProto(name="noise")]
+        part = assemble_model(self.index.proto, nodes, inputs, outputs, stored)
+        session = Session(part, fuse_pairs=False, threads=share_cores(len(self.judges)))
+
+        def measure_noise(qparams: QParams, sample: int) -> float:
+            feeds = {name: every[sample] for name, every in others.items()}
+            feeds["value"] = values[sample]
+            feeds["scale"] = np.asarray(qparams.scale, np.float32)
+            feeds["zero"] = np.asarray(qparams.zero_point, numpy_type(spec))
+            if _is_narrow(spec):
+                feeds["low"], feeds["high"] = clip_bounds(qparams, spec)
+            rows = session.run(feeds)["noise"]
+            # A mask is of positions, and tensors that it fits have an axis of channels behind them.
+            meant = read_mask(self.feeds[sample], (*rows.shape, 1))
+            return float((rows if meant is None else rows[meant]).sum(dtype=np.float64))
+
+        return measure_noise
+
+    def _list_operands(
+        self, node: NodeRef, k: int
+    ) -> tuple[list[str], dict[str, list[Array]], dict[str, TensorProto]]:
+        """Names of the node's inputs, values by sample of those that are computed, and its constants.
+
+        Input k is the error of the tensor that it reads.
+        """
+        others: dict[str, list[Array]] = {}
+        stored: dict[str, TensorProto] = {}
         tensors = self.index.list_inputs(node)
         names = ["" if tensor is None else f"in{at}" for at, tensor in enumerate(tensors)]
-        inputs = []
-        stored = {}
-        for at, tensor in enumerate(tensors):
-            if tensor is None:
+        names[k] = "error"
+        for name, tensor in zip(names, tensors, strict=True):
+            constant = None if tensor is None else self.index.find_constant(tensor)
+            if name in ("", "error") or tensor is None:
                 continue
-            constant = self.index.find_constant(tensor) if at != k else None
             if constant is not None:
-                stored[names[at]] = onnx.numpy_helper.from_array(constant, names[at])
-                continue
-            inputs.append(helper.make_tensor_value_info(names[at], onnx.TensorProto.FLOAT, None))
-            if at != k:
-                others[names[at]] = [read_tensor(value) for value in self.runner.values(tensor)]
-        alone = helper.make_node(node.op_type, names, ["out"], **node.attrs)
-        # ORT infers its type, and its sizes differ from sample to sample.
-        output = onnx.ValueInfoProto(name="out")
-        part = assemble_model(self.index.proto, [alone], inputs, [output], stored)
-        session = Session(part, optimize=False, threads=share_cores(len(self.judges)))
+                stored[name] = onnx.numpy_helper.from_array(constant, name)
+            else:
+                others[name] = [read_tensor(value) for value in self.runner.values(tensor)]
+        return names, others, stored
 
-        def run(sample: int, value: Array) -> Array:
-            feeds = {names[k]: value, **{name: every[sample] for name, every in others.items()}}
-            return np.asarray(session.run(feeds)["out"])
 
-        return run
+def _is_narrow(spec: QuantSpec) -> bool:
+    """True where the storage does not bound the integers by itself."""
+    return not spec.fills_storage or spec.narrow_range
+
+
+def _write_error(spec: QuantSpec) -> Iterator[NodeProto]:
+    """Nodes that compute "error", what a pair changes "value" by. Scale, zero point and bounds are inputs."""
+    source = "value"
+    if _is_narrow(spec):
+        source = "clipped"
+        yield helper.make_node("Clip", ["value", "low", "high"], [source])
+    yield helper.make_node(QUANTIZE, [source, "scale", "zero"], ["codes"])
+    yield helper.make_node(DEQUANTIZE, ["codes", "scale", "zero"], ["rounded"])
+    yield helper.make_node("Sub", ["rounded", "value"], ["error"])
 
 
 # Wider ranges of tensors that the samples show in few positions: more of them is chance.

@@ -72,6 +72,7 @@ def make_session_options(
     optimize: bool,
     threads: int,
     layout: bool = True,
+    fuse_pairs: bool = True,
     arena: bool = True,
     shapes_first: bool = False,
     prepack: bool = True,
@@ -87,6 +88,8 @@ def make_session_options(
     options.intra_op_num_threads = count_threads(threads)
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not fuse_pairs:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     if not arena:
         # Buffers go back to the system as soon as they are free: the peak is of live tensors only.
         options.enable_cpu_mem_arena = False
@@ -205,7 +208,8 @@ class Session:
     """One model, ready to run.
 
     model: a model or a path. optimize: all of ORT's graph optimizations, or none (the file as it says).
-    layout: False leaves out the last of them, which only change how tensors lie in memory.
+    layout: False leaves out the last of them, which only change how tensors lie in memory. fuse_pairs: False computes
+    everything between pairs in floats, as the file says.
     threads: 0 takes ORT's default, all cores. arena: False hands every buffer back as soon as it is free (lower peak
     memory, slower small runs). shapes_first: run Shape nodes as early as possible.
     save_optimized: where to write the graph ORT made. libraries: of custom operators, beside those of a light model.
@@ -220,6 +224,7 @@ class Session:
         *,
         optimize: bool = True,
         layout: bool = True,
+        fuse_pairs: bool = True,
         threads: int = 0,
         arena: bool = True,
         shapes_first: bool = False,
@@ -231,6 +236,7 @@ class Session:
         options = make_session_options(
             optimize=optimize,
             layout=layout,
+            fuse_pairs=fuse_pairs,
             threads=threads,
             arena=arena,
             shapes_first=shapes_first,

@@ -158,7 +158,7 @@ class LayerwiseRunner:
         self, piece: ModelLike, names: Sequence[str]
     ) -> Iterable[Mapping[str, Value]]:
         """These outputs of a piece for each sample."""
-        session = Session(piece, optimize=False, threads=self._threads)
+        session = Session(piece, fuse_pairs=False, threads=self._threads)
         return map_in_threads(lambda live: _run_piece(session, live, names), self._live)
 
     def _cut_piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> ModelLike:
@@ -294,7 +294,7 @@ def run_sample(task: RunTask) -> dict[str, Value]:
 # A worker has the float and the quantized piece in turn.
 @lru_cache(maxsize=2)
 def _open_session(model: SharedModel, threads: int) -> Session:
-    return Session(open_model(model), optimize=False, threads=threads)
+    return Session(open_model(model), fuse_pairs=False, threads=threads)
 
 
 @dataclass(frozen=True, eq=False)
