@@ -136,6 +136,22 @@ def test_optimized_graph_shows_fusions() -> None:
     assert any(op.endswith("Conv") for op in ops)
 
 
+def test_floats_between_pairs_stay_floats_where_pairs_are_not_fused(tmp_path: Path) -> None:
+    pairs = parse_text("""g (float[1,2,4,4] x) => (float[1,2,4,4] y)
+            <float s = {0.1}, uint8 z = {128}, int8[2,2,1,1] w = {1,2,3,4}, float t = {0.5}, int8 o = {0}> {
+          xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z) wd = DequantizeLinear(w, t, o)
+          h = Conv(xd, wd) yq = QuantizeLinear(h, s, z) y = DequantizeLinear(yq, s, z) }""")
+    feeds = {"x": np.linspace(-9, 9, 32, dtype=np.float32).reshape(1, 2, 4, 4)}
+    ops = {}
+    for fuse in (True, False):
+        path = tmp_path / f"{fuse}.onnx"
+        outputs = Session(pairs, fuse_pairs=fuse, save_optimized=path).run(feeds)
+        ops[fuse] = {node.op_type for node in onnx.load(path).graph.node}
+    assert "QLinearConv" in ops[True]
+    assert "QLinearConv" not in ops[False]
+    np.testing.assert_allclose(outputs["y"], Session(pairs, optimize=False).run(feeds)["y"], rtol=1e-6)
+
+
 def test_importing_the_room_does_not_load_onnxruntime() -> None:
     code = "import sys, onnxq.runtime, onnxq.data, onnxq.calibrate; print('onnxruntime' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -167,7 +167,8 @@ def test_pieces_carry_sizes_ranks_and_sequences(net, data):
     for k, sample in enumerate(feeds):
         for t, value in wanted.run(sample, alive).items():
             if not isinstance(value, list):
-                np.testing.assert_array_equal([*at.values(TensorId(t))][k], value)
+                # ONNX Runtime optimizes each piece, which adds up in another order.
+                np.testing.assert_allclose([*at.values(TensorId(t))][k], value, rtol=1e-5, atol=1e-5)
 
 
 def test_sizes_of_samples_are_not_held_against_a_branch_that_they_never_take():
