@@ -246,5 +246,5 @@ def measure_piece(task: SettingsTask) -> list[ModelErrors]:
 
 @lru_cache(maxsize=1)
 def _open_board(shared: SharedBoard) -> Switchboard:
-    session = Session(open_model(shared.model), optimize=False, threads=shared.threads)
+    session = Session(open_model(shared.model), fuse_pairs=False, threads=shared.threads)
     return Switchboard(session, read_feeds(shared.on), read_feeds(shared.off))

@@ -85,7 +85,7 @@ def measure_isolated(
     reference = FloatOutputs(proto, judged)
     model = reference.selections.take_choices(open_)
     on = usual | {name: value for values in changes.values() for name, value in values.items()}
-    board = Switchboard(Session(model, optimize=False), on, usual)
+    board = Switchboard(Session(model, fuse_pairs=False), on, usual)
     with progress("measuring weights", len(changes) * len(judged)) as task:
         errors = score_settings(
             board, model, 0, reference, list(map(tuple, changes.values())), crew, task
