@@ -339,19 +339,22 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: TensorId | None) -
 
 def _find_running(draw: Callable[[int | None, bool], Dataset], session: Session) -> Dataset:
     """Find the first dataset whose first sample the model can run."""
-    failure = ""
+    failures: dict[object, str] = {}
     # An axis may be another one than that whose length an input tells: such a length is 0 or 1 in the end.
     for guess in product((None, *_OTHER_GUESSES), (True, False)):
         dataset = draw(*guess)
+        # Of an If decoder every second sample runs the other branch. Without one, or lengths, guesses are alike.
+        count = min(2, len(dataset)) if find_decoder(session.inputs) else 1
+        samples = [dataset[k] for k in range(count)]
+        drawn = tuple((value.shape, value.tobytes()) for value in samples[0].values())
         try:
-            # Of an If decoder every second sample runs the other branch.
-            for k in range(min(2, len(dataset))) if find_decoder(session.inputs) else (0,):
-                session.run(dataset[k])
+            for sample in samples if drawn not in failures else ():
+                session.run(sample)
         except ModelError as error:
-            failure = failure or error.fault
-            continue
-        return dataset
-    cause = f"the model runs with none of the sizes tried ({failure})"
+            failures[drawn] = error.fault
+        if drawn not in failures:
+            return dataset
+    cause = f"the model runs with none of the sizes tried ({next(iter(failures.values()))})"
     raise DataError("synthetic inputs", cause, f"name sizes with `fix=…`, {_FIX}", code="Q216")
 
 
@@ -409,11 +412,8 @@ def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
         if axis == (3 if channels_last else 1):
             return 3
         return _IMAGE_SIDE
-    return (
-        32
-        if rank == 2 and classify_dtype(find_input_dtype(value) or np.dtype(float)) == "int"
-        else _OTHER_SIZE
-    )
+    kind = classify_dtype(find_input_dtype(value) or np.dtype(float))
+    return 32 if rank == 2 and kind == "int" else _OTHER_SIZE
 
 
 class _RandomSource:

@@ -8,6 +8,7 @@ from onnxq.config import DataConfig
 from onnxq.data import load_data, make_synthetic
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
+from onnxq.runtime import Session
 from tests.graph.kit import model
 from tests.networks import parse_text
 
@@ -61,12 +62,17 @@ def test_synthetic_inputs_that_cannot_be_made(value: ValueInfo) -> None:
         load_data(None, [value])
 
 
-def test_synthetic_sizes_are_tried_on_the_model() -> None:
+def test_synthetic_sizes_are_tried_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "g (float[N,3,H,W] x) => (float[M,3,64,64] y) { [fit] y = Reshape(x, s) }"
     proto = parse_text(text, s=np.array([-1, 3, 64, 64]))
     value = ValueInfo("x", TensorProto.FLOAT, ("N", 3, "H", "W"))
     assert load_data(None, [value])[0]["x"].shape == (1, 3, 224, 224)
+    sides: list[int] = []
+    run = Session.run
+    monkeypatch.setattr(Session, "run", lambda self, feeds: sides.append(feeds["x"].shape[2]) or run(self, feeds))
     assert load_data(None, [value], DataConfig(samples=2), proto)[0]["x"].shape == (1, 3, 64, 64)
+    # A picture has no length to be guessed beside its sizes, which are tried once each.
+    assert len(sides) == len(set(sides)) > 1
 
 
 def test_a_model_no_size_fits_says_so() -> None:
