@@ -230,7 +230,8 @@ class _RangeErrors:
             # Of few positions the range is chance, and so is what a narrower one clips.
             positions = sum(_count_positions(node, value) for value in values[: self.fitted])
             ranges = {_PRESENT: site.qparams}
-            if positions >= FEWEST_POSITIONS:
+            # A vector has an axis for its channels and none for positions.
+            if positions >= FEWEST_POSITIONS and values[0].ndim > 1:
                 ranges |= self._make_candidates(values, site, site.qparams)
             self.candidates[site.site] = ranges
             self.errors[site.site] = dict.fromkeys(ranges, 0.0)
@@ -293,14 +294,9 @@ class _RangeErrors:
             error = "output"
         nodes.append(helper.make_node("Mul", [error, error], ["squares"]))
         nodes.append(helper.make_node("ReduceSum", ["squares", "last"], ["noise"], keepdims=0))
-        types = {
-            "value": TensorProto.FLOAT,
-            "scale": TensorProto.FLOAT,
-            "zero": TENSOR_TYPES[spec.storage],
-        }
-        if _is_narrow(spec):
-            types |= dict.fromkeys(("low", "high"), TensorProto.FLOAT)
-        types |= dict.fromkeys(others, TensorProto.FLOAT)
+        bounds = ("low", "high") if _is_narrow(spec) else ()
+        floats = dict.fromkeys(("value", "scale", *bounds, *others), TENSOR_TYPES["float"])
+        types = floats | {"zero": TENSOR_TYPES[spec.storage]}
         inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()]
         # ORT infers its type, and its sizes differ from sample to sample.
         outputs = [onnx.ValueInfoProto(name="noise")]
@@ -312,8 +308,7 @@ class _RangeErrors:
             feeds["value"] = values[sample]
             feeds["scale"] = np.asarray(qparams.scale, np.float32)
             feeds["zero"] = np.asarray(qparams.zero_point, numpy_type(spec))
-            if _is_narrow(spec):
-                feeds["low"], feeds["high"] = clip_bounds(qparams, spec)
+            feeds |= zip(bounds, clip_bounds(qparams, spec), strict=False)
             rows = session.run(feeds)["noise"]
             # A mask is of positions, and tensors that it fits have an axis of channels behind them.
             meant = read_mask(self.feeds[sample], (*rows.shape, 1))
