@@ -358,7 +358,7 @@ class FloatOutputs:
                 return self._outputs[at]
             if self._session is None:
                 exposed = self.selections.expose_choices(self.proto)
-                self._session = Session(exposed, threads=self.threads)
+                self._session = Session(exposed, fuse_pairs=False, threads=self.threads)
             outputs: ArrayDict = self._session.run(feeds)
             # Sequences and maps have no size; they are rare, and small.
             self._bytes += sum(

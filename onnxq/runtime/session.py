@@ -20,9 +20,15 @@ from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelEr
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, ValueInfos, attach_weights, save_model
 from onnxq.graph.convert import fix_noise
-from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
+from onnxq.graph.light import (
+    bare_proto,
+    find_provider,
+    is_large_model,
+    list_libraries,
+    refer_to_files,
+)
 from onnxq.graph.scopes import collect_reads, walk_graphs
-from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
+from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes, walk_tensors
 from onnxq.nearest import suggest_names
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
 from onnxq.sites import Names
@@ -196,6 +202,7 @@ _ROOT = "/"
 _LARGE = 2**31 - 2**24
 # `isbuiltin` of dtypes that a package adds to numpy: bfloat16, and most of 8 bits and fewer.
 _FOREIGN = 2
+_FLOAT8 = {kind for name, kind in TENSOR_TYPES.items() if name.startswith("float8")}
 # Of onnxruntime 1.23.2, the oldest that is supported: nobody has to ask for it.
 _OLD_OPSET = 23
 _PAIR = """<ir_version: 10, opset_import: ["" : {}]>
@@ -209,7 +216,7 @@ class Session:
 
     model: a model or a path. optimize: all of ORT's graph optimizations, or none (the file as it says).
     layout: False leaves out the last of them, which only change how tensors lie in memory. fuse_pairs: False computes
-    everything between pairs in floats, as the file says.
+    everything between pairs in floats, as the file says, and optimizes no model of 8-bit floats.
     threads: 0 takes ORT's default, all cores. arena: False hands every buffer back as soon as it is free (lower peak
     memory, slower small runs). shapes_first: run Shape nodes as early as possible.
     save_optimized: where to write the graph ORT made. libraries: of custom operators, beside those of a light model.
@@ -234,7 +241,7 @@ class Session:
     ) -> None:
         ort = import_onnxruntime()
         options = make_session_options(
-            optimize=optimize,
+            optimize=optimize and (fuse_pairs or not _holds_float8(model)),
             layout=layout,
             fuse_pairs=fuse_pairs,
             threads=threads,
@@ -325,6 +332,16 @@ class Session:
                 cause = f"is {value.dtype}, which ONNX Runtime does not take from Python"
                 fix = "let the model take float32 or int8, and cast it by its first node"
                 raise DataError(f"input {name!r}", cause, fix, code="Q210")
+
+
+def _holds_float8(model: AnyModel) -> bool:
+    """True for a model of 8-bit floats, in which ONNX Runtime (1.32) drops a Relu in front of a QuantizeLinear.
+
+    It takes the zero point for the lowest integer, at which values saturate.
+    """
+    if isinstance(model, (str, Path)):
+        return False
+    return any(tensor.data_type in _FLOAT8 for tensor in walk_tensors(bare_proto(model)))
 
 
 def _hand_over_weights(model: AnyModel, options: Any) -> tuple[ModelProto | str | Path, list[Any]]:

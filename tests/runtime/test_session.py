@@ -152,6 +152,13 @@ def test_floats_between_pairs_stay_floats_where_pairs_are_not_fused(tmp_path: Pa
     np.testing.assert_allclose(outputs["y"], Session(pairs, optimize=False).run(feeds)["y"], rtol=1e-6)
 
 
+def test_a_relu_in_front_of_floats_of_8_bits_stays() -> None:
+    """Where zero is the lowest integer saturation does what it does, and ONNX Runtime takes it away."""
+    text = "g (float[8] x) => (float[8] y) { r = Relu(x) q = QuantizeLinear(r, s, z) y = DequantizeLinear(q, s, z) }"
+    pair = parse_text(text, opset=21, ir=10, s=0.01, z=np.zeros((), ml_dtypes.float8_e4m3fn))
+    assert Session(pair, fuse_pairs=False).run({"x": X.reshape(-1)})["y"].min() == 0.0
+
+
 def test_importing_the_room_does_not_load_onnxruntime() -> None:
     code = "import sys, onnxq.runtime, onnxq.data, onnxq.calibrate; print('onnxruntime' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -195,7 +195,7 @@ def check_equivalent(ctx: EqualizeContext, after: FloatState, report: PassReport
     """The report with the largest change of a float output; NOT_EQUIVALENT where that is more than rounding."""
     floats = ctx.base.validation
     with ctx.progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
-        other = Session(floats.selections.take_choices(after.model))
+        other = Session(floats.selections.take_choices(after.model), fuse_pairs=False)
         outputs = floats.measure(other, limit=_PROOF, tick=task.advance).results()
     worst = max((output.max_abs for output in outputs), default=0.0)
     # An output of zeros has no decibels, and rounding alone makes it another.
