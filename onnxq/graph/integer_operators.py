@@ -9,14 +9,14 @@ Codes, scales and zero points stay in the tensors that hold them, and a node kee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph.base import DEQUANTIZE, DYNAMIC, LAYOUT_OPS, QUANTIZE, NodeRef
+from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MOVING_OPS, QUANTIZE, NodeRef
 from onnxq.graph.convert import ensure_opset
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
@@ -49,11 +49,17 @@ class IntegerOperator:
     dynamic: bool = False
     sums: bool = False
 
+    def place_reads(self, inputs: int) -> Sequence[Indices]:
+        """The operands, each with its positions. inputs: how many the operator on floats has."""
+        # QLinearConcat: scale and zero point of the result first, then three inputs for each part.
+        parts = (tuple(range(k, k + 3)) for k in range(2, 2 + 3 * inputs, 3))
+        return tuple(parts) if self.repeats else self.reads
+
 
 # Positions of a tensor, its scale and its zero point.
 _ALONE = ((0, 1, 2),)
 _TWO = ((0, 1, 2), (3, 4, 5))
-_OPERATORS: Mapping[str, IntegerOperator] = {
+INTEGER_OPERATORS: Mapping[str, IntegerOperator] = {
     "QLinearConv": IntegerOperator("Conv", _TWO, (6, 7), (8,)),
     "QLinearMatMul": IntegerOperator("MatMul", _TWO, (6, 7)),
     "QGemm": IntegerOperator("Gemm", _TWO, (7, 8), (6,)),
@@ -78,20 +84,7 @@ _OPERATORS: Mapping[str, IntegerOperator] = {
 _OWN = ("channels_last", "opset")
 _FREE_OF_ATTRIBUTES = ("Add", "MatMul", "Mul", "Sigmoid", "Where")
 # They move integers, or choose among them, which gives what floats give; a Pad has a value of its own.
-_MOVES = LAYOUT_OPS | {
-    *(
-        "Concat",
-        "DepthToSpace",
-        "Expand",
-        "Gather",
-        "MaxPool",
-        "Pad",
-        "Resize",
-        "Slice",
-        "SpaceToDepth",
-        "Split",
-    ),
-}
+_MOVES = MOVING_OPS | {"Concat", "Pad"}
 
 
 class NodeWriter:
@@ -137,7 +130,7 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
     for node in index.nodes:
         writer = _OperatorWriter(editor, index, node, numbers)
         if _is_wanted(node, wanted):
-            writer.write(_OPERATORS[node.op_type])
+            writer.write(INTEGER_OPERATORS[node.op_type])
         elif node.op_type in (QUANTIZE, DYNAMIC):
             numbers[node.result] = (
                 node.inputs[1:3] if node.op_type == QUANTIZE else node.outputs[1:3]
@@ -148,7 +141,7 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
 
 
 def _is_wanted(node: NodeRef, wanted: frozenset[str] | None) -> bool:
-    form = _OPERATORS.get(node.op_type)
+    form = INTEGER_OPERATORS.get(node.op_type)
     # No float operator of ONNX takes channels last.
     if form is None or node.attrs.get("channels_last", 0):
         return False
@@ -192,10 +185,7 @@ class _OperatorWriter(NodeWriter):
 
     def write(self, form: IntegerOperator) -> None:
         """Write the float operator of a form, and the pairs around it."""
-        reads = [self.inputs(read) for read in form.reads]
-        # QLinearConcat: scale and zero point of the result first, then three inputs for each part.
-        if form.repeats:
-            reads = [self.inputs(range(k, k + 3)) for k in range(2, len(self.node.inputs), 3)]
+        reads = [self.inputs(read) for read in form.place_reads(len(self.node.inputs) // 3)]
         result = self.inputs(form.result)
         bias = self.inputs(form.bias)
         self.editor.remove_node(self.node.name)
