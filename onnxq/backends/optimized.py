@@ -16,7 +16,7 @@ import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, Engine, Kernel, Kernels, KernelWords, Tensor
 from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, name_nodes
-from onnxq.graph.integer_operators import INTEGER_OPERATORS
+from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import name_type
 from onnxq.sites import Caution, Names, TensorId

@@ -9,8 +9,6 @@ Codes, scales and zero points stay in the tensors that hold them, and a node kee
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,63 +21,11 @@ from onnxq.graph.index import GraphIndex
 from onnxq.graph.integer_products import name_source, read_integer_products
 from onnxq.graph.light import M
 from onnxq.graph.names import name_nodes
-from onnxq.sites import Indices, Names, TensorId
+from onnxq.graph.qoperators import INTEGER_OPERATORS, MISSING_SCALE, IntegerOperator
+from onnxq.sites import Names, TensorId
 
 # DequantizeLinear has an axis from here on.
 _OPSET = 13
-# In the place of a scale: 1.
-_ONE = -1
-
-
-@dataclass(frozen=True)
-class IntegerOperator:
-    """Where an operator on integers has its parts, by the numbers of its inputs. op: the one on floats.
-
-    reads: tensor, scale and zero point of each operand; a tensor alone is read as it is. result: scale and zero point;
-    () where it is float. bias: in int32, or in float. repeats: there are as many operands as inputs for them.
-    """
-
-    op: str
-    reads: tuple[Indices, ...]
-    result: Indices = ()
-    bias: Indices = ()
-    float_bias: bool = False
-    repeats: bool = False
-    # It quantizes its data itself, or gives out the sums of its products.
-    dynamic: bool = False
-    sums: bool = False
-
-    def place_reads(self, inputs: int) -> Sequence[Indices]:
-        """The operands, each with its positions. inputs: how many the operator on floats has."""
-        # QLinearConcat: scale and zero point of the result first, then three inputs for each part.
-        parts = (tuple(range(k, k + 3)) for k in range(2, 2 + 3 * inputs, 3))
-        return tuple(parts) if self.repeats else self.reads
-
-
-# Positions of a tensor, its scale and its zero point.
-_ALONE = ((0, 1, 2),)
-_TWO = ((0, 1, 2), (3, 4, 5))
-INTEGER_OPERATORS: Mapping[str, IntegerOperator] = {
-    "QLinearConv": IntegerOperator("Conv", _TWO, (6, 7), (8,)),
-    "QLinearMatMul": IntegerOperator("MatMul", _TWO, (6, 7)),
-    "QGemm": IntegerOperator("Gemm", _TWO, (7, 8), (6,)),
-    "QLinearConcat": IntegerOperator("Concat", (), (0, 1), repeats=True),
-    "QLinearWhere": IntegerOperator("Where", ((0,), (1, 2, 3), (4, 5, 6)), (7, 8)),
-    "MatMulIntegerToFloat": IntegerOperator(
-        "MatMul", ((0, 2, 4), (1, 3, 5)), (), (6,), float_bias=True
-    ),
-    "DynamicQuantizeMatMul": IntegerOperator(
-        "MatMul", ((0,), (1, 2, 3)), (), (4,), float_bias=True, dynamic=True
-    ),
-    "MatMulInteger": IntegerOperator("MatMul", ((0, _ONE, 2), (1, _ONE, 3)), sums=True),
-    "QLinearAdd": IntegerOperator("Add", _TWO, (6, 7)),
-    "QLinearMul": IntegerOperator("Mul", _TWO, (6, 7)),
-    "QLinearSigmoid": IntegerOperator("Sigmoid", _ALONE, (3, 4)),
-    "QLinearLeakyRelu": IntegerOperator("LeakyRelu", _ALONE, (3, 4)),
-    "QLinearSoftmax": IntegerOperator("Softmax", _ALONE, (3, 4)),
-    "QLinearAveragePool": IntegerOperator("AveragePool", _ALONE, (3, 4)),
-    "QLinearGlobalAveragePool": IntegerOperator("GlobalAveragePool", _ALONE, (3, 4)),
-}
 # Attributes that the float operators do not have.
 _OWN = ("channels_last", "opset")
 _FREE_OF_ATTRIBUTES = ("Add", "MatMul", "Mul", "Sigmoid", "Where")
@@ -249,7 +195,7 @@ class _OperatorWriter(NodeWriter):
         """The names of several inputs, "" for one left out."""
         given = dict(enumerate(self.node.inputs))
         return [
-            self.ones(given.get(positions[-1], "")) if k == _ONE else given.get(k, "")
+            self.ones(given.get(positions[-1], "")) if k == MISSING_SCALE else given.get(k, "")
             for k in positions
         ]
 

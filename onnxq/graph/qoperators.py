@@ -10,7 +10,7 @@ and in versions and providers that do not fuse. What no operator takes stays as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +21,71 @@ from onnxq.arrays import Array
 from onnxq.graph.base import DEQUANTIZE, MICROSOFT, MOVING_OPS, QUANTIZE, NodeRef, NodeRefs
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex, find_opset
-from onnxq.graph.integer_operators import INTEGER_OPERATORS, IntegerOperator
 from onnxq.graph.light import M
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
+from onnxq.sites import Indices
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
 # The lowest and the highest value of each.
 _BYTES: dict[int, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 
 
+# In the place of a scale: 1.
+MISSING_SCALE = -1
+
+
+@dataclass(frozen=True)
+class IntegerOperator:
+    """Where an operator on integers has its parts, by the numbers of its inputs. op: the one on floats.
+
+    reads: tensor, scale and zero point of each operand; a tensor alone is read as it is. result: scale and zero point;
+    () where it is float. bias: in int32, or in float. repeats: there are as many operands as inputs for them.
+    """
+
+    op: str
+    reads: tuple[Indices, ...]
+    result: Indices = ()
+    bias: Indices = ()
+    float_bias: bool = False
+    repeats: bool = False
+    # It quantizes its data itself, or gives out the sums of its products.
+    dynamic: bool = False
+    sums: bool = False
+
+    def place_reads(self, inputs: int) -> Sequence[Indices]:
+        """The operands, each with its positions. inputs: how many the operator on floats has."""
+        # QLinearConcat: scale and zero point of the result first, then three inputs for each part.
+        parts = (tuple(range(k, k + 3)) for k in range(2, 2 + 3 * inputs, 3))
+        return tuple(parts) if self.repeats else self.reads
+
+
+# Positions of a tensor, its scale and its zero point.
+_ALONE = ((0, 1, 2),)
+_TWO = ((0, 1, 2), (3, 4, 5))
+INTEGER_OPERATORS: Mapping[str, IntegerOperator] = {
+    "QLinearConv": IntegerOperator("Conv", _TWO, (6, 7), (8,)),
+    "QLinearMatMul": IntegerOperator("MatMul", _TWO, (6, 7)),
+    "QGemm": IntegerOperator("Gemm", _TWO, (7, 8), (6,)),
+    "QLinearConcat": IntegerOperator("Concat", (), (0, 1), repeats=True),
+    "QLinearWhere": IntegerOperator("Where", ((0,), (1, 2, 3), (4, 5, 6)), (7, 8)),
+    "MatMulIntegerToFloat": IntegerOperator(
+        "MatMul", ((0, 2, 4), (1, 3, 5)), (), (6,), float_bias=True
+    ),
+    "DynamicQuantizeMatMul": IntegerOperator(
+        "MatMul", ((0,), (1, 2, 3)), (), (4,), float_bias=True, dynamic=True
+    ),
+    "MatMulInteger": IntegerOperator(
+        "MatMul", ((0, MISSING_SCALE, 2), (1, MISSING_SCALE, 3)), sums=True
+    ),
+    "QLinearAdd": IntegerOperator("Add", _TWO, (6, 7)),
+    "QLinearMul": IntegerOperator("Mul", _TWO, (6, 7)),
+    "QLinearSigmoid": IntegerOperator("Sigmoid", _ALONE, (3, 4)),
+    "QLinearLeakyRelu": IntegerOperator("LeakyRelu", _ALONE, (3, 4)),
+    "QLinearSoftmax": IntegerOperator("Softmax", _ALONE, (3, 4)),
+    "QLinearAveragePool": IntegerOperator("AveragePool", _ALONE, (3, 4)),
+    "QLinearGlobalAveragePool": IntegerOperator("GlobalAveragePool", _ALONE, (3, 4)),
+}
 # Operators of ONNX; the others are of ONNX Runtime.
 _OF_ONNX = ("QLinearConv", "QLinearMatMul")
 # The weight of these may have scales along its axis of output channels.

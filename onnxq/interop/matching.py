@@ -16,7 +16,7 @@ from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.sites import Caution, Cautions, Names, Site, TensorId
 from onnxq.spec import QParams
-from onnxq.wording import Word, abbreviate, show_html
+from onnxq.wording import Word, show_as_summary
 
 # Operators whose output 0 holds exactly the values of input 0, so that both have one range.
 _SAME_VALUES = LAYOUT_OPS | {"Dropout", "Expand", "Tile", "DepthToSpace", "SpaceToDepth"}
@@ -72,12 +72,10 @@ class MissingSite:
     done: str = ""
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Imported:
     """A plan with the scales of a file, and the outcome for every line of it and every site of the plan."""
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     plan: Plan
     cache: str

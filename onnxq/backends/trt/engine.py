@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from onnxq.backends import engine
 from onnxq.backends.trt.build import build_engine
@@ -162,7 +161,7 @@ class TrtEngine(engine.Engine):
         """Time engines on this machine's GPU, each launched kernel by kernel and as a CUDA graph."""
         return time_engines(self, models, timing)
 
-    def run_job(self, job: Mapping[str, Any], folder: Path) -> JsonObject:
+    def run_job(self, job: JsonObject, folder: Path) -> JsonObject:
         """Time the engines of a job."""
         return time_job(self, job, folder)
 

@@ -14,12 +14,12 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from onnxq.arrays import Array, Arrays
-from onnxq.config.commands import DiffConfig
+from onnxq.config import DiffConfig
 from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import drop_padding
 from onnxq.graph import MOVING_OPS, GraphIndex, NodeRef
-from onnxq.graph.integer_operators import INTEGER_OPERATORS
+from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.sites import TensorId
 
 # Where a kernel's inputs hold the scale and zero point of its output.
