@@ -86,6 +86,13 @@ def show_html(value: Any) -> str:
     return str(sys.modules["onnxq"].render_html(value))
 
 
+def show_as_summary(kind: type[T]) -> type[T]:
+    """A dataclass that is shown in a line, and in notebooks by its summary."""
+    kind.__repr__ = abbreviate  # type: ignore[method-assign]
+    kind._repr_html_ = show_html  # type: ignore[attr-defined]
+    return kind
+
+
 def _abbreviate_field(value: object) -> str:
     if isinstance(value, Enum):
         return str(value)

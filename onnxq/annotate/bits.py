@@ -37,7 +37,7 @@ from onnxq.spec import (
     QuantSpec,
     find_element_type,
 )
-from onnxq.wording import Word, abbreviate, show_html
+from onnxq.wording import Word, show_as_summary
 
 # Fields of a quantized tensor in the metadata of a model, and those of all by the name of a node.
 Record = Mapping[str, Any]
@@ -136,12 +136,10 @@ class Disagreement:
     why: str
 
 
+@show_as_summary
 @dataclass(frozen=True, eq=False)
 class Inspection:
     """The pairs of a model, and the model with every node named (and annotated, when that was asked for)."""
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     model: ModelProto
     pairs: PairInfos

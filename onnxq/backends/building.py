@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Engine, Job
 from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
@@ -79,7 +79,7 @@ def build_engine(
 def run_child(
     engine: Engine,
     folder: Path,
-    job: Mapping[str, Any],
+    job: JsonObject,
     *,
     timeout: float,
     environment: Mapping[str, str] = MappingProxyType({}),
@@ -107,7 +107,7 @@ def run_child(
 def _prepare_child(
     engine: Engine,
     folder: Path,
-    job: Mapping[str, Any],
+    job: JsonObject,
     environment: Mapping[str, str] = MappingProxyType({}),
     *,
     builds: bool = False,
@@ -124,7 +124,7 @@ def _prepare_child(
 
 @contextmanager
 def serve_child(
-    engine: Engine, folder: Path, job: Mapping[str, Any], *, timeout: float
+    engine: Engine, folder: Path, job: JsonObject, *, timeout: float
 ) -> Iterator[Callable[[float], str]]:
     """Have an engine answer requests in a process of its own, as long as the context is open, as `serve_process` does.
 

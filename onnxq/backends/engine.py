@@ -403,6 +403,6 @@ class Engine:
         """Time built models side by side. Raises VerificationError where none can be timed."""
         raise NotImplementedError
 
-    def run_job(self, job: Mapping[str, Any], folder: Path) -> JsonObject:
+    def run_job(self, job: JsonObject, folder: Path) -> JsonObject:
         """Do in a child process what `building.run_child` was given, with files in `folder`; returns JSON."""
         raise NotImplementedError

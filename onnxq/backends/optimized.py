@@ -16,33 +16,14 @@ import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, Engine, Kernel, Kernels, KernelWords, Tensor
 from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, name_nodes
+from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import name_type
 from onnxq.sites import Caution, Names, TensorId
 
 # Kernels on integers. Every other one computes in the type of its tensors, or moves them.
-INT8_KERNELS = frozenset(
-    {
-        "QLinearConv",
-        "QLinearMatMul",
-        "QGemm",
-        "ConvInteger",
-        "MatMulInteger",
-        "MatMulIntegerToFloat",
-        "DynamicQuantizeMatMul",
-        "DynamicQuantizeLSTM",
-        "QAttention",
-        "QLinearAdd",
-        "QLinearMul",
-        "QLinearConcat",
-        "QLinearAveragePool",
-        "QLinearGlobalAveragePool",
-        "QLinearSigmoid",
-        "QLinearLeakyRelu",
-        "QLinearSoftmax",
-        "QLinearReduceMean",
-        "QLinearWhere",
-    }
+INT8_KERNELS = frozenset(INTEGER_OPERATORS).union(
+    ("ConvInteger", "DynamicQuantizeLSTM", "QAttention", "QLinearReduceMean")
 )
 # On float data and weights in few bits.
 PACKED_KERNELS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4"})

@@ -20,6 +20,7 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.runtime import Feeds
 from onnxq.runtime.exchange import read_values, write_values
+from onnxq.sites import JsonObject
 
 # Samples and answers of the process that runs a built model.
 FEEDS = "feeds.npz"
@@ -42,9 +43,7 @@ class ServedRunner:
 
     def infer(self, feeds: Feeds) -> Mapping[str, Any]:
         """One sample: arrays by name. Raises ModelError where the engine fails, or takes too long."""
-        given: dict[str, Any] = {
-            name: value for name, value in feeds.items() if name in self._inputs
-        }
+        given: JsonObject = {name: value for name, value in feeds.items() if name in self._inputs}
         write_values(self._folder / FEEDS, given)
         reply = json.loads(self._ask(_RUNNING))
         if "error" in reply:
@@ -99,7 +98,7 @@ def answer_samples(
     compute = open_model()
     print(json.dumps({"seconds": 0.0}), file=replies, flush=True)
     for _ in sys.stdin:
-        reply: dict[str, Any] = {}
+        reply: JsonObject = {}
         try:
             feeds = read_values(folder / FEEDS)
             start = time.perf_counter()
@@ -111,9 +110,7 @@ def answer_samples(
         print(json.dumps(reply), file=replies, flush=True)
 
 
-def time_in_child(
-    engine: Engine, models: Mapping[str, TimedModel], timing: Timing
-) -> dict[str, Any]:
+def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timing) -> JsonObject:
     """The result of the engine's `run_job` in a child: `times`, seconds of each run by round, `reasons`, `device`.
 
     Raises VerificationError where nothing can be timed: no device, a crash, a build for another one.

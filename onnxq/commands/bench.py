@@ -11,7 +11,7 @@ from onnxq.config import Command
 from onnxq.engines.bench import Bench, BenchedModel, bench_models
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
-from onnxq.pipeline.configuration import list_models
+from onnxq.pipeline.configuration import name_models
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal
 from onnxq.runtime import CPU_KINDS, Latency
@@ -46,8 +46,8 @@ def bench(
     built. Raises a subclass of OnnxqError for models with different inputs, options that do not fit, and a GPU on
     which nothing runs.
     """
-    sources = list_models(models)
-    with open_run(sources[0], config, overrides, Command.BENCH) as chosen:
+    sources = name_models(models)
+    with open_run(next(iter(sources.values())), config, overrides, Command.BENCH) as chosen:
         options = chosen.bench
         provider = chosen.runtime.provider
         fitting = [
@@ -206,7 +206,6 @@ def _make_lines(bench: Bench, verbose: bool) -> terminal.SheetRows:
 FORMS = {
     "Bench": ResultFormat[Bench](
         make_parts=_make_parts,
-        list_warnings=lambda bench: terminal.format_warnings(bench.warnings),
         derive=_describe_models,
         find_fault=_find_failed_model,
     )

@@ -22,7 +22,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report import Parts, ResultFormat, Text, TextView, format_count, make_list, make_table
 from onnxq.report.record import ReportRecord, read_record
 from onnxq.sites import Lines
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import show_as_summary
 
 Compared = ModelSource | Plan | ReportRecord
 # Relative difference of scales that is rounding.
@@ -54,12 +54,10 @@ class FigureChange:
     after: float | None
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """The differences of two quantized models. sites: how many both have alike. failed: conditions that hold."""
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     before: str
     after: str

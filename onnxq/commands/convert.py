@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.backends import find_backend, load_config
-from onnxq.config import Command, Config, drop_unset, expand_names, list_presets
+from onnxq.config import Command, Config, ProveConfig, drop_unset, expand_names, list_presets
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import attach_weights, get_index, save_model
@@ -22,7 +22,7 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, terminal
 from onnxq.spec import PerBlock
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import show_as_summary
 
 FLOAT = "float"
 
@@ -55,15 +55,13 @@ class KernelChange:
     after: KernelTypes
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conversion:
     """A converted file. result: the model, with its account. sites: where the numbers of each come from.
 
     kernels: None where the engine is not installed, or was not asked. answers: None where nothing was run.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     result: Result
     to: str
@@ -193,7 +191,8 @@ def _compare_kernels(
     )
     if engine is None or not config.convert.kernels or is_large_model(result.light):
         return None
-    request = ProveRequest(engine=engine.name, runtime=config.runtime, progress=progress)
+    options = ProveConfig(engine=engine.name)
+    request = ProveRequest(options=options, runtime=config.runtime, progress=progress)
     before, after = (_count_kernels(file, request) for file in (source.origin, result.model))
     return KernelChange(engine=engine.describe_version(), before=before, after=after)
 

@@ -393,7 +393,7 @@ def _make_layer_row(
     return tuple(cells)
 
 
-def _find_warnings(difference: Difference) -> Parts:
+def _list_warnings(difference: Difference) -> Iterator[Caution | Text]:
     labels = _label_runs(difference)
     for divergence in difference.divergences:
         from_there = f"something else than the file says is computed from {divergence.tensor} on"
@@ -405,7 +405,7 @@ def _find_warnings(difference: Difference) -> Parts:
             f"unmet: output {unmet.output}: {describe_unmet(difference, unmet)}", style="bold red"
         )
     if difference.synthetic:
-        yield format_warning(warn_synthetic("the models were compared"))
+        yield warn_synthetic("the models were compared")
 
 
 def _describe_more(difference: Difference) -> Values:
@@ -419,7 +419,7 @@ def _describe_more(difference: Difference) -> Values:
 FORMS = {
     "Difference": ResultFormat[Difference](
         make_parts=_make_parts,
-        list_warnings=_find_warnings,
+        list_warnings=_list_warnings,
         derive=_describe_more,
         find_fault=find_unmet_tolerance,
     )

@@ -19,12 +19,13 @@ from onnxq.plan import Plan, SitePlans
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, pick_fields, terminal
 from onnxq.sites import Caution, Cautions, Names
-from onnxq.wording import abbreviate, join_names, show_html
+from onnxq.wording import join_names, show_as_summary
 
 # Names that a text lists where there are more.
 _SHOWN = 4
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class ExportedScales:
     """A file of scales for another tool, and the account of every site.
@@ -32,9 +33,6 @@ class ExportedScales:
     kind: the format's name. content: the file. uncovered: float tensors of the network without an entry; None where the
     network was not given. out: where it was written; "": nowhere.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     source: str
     kind: str
@@ -164,7 +162,6 @@ def _make_rows(exported: ExportedScales, verbose: bool) -> terminal.SheetRows:
 FORMS = {
     "ExportedScales": ResultFormat[ExportedScales](
         make_parts=_make_parts,
-        list_warnings=lambda exported: terminal.format_warnings(exported.warnings),
         derive=lambda exported: pick_fields(exported, "complete warnings"),
         hidden="content",
     )

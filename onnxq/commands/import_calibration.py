@@ -419,9 +419,7 @@ def _describe_plan(imported: Imported) -> Values:
 # The plan has its own file.
 _FORM = ResultFormat[Imported](
     make_parts=_make_parts,
-    list_warnings=lambda imported: terminal.format_warnings(
-        (*imported.notes, *imported.plan.warnings)
-    ),
+    list_warnings=lambda imported: (*imported.notes, *imported.plan.warnings),
     derive=_describe_plan,
     hidden="plan",
 )

@@ -33,7 +33,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, terminal
 from onnxq.sites import Caution, JsonObject, Names, Role, Unquantized
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, make_granularity, name_int
-from onnxq.wording import abbreviate, join_names, show_html
+from onnxq.wording import join_names, show_as_summary
 
 # Passes that leave weights as they are.
 _KEPT = frozenset({"constants", "dead"})
@@ -70,15 +70,13 @@ class SkippedWeight:
     exact: bool = False
 
 
+@show_as_summary
 @dataclass(frozen=True, eq=False)
 class ImportedWeights:
     """The model with the weights of a checkpoint, those that were placed, and those that were skipped.
 
     count: weights of the checkpoint.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     checkpoint: str
     format: str

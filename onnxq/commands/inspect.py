@@ -22,7 +22,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report import Parts, RenderableType, Text, TextView, format_count, make_list, make_table
 from onnxq.report.document import ResultFormat, Values, pick_fields
 from onnxq.report.sentences import format_precision, make_sums_tables, saturation_summary
-from onnxq.report.terminal import format_counts, format_scale, format_warnings
+from onnxq.report.terminal import format_counts, format_scale
 from onnxq.spec import Granularity, PerBlock, PerChannel
 from onnxq.wording import join_names
 
@@ -211,7 +211,6 @@ def _count_widths(inspection: Inspection) -> str:
 FORMS = {
     "Inspection": ResultFormat[Inspection](
         make_parts=_make_parts,
-        list_warnings=lambda inspection: format_warnings(inspection.warnings),
         derive=lambda inspection: {"pairs": [_describe_pair(pair) for pair in inspection.pairs]},
         hidden="model",
         find_fault=find_disagreement,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -22,7 +22,7 @@ from onnxq.evaluation.perplexity import (
 )
 from onnxq.graph import load_model, name_nodes, read_types, widen_model
 from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
-from onnxq.pipeline.configuration import list_models
+from onnxq.pipeline.configuration import name_models
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report import ResultFormat, Text, terminal
 from onnxq.runtime import CPU_KINDS, Session, detect_cpu
@@ -49,13 +49,13 @@ def perplexity(
     Returns a Perplexity, with a LanguageScore for each model in `.models`.
     Raises a subclass of OnnxqError for a text or tokenizer that cannot be read, and a model that gives no logits.
     """
-    sources = list_models(models)
-    with open_run(sources[0], config, overrides, Command.PERPLEXITY) as chosen:
+    sources = name_models(models)
+    with open_run(next(iter(sources.values())), config, overrides, Command.PERPLEXITY) as chosen:
         return _measure(sources, Path(data), chosen, progress)
 
 
 def _measure(
-    sources: Sequence[ModelSource], path: Path, config: Config, progress: Progress
+    sources: Mapping[str, ModelSource], path: Path, config: Config, progress: Progress
 ) -> Perplexity:
     options = config.perplexity
     seed = config.data.seed
@@ -84,7 +84,7 @@ def _measure(
             ids = next(choose_windows(path, tokenizer, length, 1, seed)).ids
             prompt, generation = time_decoders(decoders, ids, _SECONDS)
     scores = []
-    for source, model in zip(sources, decoders, strict=True):
+    for source, model in zip(sources.values(), decoders, strict=True):
         name = model.name
         score = LanguageScore(
             name=name,
@@ -109,13 +109,10 @@ def _measure(
     )
 
 
-def _load_decoders(sources: Sequence[ModelSource], config: Config) -> list[Decoder]:
-    """The models with names of their own."""
-    decoders: dict[str, Decoder] = {}
+def _load_decoders(sources: Mapping[str, ModelSource], config: Config) -> list[Decoder]:
+    decoders = []
     runtime = config.runtime
-    for number, source in enumerate(sources, 1):
-        name = f"model {number}" if isinstance(source, onnx.ModelProto) else str(source)
-        name = f"{name} ({number})" if name in decoders else name
+    for name, source in sources.items():
         named = name_nodes(load_model(source, lazy=True).light)
         types = read_types(named)
         # ONNX Runtime hands numpy no bfloat16, and has hardly a kernel of it for the CPU.
@@ -129,8 +126,8 @@ def _load_decoders(sources: Sequence[ModelSource], config: Config) -> list[Decod
         )
         # The session knows the sizes of caches less well than the nodes that read them.
         inputs = settle_caches(session.inputs, named)
-        decoders[name] = Decoder(session, name, inputs)
-    return list(decoders.values())
+        decoders.append(Decoder(session, name, inputs))
+    return decoders
 
 
 def _list_windows(

@@ -91,8 +91,4 @@ class _PlanForm(ResultFormat[Plan]):
         return to_json(result)
 
 
-FORMS = {
-    "Plan": _PlanForm(
-        make_parts=_make_parts, list_warnings=lambda plan: terminal.format_warnings(plan.warnings)
-    )
-}
+FORMS = {"Plan": _PlanForm(make_parts=_make_parts)}

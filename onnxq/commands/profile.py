@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
@@ -19,6 +19,7 @@ from onnxq.pipeline.quantize_model import quantize
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, terminal, warn_synthetic
+from onnxq.sites import Caution
 from onnxq.workers import use_threads
 
 # Rows of a table without `verbose`.
@@ -162,10 +163,10 @@ def _make_cost_row(cost: GroupCost) -> Sequence[object]:
     return cost.name, ops, len(cost.sites), *figures, gain
 
 
-def _make_warnings(profile: Profile) -> terminal.Parts:
-    yield from terminal.format_warnings(profile.warnings)
+def _list_warnings(profile: Profile) -> Iterator[Caution]:
+    yield from profile.warnings
     if profile.synthetic:
-        yield from terminal.format_warnings([warn_synthetic("costs were measured")])
+        yield warn_synthetic("costs were measured")
 
 
-FORMS = {"Profile": ResultFormat[Profile](make_parts=_make_parts, list_warnings=_make_warnings)}
+FORMS = {"Profile": ResultFormat[Profile](make_parts=_make_parts, list_warnings=_list_warnings)}

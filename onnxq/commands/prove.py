@@ -75,23 +75,11 @@ def prove(
         with open_output_folder(folder, options.engine, force=force):
             # The samples are read before the build, which may take minutes: a mistake in them shows at once.
             request = ProveRequest(
-                engine=options.engine,
-                capability=options.compute_capability,
-                require=(*((INT8, pattern) for pattern in options.require_int8), *options.require),
-                forbid=options.forbid,
-                require_exact=options.require_exact,
-                require_int=options.require_int,
-                max_partitions=options.max_partitions,
+                options=options,
                 runtime=chosen.runtime,
                 dataset=None if data is None else _load_samples(model, data, chosen, progress),
-                threads=options.threads,
                 shapes=parse_shapes(options.shapes),
-                compare=options.compare or None,
                 save=folder,
-                reduce=options.reduce,
-                timeout=options.timeout,
-                libraries=chosen.runtime.libraries,
-                plugins=chosen.runtime.plugins,
                 progress=progress,
             )
             return prove_model(model, request)
@@ -357,7 +345,7 @@ def _name_first(names: Sequence[str]) -> str:
 FORMS = {
     "Proof": ResultFormat[Proof](
         make_parts=_make_parts,
-        list_warnings=lambda proof: terminal.format_warnings(_find_warnings(proof)),
+        list_warnings=_find_warnings,
         derive=_describe_proof,
         find_fault=find_unmet_requirement,
     )

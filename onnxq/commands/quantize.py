@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 from onnxq.backends import find_compiler, find_target
 from onnxq.config import Command
-from onnxq.engines.diff.model import OFF, ON, label_run
+from onnxq.engines.diff.model import LABELS, OFF, ON
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.passes.journal import Promotion
 from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run, quantize_model
@@ -42,12 +42,13 @@ from onnxq.report.terminal import (
     part_text,
 )
 from onnxq.runtime import CPU_KINDS
+from onnxq.sites import Caution
 from onnxq.wording import translate_text
 
 # Entries of a list without `verbose`.
 _SHOWN = 6
-_FILE = label_run(OFF)
-_RUN = label_run(ON)
+_FILE = LABELS[OFF]
+_RUN = LABELS[ON]
 _CPUS = {"any": "any x86", **CPU_KINDS}
 
 
@@ -298,14 +299,14 @@ def _make_stages(report: Report, verbose: bool) -> RenderableType:
     return Text(f"{text}, peak memory {format_bytes(peak)}" if peak else text)
 
 
-def _make_warnings(report: Report) -> Parts:
+def _list_warnings(report: Report) -> Iterator[Caution | Text]:
     # Printed last, so that they are still on the screen when the command ends.
     for warning in report.warnings:
         if report.synthetic and warning.code == SYNTHETIC.code:
             continue  # the plan's copy; the banner below replaces it
         if report.unchanged and warning.code == OTHER_CPUS:
             continue  # the alarm says it
-        yield format_warning(warning)
+        yield warning
     for alarm in report.alarms():
         # That int8 does not pay is no failure.
         yield format_warning(
@@ -313,7 +314,7 @@ def _make_warnings(report: Report) -> Parts:
         )
     if report.synthetic and not report.calibrated:
         # Weights need no samples, but the check against float then says little.
-        yield format_warning(warn_synthetic("the check ran"))
+        yield warn_synthetic("the check ran")
     elif report.synthetic:
         rule = "!" * 72
         banner = f"!! {translate_text(SYNTHETIC)} [{SYNTHETIC.code}]"
@@ -394,7 +395,7 @@ def _derive_values(report: Report) -> Values:
 FORMS = {
     "Report": ResultFormat[Report](
         make_parts=_make_parts,
-        list_warnings=_make_warnings,
+        list_warnings=_list_warnings,
         derive=_derive_values,
         find_fault=find_unmet_accuracy,
         # Of a result that misses the accuracy that was asked for.

@@ -94,4 +94,4 @@ def render_html(result: object) -> str:
     """The summary of a result as HTML with its styles, as notebooks show it. result: as for `summarize`."""
     shown = find_shown(result)
     form = find_form(shown)
-    return render_parts([*form.make_parts(shown, TextView()), *form.list_warnings(shown)])
+    return render_parts([*form.make_parts(shown, TextView()), *form.format_warnings(shown)])

@@ -1,5 +1,6 @@
 """Configuration: YAML presets and files, read into frozen types."""
 
+from onnxq.config.commands import DiffConfig, ProveConfig
 from onnxq.config.data import DataConfig, ImageConfig, RuntimeConfig, ScaleConfig, VerifyConfig
 from onnxq.config.front_end import FrontEnd, MultiInput, QuantizerSpec
 from onnxq.config.load import (
@@ -29,12 +30,14 @@ __all__ = [
     "Command",
     "Config",
     "DataConfig",
+    "DiffConfig",
     "FrontEnd",
     "Frozen",
     "ImageConfig",
     "MultiInput",
     "Observer",
     "Option",
+    "ProveConfig",
     "QuantizerSpec",
     "Rule",
     "RuleSet",

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from onnxq.config.document import CORRECT, Fault, Path, format_path, list_faults, shorten_value
 from onnxq.errors import Location, OnnxqError
+from onnxq.sites import JsonObject
 
 _Row = TypeVar("_Row", bound=BaseModel)
 # Further faults of one file that a message lists.
@@ -65,8 +66,8 @@ Origin = Annotated[
 PassName = Annotated[str, Field(alias="pass", min_length=1)]
 
 
-def _refuse_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _refuse_repeats(pairs: Iterable[tuple[str, Any]]) -> JsonObject:
+    out: JsonObject = {}
     for key, value in pairs:
         if key in out:
             raise _Repeated(key)

@@ -144,7 +144,7 @@ class _Reading:
             raise self.refuse(path, f"{shorten_value(value)} is no number", "write e.g. 0.001")
         return number
 
-    def translate(self, word: str, known: Mapping[str, Any], path: Path) -> Any:
+    def translate(self, word: str, known: JsonObject, path: Path) -> Any:
         if word.lower() not in known:
             raise self.refuse(
                 path, f"{word!r} is none of {', '.join(known)}", suggest_names(word, known)
@@ -212,7 +212,7 @@ def _flatten_keys(prefix: str, values: Any) -> JsonObject:
     return keys
 
 
-def _is_off(keys: Mapping[str, Any]) -> bool:
+def _is_off(keys: JsonObject) -> bool:
     """True if switched off, by DISABLE or in the older form of 0 bits."""
     return bool(keys.get("QUANTIZER.DISABLE")) or keys.get("QUANTIZER.BIT") == 0
 
@@ -249,7 +249,7 @@ _OPTIONS = {
 }
 
 
-def _convert_keys(reading: _Reading, path: Path, keys: Mapping[str, Any]) -> JsonObject:
+def _convert_keys(reading: _Reading, path: Path, keys: JsonObject) -> JsonObject:
     """Convert Sparsebit's dotted keys to fields of a section or of a rule.
 
     EMA_RATIO and LAYOUT have no effect: the moving average is the mean of the samples whatever their order, and the

@@ -22,6 +22,7 @@ from onnxq.data.fit import refuse_empty
 from onnxq.errors import DataError, OnnxqError
 from onnxq.files import check_input_kind, explain_unreadable, read_input
 from onnxq.nearest import suggest_files, suggest_names
+from onnxq.sites import JsonObject
 
 _PACKAGE = os.path.join(Path(__file__).parents[1], "")
 # Calls of a traceback that a message shows, the innermost ones.
@@ -179,7 +180,7 @@ def read_json_feeds(path: Path) -> Sequence[Arrays]:
     return feeds
 
 
-def _decode_array(content: dict[str, Any], path: Path) -> Any:
+def _decode_array(content: JsonObject, path: Path) -> Any:
     """Decode an array in Polygraphy's form: {"array": base64 of a .npy, "polygraphy_class": "ndarray"}."""
     marker = content.get("polygraphy_class")
     # The form that older versions of Polygraphy wrote.

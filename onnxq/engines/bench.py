@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 from onnxq.annotate import read_plan_note
 from onnxq.arrays import Shape
 from onnxq.backends import Engine, find_backend, find_engine
 from onnxq.backends.building import build_engine, check_library
 from onnxq.backends.engine import ENGINE, BuildState, EngineTimes, Job, TimedModel, Timing, Untimed
-from onnxq.config import Config
+from onnxq.config import Config, ProveConfig
 from onnxq.data import Dataset, load_data
 from onnxq.data.synthetic import make_synthetic
 from onnxq.engines.prove.proof import Proof
@@ -28,7 +27,7 @@ from onnxq.graph.index import GraphIndex, get_index
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Feeds, Latency, convert_floats
 from onnxq.sites import Caution, Cautions, Names
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import show_as_summary
 
 # Seconds for the build of one engine of a placement.
 _BUILDING = 3600.0
@@ -67,6 +66,7 @@ class BenchedModel:
         return self.proof is None or self.proof.built
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """The comparison. version: of the engine. chosen: why it is this one, "" where the caller named it.
@@ -74,9 +74,6 @@ class Bench:
     device: as of EngineTimes. provider: of ONNX Runtime, "" for other engines. untimed: why nothing was timed, None
     where something was. shapes: of the inputs. data: the samples they are from.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     engine: str
     version: str
@@ -117,7 +114,7 @@ class _Entry:
 
 
 def bench_models(
-    models: Sequence[ModelSource],
+    models: Mapping[str, ModelSource],
     data: object,
     config: Config,
     named: str | None,
@@ -125,10 +122,10 @@ def bench_models(
 ) -> Bench:
     """Build and time the models; the first is the one that the others are compared with.
 
-    data: samples of their inputs, None for made-up ones; the first is timed. config: of which the sections `bench`,
-    `data`, `verify` and `runtime` are used. named: the engine; None for that of the first plan in the models. A model
-    whose engine is not built is listed with the reason. Raises OnnxqError for options or data that do not fit, and for
-    models with other inputs than the first.
+    models: by name. data: samples of their inputs, None for made-up ones; the first is timed. config: of which the
+    sections `bench`, `data`, `verify` and `runtime` are used. named: the engine; None for that of the first plan in
+    the models. A model whose engine is not built is listed with the reason. Raises OnnxqError for options or data
+    that do not fit, and for models with other inputs than the first.
     """
     with progress("reading the models"):
         entries = _read_models(models, config.runtime.libraries)
@@ -171,17 +168,12 @@ def bench_models(
     )
 
 
-def _read_models(models: Sequence[ModelSource], libraries: Names) -> list[_Entry]:
-    """The models with names of their own. Raises ModelError where one has other inputs than the first."""
-    found: dict[str, _Entry] = {}
-    for k, source in enumerate(models):
-        name = f"model {k + 1}" if isinstance(source, onnx.ModelProto) else str(source)
-        # The same file twice shows the spread of the clock.
-        name = f"{name} ({k + 1})" if name in found else name
-        found[name] = _Entry(
-            name, source, GraphIndex(name_nodes(add_libraries(load_model(source).proto, libraries)))
-        )
-    entries = list(found.values())
+def _read_models(models: Mapping[str, ModelSource], libraries: Names) -> list[_Entry]:
+    """The models with their graphs. Raises ModelError where one has other inputs than the first."""
+    entries = []
+    for name, source in models.items():
+        proto = add_libraries(load_model(source).proto, libraries)
+        entries.append(_Entry(name, source, GraphIndex(name_nodes(proto))))
     wanted = {value.name for value in entries[0].index.inputs}
     for entry in entries[1:]:
         own = {value.name for value in entry.index.inputs}
@@ -261,17 +253,13 @@ def _prove(
         for name, sizes in find_sample_shapes(entry.index, [entry.feeds]).items()
         if name in dynamic
     }
-    options = ProveRequest(
-        engine=engine.name,
-        capability=capability,
-        shapes=shapes,
-        libraries=config.runtime.libraries,
-        plugins=config.runtime.plugins,
-        save=folder,
-        timeout=config.bench.timeout,
-        progress=progress,
+    options = ProveConfig(
+        engine=engine.name, compute_capability=capability, timeout=config.bench.timeout
     )
-    return prove_model(entry.source, options)
+    request = ProveRequest(
+        options=options, runtime=config.runtime, shapes=shapes, save=folder, progress=progress
+    )
+    return prove_model(entry.source, request)
 
 
 def _time_built(

@@ -22,6 +22,10 @@ MICROSOFT = "com.microsoft"
 FLOAT_TENSORS = frozenset({1, 10, 11, 16})
 # Operators whose output holds the values of input 0 in other places or another shape.
 LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
+# Those, and operators whose output holds some of the values of input 0, as integers where these are.
+MOVING_OPS = LAYOUT_OPS.union(
+    ("Slice", "Split", "Gather", "Expand", "MaxPool", "Resize", "DepthToSpace", "SpaceToDepth")
+)
 # Operators that draw numbers anew in every run.
 RANDOM_OPS = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 # Operators whose results are not below zero.

@@ -9,89 +9,28 @@ Codes, scales and zero points stay in the tensors that hold them, and a node kee
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.graph.base import DEQUANTIZE, DYNAMIC, LAYOUT_OPS, QUANTIZE, NodeRef
+from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MOVING_OPS, QUANTIZE, NodeRef
 from onnxq.graph.convert import ensure_opset
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.integer_products import name_source, read_integer_products
 from onnxq.graph.light import M
 from onnxq.graph.names import name_nodes
-from onnxq.sites import Indices, Names, TensorId
+from onnxq.graph.qoperators import INTEGER_OPERATORS, MISSING_SCALE, IntegerOperator
+from onnxq.sites import Names, TensorId
 
 # DequantizeLinear has an axis from here on.
 _OPSET = 13
-# In the place of a scale: 1.
-_ONE = -1
-
-
-@dataclass(frozen=True)
-class IntegerOperator:
-    """Where an operator on integers has its parts, by the numbers of its inputs. op: the one on floats.
-
-    reads: tensor, scale and zero point of each operand; a tensor alone is read as it is. result: scale and zero point;
-    () where it is float. bias: in int32, or in float. repeats: there are as many operands as inputs for them.
-    """
-
-    op: str
-    reads: tuple[Indices, ...]
-    result: Indices = ()
-    bias: Indices = ()
-    float_bias: bool = False
-    repeats: bool = False
-    # It quantizes its data itself, or gives out the sums of its products.
-    dynamic: bool = False
-    sums: bool = False
-
-
-# Positions of a tensor, its scale and its zero point.
-_ALONE = ((0, 1, 2),)
-_TWO = ((0, 1, 2), (3, 4, 5))
-_OPERATORS: Mapping[str, IntegerOperator] = {
-    "QLinearConv": IntegerOperator("Conv", _TWO, (6, 7), (8,)),
-    "QLinearMatMul": IntegerOperator("MatMul", _TWO, (6, 7)),
-    "QGemm": IntegerOperator("Gemm", _TWO, (7, 8), (6,)),
-    "QLinearConcat": IntegerOperator("Concat", (), (0, 1), repeats=True),
-    "QLinearWhere": IntegerOperator("Where", ((0,), (1, 2, 3), (4, 5, 6)), (7, 8)),
-    "MatMulIntegerToFloat": IntegerOperator(
-        "MatMul", ((0, 2, 4), (1, 3, 5)), (), (6,), float_bias=True
-    ),
-    "DynamicQuantizeMatMul": IntegerOperator(
-        "MatMul", ((0,), (1, 2, 3)), (), (4,), float_bias=True, dynamic=True
-    ),
-    "MatMulInteger": IntegerOperator("MatMul", ((0, _ONE, 2), (1, _ONE, 3)), sums=True),
-    "QLinearAdd": IntegerOperator("Add", _TWO, (6, 7)),
-    "QLinearMul": IntegerOperator("Mul", _TWO, (6, 7)),
-    "QLinearSigmoid": IntegerOperator("Sigmoid", _ALONE, (3, 4)),
-    "QLinearLeakyRelu": IntegerOperator("LeakyRelu", _ALONE, (3, 4)),
-    "QLinearSoftmax": IntegerOperator("Softmax", _ALONE, (3, 4)),
-    "QLinearAveragePool": IntegerOperator("AveragePool", _ALONE, (3, 4)),
-    "QLinearGlobalAveragePool": IntegerOperator("GlobalAveragePool", _ALONE, (3, 4)),
-}
 # Attributes that the float operators do not have.
 _OWN = ("channels_last", "opset")
 _FREE_OF_ATTRIBUTES = ("Add", "MatMul", "Mul", "Sigmoid", "Where")
 # They move integers, or choose among them, which gives what floats give; a Pad has a value of its own.
-_MOVES = LAYOUT_OPS | {
-    *(
-        "Concat",
-        "DepthToSpace",
-        "Expand",
-        "Gather",
-        "MaxPool",
-        "Pad",
-        "Resize",
-        "Slice",
-        "SpaceToDepth",
-        "Split",
-    ),
-}
+_MOVES = MOVING_OPS | {"Concat", "Pad"}
 
 
 class NodeWriter:
@@ -137,7 +76,7 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
     for node in index.nodes:
         writer = _OperatorWriter(editor, index, node, numbers)
         if _is_wanted(node, wanted):
-            writer.write(_OPERATORS[node.op_type])
+            writer.write(INTEGER_OPERATORS[node.op_type])
         elif node.op_type in (QUANTIZE, DYNAMIC):
             numbers[node.result] = (
                 node.inputs[1:3] if node.op_type == QUANTIZE else node.outputs[1:3]
@@ -148,7 +87,7 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
 
 
 def _is_wanted(node: NodeRef, wanted: frozenset[str] | None) -> bool:
-    form = _OPERATORS.get(node.op_type)
+    form = INTEGER_OPERATORS.get(node.op_type)
     # No float operator of ONNX takes channels last.
     if form is None or node.attrs.get("channels_last", 0):
         return False
@@ -192,10 +131,7 @@ class _OperatorWriter(NodeWriter):
 
     def write(self, form: IntegerOperator) -> None:
         """Write the float operator of a form, and the pairs around it."""
-        reads = [self.inputs(read) for read in form.reads]
-        # QLinearConcat: scale and zero point of the result first, then three inputs for each part.
-        if form.repeats:
-            reads = [self.inputs(range(k, k + 3)) for k in range(2, len(self.node.inputs), 3)]
+        reads = [self.inputs(read) for read in form.place_reads(len(self.node.inputs) // 3)]
         result = self.inputs(form.result)
         bias = self.inputs(form.bias)
         self.editor.remove_node(self.node.name)
@@ -259,7 +195,7 @@ class _OperatorWriter(NodeWriter):
         """The names of several inputs, "" for one left out."""
         given = dict(enumerate(self.node.inputs))
         return [
-            self.ones(given.get(positions[-1], "")) if k == _ONE else given.get(k, "")
+            self.ones(given.get(positions[-1], "")) if k == MISSING_SCALE else given.get(k, "")
             for k in positions
         ]
 

@@ -10,7 +10,7 @@ and in versions and providers that do not fuse. What no operator takes stays as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,65 +18,82 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, MICROSOFT, QUANTIZE, NodeRef, NodeRefs
+from onnxq.graph.base import DEQUANTIZE, MICROSOFT, MOVING_OPS, QUANTIZE, NodeRef, NodeRefs
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import M
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
-from onnxq.sites import Names
+from onnxq.sites import Indices
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
 # The lowest and the highest value of each.
 _BYTES: dict[int, tuple[int, int]] = {TensorProto.UINT8: (0, 255), TensorProto.INT8: (-128, 127)}
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    """An operator on integers.
+# In the place of a scale: 1.
+MISSING_SCALE = -1
 
-    layout: its inputs. A digit: that input as codes, scale, zero point; *: all of them; y: scale and zero point of the
-    result; b: the bias, where there is one; c: input 0 as it is. weight: input 1 may have scales along its axis of
-    output channels. drops: attributes that it does not have.
+
+@dataclass(frozen=True)
+class IntegerOperator:
+    """Where an operator on integers has its parts, by the numbers of its inputs. op: the one on floats.
+
+    reads: tensor, scale and zero point of each operand; a tensor alone is read as it is. result: scale and zero point;
+    () where it is float. bias: in int32, or in float. repeats: there are as many operands as inputs for them.
     """
 
     op: str
-    layout: str
-    domain: str = MICROSOFT
-    weight: bool = False
-    drops: Names = ()
+    reads: tuple[Indices, ...]
+    result: Indices = ()
+    bias: Indices = ()
+    float_bias: bool = False
+    repeats: bool = False
+    # It quantizes its data itself, or gives out the sums of its products.
+    dynamic: bool = False
+    sums: bool = False
+
+    def place_reads(self, inputs: int) -> Sequence[Indices]:
+        """The operands, each with its positions. inputs: how many the operator on floats has."""
+        # QLinearConcat: scale and zero point of the result first, then three inputs for each part.
+        parts = (tuple(range(k, k + 3)) for k in range(2, 2 + 3 * inputs, 3))
+        return tuple(parts) if self.repeats else self.reads
 
 
-_KERNELS: Mapping[str, _Kernel] = {
-    "Conv": _Kernel("QLinearConv", "01yb", "", weight=True),
-    "MatMul": _Kernel("QLinearMatMul", "01y", "", weight=True),
-    "Gemm": _Kernel("QGemm", "01by", weight=True, drops=("beta",)),
-    "Add": _Kernel("QLinearAdd", "01y"),
-    "Mul": _Kernel("QLinearMul", "01y"),
-    "Concat": _Kernel("QLinearConcat", "y*"),
-    "Where": _Kernel("QLinearWhere", "c12y"),
-    "GlobalAveragePool": _Kernel("QLinearGlobalAveragePool", "0y"),
-    "AveragePool": _Kernel("QLinearAveragePool", "0y"),
-    "LeakyRelu": _Kernel("QLinearLeakyRelu", "0y"),
-    "Sigmoid": _Kernel("QLinearSigmoid", "0y"),
-    "Softmax": _Kernel("QLinearSoftmax", "0y"),
+# Positions of a tensor, its scale and its zero point.
+_ALONE = ((0, 1, 2),)
+_TWO = ((0, 1, 2), (3, 4, 5))
+INTEGER_OPERATORS: Mapping[str, IntegerOperator] = {
+    "QLinearConv": IntegerOperator("Conv", _TWO, (6, 7), (8,)),
+    "QLinearMatMul": IntegerOperator("MatMul", _TWO, (6, 7)),
+    "QGemm": IntegerOperator("Gemm", _TWO, (7, 8), (6,)),
+    "QLinearConcat": IntegerOperator("Concat", (), (0, 1), repeats=True),
+    "QLinearWhere": IntegerOperator("Where", ((0,), (1, 2, 3), (4, 5, 6)), (7, 8)),
+    "MatMulIntegerToFloat": IntegerOperator(
+        "MatMul", ((0, 2, 4), (1, 3, 5)), (), (6,), float_bias=True
+    ),
+    "DynamicQuantizeMatMul": IntegerOperator(
+        "MatMul", ((0,), (1, 2, 3)), (), (4,), float_bias=True, dynamic=True
+    ),
+    "MatMulInteger": IntegerOperator(
+        "MatMul", ((0, MISSING_SCALE, 2), (1, MISSING_SCALE, 3)), sums=True
+    ),
+    "QLinearAdd": IntegerOperator("Add", _TWO, (6, 7)),
+    "QLinearMul": IntegerOperator("Mul", _TWO, (6, 7)),
+    "QLinearSigmoid": IntegerOperator("Sigmoid", _ALONE, (3, 4)),
+    "QLinearLeakyRelu": IntegerOperator("LeakyRelu", _ALONE, (3, 4)),
+    "QLinearSoftmax": IntegerOperator("Softmax", _ALONE, (3, 4)),
+    "QLinearAveragePool": IntegerOperator("AveragePool", _ALONE, (3, 4)),
+    "QLinearGlobalAveragePool": IntegerOperator("GlobalAveragePool", _ALONE, (3, 4)),
 }
+# Operators of ONNX; the others are of ONNX Runtime.
+_OF_ONNX = ("QLinearConv", "QLinearMatMul")
+# The weight of these may have scales along its axis of output channels.
+_WEIGHTED = ("Conv", "MatMul", "Gemm")
 # Steps that an int32 bias holds.
 _LARGEST = 2.0**31
 # Kernels of these move bytes as they move floats. From opset 12 on, MaxPool takes them.
-_MOVES = LAYOUT_OPS.union(
-    (
-        "MaxPool",
-        "Resize",
-        "Slice",
-        "Split",
-        "Gather",
-        "Expand",
-        "Tile",
-        "DepthToSpace",
-        "SpaceToDepth",
-    )
-)
+_MOVES = MOVING_OPS | {"Tile"}
 _POOL_OPSET = 12
 _SOFTMAX_OPSET = 13
 
@@ -120,8 +137,7 @@ class _QOperatorWriter:
         """Write one node as an operator on integers; False where there is none for it."""
         if node.op_type in _MOVES:
             return self._move_codes(node)
-        kernel = _KERNELS.get(node.op_type)
-        return kernel is not None and self._write_kernel(node, kernel)
+        return self._write_kernel(node)
 
     def _move_codes(self, node: NodeRef) -> bool:
         source = self._read_half(self.index.maker(node, 0, DEQUANTIZE), node.scope)
@@ -145,15 +161,25 @@ class _QOperatorWriter:
         self.editor.replace_input(node.make_edge(0), source.names[0])
         return True
 
-    def _write_kernel(self, node: NodeRef, kernel: _Kernel) -> bool:
-        taken = [int(part) for part in kernel.layout if part.isdigit()] or list(
+    def _write_kernel(self, node: NodeRef) -> bool:
+        kernels = [
+            name
+            for name, form in INTEGER_OPERATORS.items()
+            if form.op == node.op_type and not (form.dynamic or form.sums)
+        ]
+        if not kernels:
+            return False
+        form = INTEGER_OPERATORS[kernels[0]]
+        taken = (
             range(len(node.inputs))
+            if form.repeats
+            else [k for k, read in enumerate(form.reads) if len(read) > 1]
         )
         pairs = {
             k: self._read_half(self.index.maker(node, k, DEQUANTIZE), node.scope) for k in taken
         }
         halves = {k: pair for k, pair in pairs.items() if pair is not None}
-        if len(halves) < len(taken) or not self._has_kernel(node, kernel, halves):
+        if len(halves) < len(taken) or not self._has_kernel(node, halves):
             return False
         chain = self._find_behind(node, 0)
         result = None if chain is None else self._read_half(chain[-1], node.scope)
@@ -164,48 +190,55 @@ class _QOperatorWriter:
         ):
             chain = ()
             result = None
-        bias = self._find_bias(node, halves) if "b" in kernel.layout else ""
+        bias = self._find_bias(node, halves) if form.bias else ""
         # Only kernels of products write float.
         if bias is None or (result is None and node.op_type not in ("MatMul", "Gemm")):
             return False
-        inputs: list[str] = []
-        for part in kernel.layout:
-            if part == "y":
-                inputs += () if result is None else self._name_qparams(node, result)
-            elif part in "bc":
-                inputs.append(bias if part == "b" else node.inputs[0])
-            else:
-                for k in taken if part == "*" else (int(part),):
-                    inputs += (halves[k].names[0], *self._name_qparams(node, halves[k]))
-        op = kernel.op
-        domain = kernel.domain
-        # The same kernel with a float result has its inputs in another order.
-        if result is None and node.op_type == "MatMul":
-            x, x_scale, x_zero, w, w_scale, w_zero = inputs
-            op = "MatMulIntegerToFloat"
-            domain = MICROSOFT
-            inputs = [x, w, x_scale, w_scale, x_zero, w_zero]
-        attrs = {key: value for key, value in node.attrs.items() if key not in kernel.drops}
+        # Of a MatMul it is another kernel, behind the one that writes integers.
+        name = kernels[-1 if result is None else 0]
+        inputs = self._place_inputs(node, INTEGER_OPERATORS[name], halves, result, bias)
+        # QGemm has no beta.
+        attrs = {key: value for key, value in node.attrs.items() if key != "beta"}
         # The kernel asks which opset's Softmax it stands for: before 13 that flattens its input.
         attrs |= {"opset": self.opset} if node.op_type == "Softmax" else {}
         for old in chain:
             self.editor.remove_node(old.name)
-        # A bias that is left out in the last place has no name there.
-        while inputs and not inputs[-1]:
-            inputs.pop()
         outputs = chain[-1].outputs if chain else node.outputs
-        self.editor.replace_node(node, op, inputs, outputs, domain=domain, attrs=attrs)
+        domain = "" if name in _OF_ONNX else MICROSOFT
+        self.editor.replace_node(node, name, inputs, outputs, domain=domain, attrs=attrs)
         return True
 
-    def _has_kernel(self, node: NodeRef, kernel: _Kernel, halves: Mapping[int, _Pair]) -> bool:
+    def _place_inputs(
+        self,
+        node: NodeRef,
+        form: IntegerOperator,
+        halves: Mapping[int, _Pair],
+        result: _Pair | None,
+        bias: str,
+    ) -> list[str]:
+        """The inputs of an operator on integers, each where its form has it."""
+        reads = form.place_reads(len(node.inputs))
+        parts = {read: halves.get(k) for k, read in enumerate(reads)}
+        parts |= {} if result is None else {form.result: result}
+        places = dict.fromkeys(form.bias, bias) if bias else {}
+        # In their order, as zero points may be made.
+        for positions in sorted(parts):
+            half = parts[positions]
+            if half is None:
+                names = node.inputs[:1]
+            else:
+                names = (half.names[0], *self._name_qparams(node, half))[-len(positions) :]
+            places |= zip(positions, names, strict=True)
+        return [places.get(k, "") for k in range(max(places) + 1)]
+
+    def _has_kernel(self, node: NodeRef, halves: Mapping[int, _Pair]) -> bool:
         """True for scales, types and attributes that the operator takes."""
         first, *others = halves.values()
         # Of output channels: the last but for Conv and a turned Gemm.
         axis = {"Conv": 0, "Gemm": 0 if node.is_transposed else 1}.get(node.op_type, -1)
+        weighted = node.op_type in _WEIGHTED
         for k, half in halves.items():
-            if half.scale.size > 1 and not (
-                kernel.weight and k == 1 and self._lies_along(node, axis)
-            ):
+            if half.scale.size > 1 and not (weighted and k == 1 and self._lies_along(node, axis)):
                 return False
         if node.op_type == "Gemm" and (
             node.attrs.get("alpha", 1.0),
@@ -218,7 +251,7 @@ class _QOperatorWriter:
         if node.op_type == "AveragePool" and "dilations" in node.attrs:
             return False
         # Data in uint8 have kernels beside weights of either sign, data in int8 beside int8; others read one type.
-        mixed = kernel.weight and first.dtype == TensorProto.UINT8
+        mixed = weighted and first.dtype == TensorProto.UINT8
         return mixed or all(half.dtype == first.dtype for half in others)
 
     def _lies_along(self, node: NodeRef, axis: int) -> bool:

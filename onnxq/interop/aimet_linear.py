@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from onnxq.arrays import Array
 from onnxq.interop.aimet import TOOL, make_table, refuse_kind
 from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, make_entry
 from onnxq.interop.json_tables import list_numbers, open_table, write_table
+from onnxq.sites import JsonObject
 from onnxq.spec import FLOAT8, Granularity, PerBlock, PerChannel, PerTensor, find_element_type
 
 # Types that an entry may have -> bits and sign.
@@ -37,7 +37,7 @@ def _parse(data: bytes, source: str) -> ScaleTable:
     return make_table(table, "2.0.0")
 
 
-def _read_entry(row: Mapping[str, Any], line: int) -> TensorScale:
+def _read_entry(row: JsonObject, line: int) -> TensorScale:
     dtype = str(row["output_dtype"])
     found = _INTEGER.fullmatch(dtype)
     if found is None and dtype != FLOAT8:
@@ -64,7 +64,7 @@ def _read_entry(row: Mapping[str, Any], line: int) -> TensorScale:
     )
 
 
-def _read_scale(row: Mapping[str, Any]) -> Array:
+def _read_scale(row: JsonObject) -> Array:
     """The scales, those in two steps multiplied."""
     if "per_block_int_scale" in row:
         return np.asarray(row["per_block_int_scale"], np.float64) * np.asarray(
@@ -101,7 +101,7 @@ def _write(version: str, entries: Sequence[TensorScale]) -> bytes:
     rows = []
     for entry in entries:
         spec, (scale, zero) = entry.spec, list_numbers(entry)
-        row: dict[str, Any] = {"name": entry.name, "output_dtype": spec.kind, "y_scale": scale}
+        row: JsonObject = {"name": entry.name, "output_dtype": spec.kind, "y_scale": scale}
         # AIMET leaves zeros out, and takes a missing one for them.
         if np.any(entry.zero_point):
             row["y_zero_point"] = zero

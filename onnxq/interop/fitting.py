@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from onnxq.interop.base import TensorScale, TensorScales, has_blocks
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.numerics.rounding import shape_scales
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Site
+from onnxq.sites import JsonObject, Site
 from onnxq.spec import STORAGE_BITS, PerBlock, PerChannel, PerTensor, QParams, QuantSpec, name_int
 
 
@@ -127,7 +126,7 @@ def make_rules(
 def _find_storage(
     site: SitePlan,
     entry: TensorScale,
-    changes: Mapping[str, Any],
+    changes: JsonObject,
     engine: Target,
     index: GraphIndex,
 ) -> str | None:
@@ -143,11 +142,11 @@ def _find_storage(
     return None
 
 
-def _list_changes(entry: TensorScale, site: SitePlan) -> dict[str, Any]:
+def _list_changes(entry: TensorScale, site: SitePlan) -> JsonObject:
     """The fields of a rule in which an entry differs from the spec of its site."""
     spec = site.spec
     own = entry.spec
-    changes: dict[str, Any] = {} if own.is_float or own.bits == spec.bits else {"bits": own.bits}
+    changes: JsonObject = {} if own.is_float or own.bits == spec.bits else {"bits": own.bits}
     if (
         site.role.is_weight
         and type(own.granularity) is not type(spec.granularity)

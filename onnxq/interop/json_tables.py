@@ -10,6 +10,7 @@ from typing import Any
 from onnxq.config.schema import JsonText, find_line
 from onnxq.errors import CalibrationError
 from onnxq.interop.base import NoGridError, ScaleTable, SkippedEntry, TensorScale
+from onnxq.sites import JsonObject
 
 # Faults listed in an error.
 _SHOWN = 5
@@ -86,7 +87,7 @@ def open_table(data: bytes, source: str, tool: str, name: str) -> JsonTable:
     return JsonTable(text, root, tool, name)
 
 
-def write_table(root: Mapping[str, Any]) -> bytes:
+def write_table(root: JsonObject) -> bytes:
     """A JSON file with these values."""
     return (json.dumps(root, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
 

@@ -33,7 +33,7 @@ from onnxq.planner import add_precision, anchor_sites, find_float_nodes, find_ne
 from onnxq.planner.sums import bind_sums, digest_weights, warn_allowed
 from onnxq.sites import Edge, Edges, Names, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, QParams, QuantSpec
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import show_as_summary
 
 # Of the sites, in the plan.
 RULE = "marker"
@@ -41,12 +41,10 @@ RULE = "marker"
 _NATIVE_BITS = 4
 
 
+@show_as_summary
 @dataclass(frozen=True, eq=False)
 class Marked:
     """The float network without markers, and a calibrated plan for it."""
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     model: onnx.ModelProto
     plan: Plan

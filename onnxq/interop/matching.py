@@ -9,30 +9,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxq.errors import CalibrationError, PlanError
-from onnxq.graph import FLOAT_TENSORS, GraphIndex, NodeRef
+from onnxq.graph import FLOAT_TENSORS, LAYOUT_OPS, GraphIndex, NodeRef
 from onnxq.interop.base import ScaleTable, TensorScale, TensorScales, sort_by_name
 from onnxq.interop.fitting import fit_numbers
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.sites import Caution, Cautions, Names, Site, TensorId
 from onnxq.spec import QParams
-from onnxq.wording import Word, abbreviate, show_html
+from onnxq.wording import Word, show_as_summary
 
 # Operators whose output 0 holds exactly the values of input 0, so that both have one range.
-_SAME_VALUES = (
-    *(
-        "Identity",
-        "Reshape",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Transpose",
-        "Dropout",
-        "Expand",
-        "Tile",
-    ),
-    *("DepthToSpace", "SpaceToDepth"),
-)
+_SAME_VALUES = LAYOUT_OPS | {"Dropout", "Expand", "Tile", "DepthToSpace", "SpaceToDepth"}
 _CONSTANT = "a constant: weights get their scales from their values"
 _BIAS = "a bias: its scale is its input's times its weight's"
 _BIAS_BITS = 32
@@ -85,12 +72,10 @@ class MissingSite:
     done: str = ""
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Imported:
     """A plan with the scales of a file, and the outcome for every line of it and every site of the plan."""
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     plan: Plan
     cache: str

@@ -8,9 +8,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -56,7 +55,7 @@ def _parse(data: bytes, source: str) -> ScaleTable:
 
 
 def _read_rows(
-    name: str, rows: Sequence[Mapping[str, Any]], line: int, readers: Names = ()
+    name: str, rows: Sequence[JsonObject], line: int, readers: Names = ()
 ) -> TensorScale:
     first = rows[0]
     axis = first.get("axis")
@@ -87,7 +86,7 @@ def _read_rows(
     )
 
 
-def _read_type(row: Mapping[str, Any], signed: bool) -> tuple[int, bool]:
+def _read_type(row: JsonObject, signed: bool) -> tuple[int, bool]:
     """Bits and sign of an entry; one without a type is in bytes, with the sign that its numbers have."""
     if "quant_type" not in row:
         return 8, signed

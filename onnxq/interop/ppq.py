@@ -15,7 +15,7 @@ from typing import Any
 
 from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, make_entry
 from onnxq.interop.json_tables import JsonTable, open_table
-from onnxq.sites import Names, Role
+from onnxq.sites import JsonObject, Names, Role
 from onnxq.spec import PerChannel, PerTensor
 
 # States of a configuration that PPQ gives no numbers, or numbers that nothing uses.
@@ -60,7 +60,7 @@ def _list_configs(table: JsonTable) -> Iterator[tuple[str, tuple[Any, ...], Name
 
 
 def _read_config(
-    root: Mapping[str, Any], name: str, config: Any, readers: Names, line: int
+    root: JsonObject, name: str, config: Any, readers: Names, line: int
 ) -> TensorScale:
     if config["state"] in _FLOAT:
         raise NoGridError(f"float: its state is {config['state']}")
@@ -77,7 +77,7 @@ def _read_config(
 
 
 def _read_numbers(
-    name: str, values: Any, ends: Mapping[str, Any], per_channel: bool, readers: Names, line: int
+    name: str, values: Any, ends: JsonObject, per_channel: bool, readers: Names, line: int
 ) -> TensorScale:
     low = int(ends["quant_min"])
     high = int(ends["quant_max"])

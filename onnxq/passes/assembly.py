@@ -22,6 +22,7 @@ from onnxq.backends import find_target
 from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, replace_items, verify_graph
+from onnxq.graph.base import MOVING_OPS
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_products import write_integer_products
 from onnxq.graph.nbits import write_nbits
@@ -36,28 +37,7 @@ from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import FloatType
 
 # ORT moves a DequantizeLinear through these, or they keep integers integers.
-_TRANSPARENT = frozenset(
-    (
-        "Reshape",
-        "Transpose",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Identity",
-        "MaxPool",
-        "Slice",
-        "Gather",
-        "Expand",
-        "DepthToSpace",
-        "SpaceToDepth",
-        "Resize",
-        "ReduceMax",
-        "ReduceMin",
-        "Concat",
-        "Split",
-        "Tile",
-    )
-)
+_TRANSPARENT = MOVING_OPS | {"ReduceMax", "ReduceMin", "Concat", "Tile"}
 # Nodes of that kind in a row; exporters write two or three.
 _REACH = 6
 

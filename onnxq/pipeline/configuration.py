@@ -41,12 +41,17 @@ def name_model(model: object) -> str:
     return replace_surrogates(PurePath(path).name) if path else "model"
 
 
-def list_models(models: Sequence[ModelSource] | ModelSource) -> list[ModelSource]:
-    """Models given as one or as many. Raises ConfigError for none."""
+def name_models(models: Sequence[ModelSource] | ModelSource) -> dict[str, ModelSource]:
+    """Models given as one or as many, by names of their own. Raises ConfigError for none."""
     sources = [models] if isinstance(models, (str, Path, onnx.ModelProto)) else list(models)
     if not sources:
         raise ConfigError("models", "none was given", "give at least one", code="Q304")
-    return sources
+    named: dict[str, ModelSource] = {}
+    for number, source in enumerate(sources, 1):
+        name = f"model {number}" if isinstance(source, onnx.ModelProto) else str(source)
+        # The same file twice shows the spread of the clock.
+        named[f"{name} ({number})" if name in named else name] = source
+    return named
 
 
 def make_config(

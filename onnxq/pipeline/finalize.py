@@ -40,9 +40,10 @@ from onnxq.report.model import EngineCheck, LatencyRatio, Report
 from onnxq.report.terminal import format_count, format_counts
 from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution, Cautions, Lines, Names
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import show_as_summary
 
 
+@show_as_summary
 @dataclass(frozen=True, eq=False)
 class Result:
     """The quantized model, the plan it was made by (with its numbers), and the account of the run.
@@ -50,9 +51,6 @@ class Result:
     light: the model with its large weights beside it, which may be in files. inputs: the files of the float model,
     which nothing is written over.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     light: ModelLike
     plan: Plan

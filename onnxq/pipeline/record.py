@@ -19,7 +19,7 @@ from onnx import TensorProto
 from onnxq.annotate import PairInfo, find_pairs, read_plan_note
 from onnxq.arrays import Arrays, Interval
 from onnxq.backends import find_engine, find_reference, find_target, list_runnable, load_config
-from onnxq.config import Config, drop_unset
+from onnxq.config import Config, ProveConfig, drop_unset
 from onnxq.data import Dataset, load_data
 from onnxq.engines.diff.compare import compare_models
 from onnxq.engines.diff.model import FLOAT, OFF, Difference
@@ -195,13 +195,15 @@ def measure_record(
 
 def _prove(quantized: ModelSource, config: Config, progress: Progress) -> Proof:
     """The kernels of the engine asked for, else of the plan's, else of ONNX Runtime."""
-    request = ProveRequest(engine=config.report.engine, runtime=config.runtime, progress=progress)
+    options = ProveConfig(engine=config.report.engine)
+    request = ProveRequest(options=options, runtime=config.runtime, progress=progress)
     try:
         return prove_model(quantized, request)
     except MissingDependencyError:
         if config.report.engine:
             raise
-    return prove_model(quantized, replace(request, engine=find_reference().engines[0].name))
+    options = ProveConfig(engine=find_reference().engines[0].name)
+    return prove_model(quantized, replace(request, options=options))
 
 
 def _make_record(

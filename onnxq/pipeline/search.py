@@ -24,18 +24,16 @@ from onnxq.progress import Progress, silent
 from onnxq.report import Report
 from onnxq.report.record import FrontPoint, make_axes
 from onnxq.report.terminal import format_bytes
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import show_as_summary
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchResult:
     """The result of a search. result: the model that was taken. rules: the configuration that makes it, as YAML.
 
     front: all models that were measured, from small to large. met: the one taken keeps what was asked for.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     result: Result
     front: tuple[FrontPoint, ...]

@@ -22,7 +22,7 @@ from onnxq.plan import forms
 from onnxq.plan.contents import Contents
 from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusals, Role, Site, TensorId
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
-from onnxq.wording import Word, abbreviate, show_html
+from onnxq.wording import Word, show_as_summary
 
 
 class PlacementMethod(Word):
@@ -368,15 +368,13 @@ def _equal_arrays(a: Array | None, b: Array | None) -> bool:
     return a.dtype == b.dtype and np.array_equal(a, b)
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Ordered decisions for one model, and everything needed to carry them out again.
 
     The order of the fields is that of the keys in JSON.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     schema: ClassVar[int] = SCHEMA
     # Of `onnxq.backends`.

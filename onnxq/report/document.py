@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -11,8 +11,9 @@ from typing import Any, Generic, TypeVar
 from rich.console import RenderableType
 
 from onnxq.errors import OnnxqError, dump_json, replace_surrogates
+from onnxq.report.columns import Text
 from onnxq.report.model import Grade, LatencyRatio, RunFigure, find_worst_figure, make_verdict
-from onnxq.report.terminal import TextView, print_result
+from onnxq.report.terminal import TextView, format_warning, print_result
 from onnxq.sites import Caution
 from onnxq.wording import list_fields, translate_text
 
@@ -66,14 +67,16 @@ def _to_plain(value: Any) -> Any:
 class ResultFormat(Generic[R]):
     """The text of a command's result, and the JSON made of the result's fields.
 
-    make_parts: of the text. list_warnings: shown behind it, and wherever the text is not. derive: JSON values beside
-    the fields, or in their place. hidden: names of fields that the JSON leaves out. only: all values of a JSON that
-    holds no field as it is. find_fault: the error that the
-    command ends with in spite of the result, with exit_code; None for commands that have none.
+    make_parts: of the text. list_warnings: shown behind it, and wherever the text is not; by default the result's own.
+    derive: JSON values beside the fields, or in their place. hidden: names of fields that the JSON leaves out. only:
+    all values of a JSON that holds no field as it is. find_fault: the error that the command ends with in spite of the
+    result, with exit_code; None for commands that have none.
     """
 
     make_parts: Callable[[R, TextView], Iterable[RenderableType]]
-    list_warnings: Callable[[R], Iterable[RenderableType]] = lambda result: ()
+    list_warnings: Callable[[R], Iterable[Caution | Text]] = lambda result: getattr(
+        result, "warnings", ()
+    )
     derive: Callable[[R], Values] = lambda result: {}
     hidden: str = ""
     only: Callable[[R], Values] | None = None
@@ -96,5 +99,10 @@ class ResultFormat(Generic[R]):
         """Print the result as the view says."""
         parts = self.make_parts(result, view)
         print_result(
-            view, lambda: self.write_json(result, error), parts, self.list_warnings(result)
+            view, lambda: self.write_json(result, error), parts, self.format_warnings(result)
         )
+
+    def format_warnings(self, result: R) -> Iterator[Text]:
+        """The warnings as texts."""
+        for warning in self.list_warnings(result):
+            yield format_warning(warning) if isinstance(warning, Caution) else warning

@@ -10,7 +10,7 @@ from onnxq.arrays import Shape
 from onnxq.backends import find_modes, find_target
 from onnxq.config import Config
 from onnxq.engines.diff.measure import SAME_DB
-from onnxq.engines.diff.model import OFF, ON, Difference, label_run
+from onnxq.engines.diff.model import LABELS, OFF, ON, Difference
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
@@ -18,7 +18,7 @@ from onnxq.planner import Forced
 from onnxq.planner.cut import MOST_LOSS
 from onnxq.report.terminal import format_decibel, format_milliseconds
 from onnxq.sites import Caution, Cautions, LeftFloat, Lines, Names, Refusals, Unquantized
-from onnxq.wording import abbreviate, group_by_text, show_html
+from onnxq.wording import group_by_text, show_as_summary
 
 # By less two roundings of float sums may differ.
 DRIFT_DB = 3.0
@@ -118,7 +118,7 @@ def find_worst_figure(figures: Sequence[RunFigure]) -> RunFigure | None:
     """
 
     def rank(figure: RunFigure) -> tuple[int, bool, float]:
-        return GRADES.index(figure.grade), figure.run != label_run(OFF), -figure.sqnr_db
+        return GRADES.index(figure.grade), figure.run != LABELS[OFF], -figure.sqnr_db
 
     return max(figures, key=rank, default=None)
 
@@ -293,12 +293,10 @@ class SiteLine:
     reason: str = ""
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The report of one `quantize` or `apply`."""
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     # Paths as given; "" for models in memory.
     source: str = ""
@@ -399,7 +397,7 @@ class Report:
         for k, run in enumerate((OFF, ON) if here else (OFF,)):
             figure = RunFigure(
                 output=check.name + check.parts[k],
-                run=label_run(run),
+                run=LABELS[run],
                 sqnr_db=check.sqnr_db[k],
                 top_1=check.top_1[k],
                 rows=check.rows,

@@ -19,7 +19,7 @@ from onnxq.errors import DataError, MissingDependencyError
 from onnxq.files import read_text
 from onnxq.passes.journal import LOST_DB
 from onnxq.sites import LeftFloat, Names, Refusals
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import show_as_summary
 
 # The version of the JSON; raised when a key changes its meaning or goes.
 SCHEMA = 1
@@ -204,12 +204,10 @@ class FrontPoint:
         return ", ".join(f"{count} {name}" for name, count in self.precisions.items())
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class ReportRecord:
     """A quantized model beside its float one."""
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     version: Written[int] = SCHEMA
     # Name of the float model.

@@ -215,11 +215,6 @@ def format_warning(warning: Caution, style: str = "yellow") -> Text:
     return Text(f"warning[{warning.code}]: {translate_text(warning)}", style=style)
 
 
-def format_warnings(warnings: Iterable[Caution]) -> Iterator[Text]:
-    """Format each of the warnings."""
-    return map(format_warning, warnings)
-
-
 def format_verdict(word: str, style: str, text: str) -> Text:
     """Format a verdict, `good: text`, of which the word stands out."""
     return Text(word, style=style).join_text(f": {text}" if text else "")

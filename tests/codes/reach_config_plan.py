@@ -10,6 +10,7 @@ import numpy as np
 import onnxq
 from onnxq import import_calibration
 from onnxq.backends import load_config
+from onnxq.config import ProveConfig
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.engines.shapes import parse_shapes
 from onnxq.evaluation.metric import parse_drop
@@ -101,11 +102,13 @@ reach_each(
         "Q309": lambda _: with_rule({"node": "none", "set": {"float": True}}),
         "Q310": lambda _: register_observer("minmax")(object),
         "Q325": lambda _: load_config(None, {"target": "ort,qnn"}),
-        "Q312": lambda _: prove_model(gemm(), ProveRequest(engine="coral")),
+        "Q312": lambda _: prove_model(gemm(), ProveRequest(options=ProveConfig(engine="coral"))),
         "Q313": lambda _: QuantSpec(bits=9),
         "Q314": lambda _: with_rule({"between": ["y", "none"], "set": {"float": True}}),
         "Q315": lambda _: parse_shapes(["x"]),
-        "Q317": lambda _: prove_model(gemm(), ProveRequest(engine="tensorrt-rtx", require_exact=True)),
+        "Q317": lambda _: prove_model(
+            gemm(), ProveRequest(options=ProveConfig(engine="tensorrt-rtx", require_exact=True))
+        ),
         "Q319": lambda _: onnxq.quantize(gemm(), overrides={"min_sqnr": 20, "latency": False}),
         "Q320": lambda _: onnxq.make_plan(gemm(), overrides={"skip": ("nothing",)}),
         "Q401": lambda _: from_json("[]"),

@@ -137,7 +137,7 @@ def _describe_tensor(value: Any) -> JsonObject:
     }
 
 
-def answer_built(job: Mapping[str, Any], folder: Path) -> JsonObject:
+def answer_built(job: JsonObject, folder: Path) -> JsonObject:
     """Answer samples with the model that was built in `folder`."""
 
     def open_model() -> Answer:
@@ -156,7 +156,7 @@ def answer_built(job: Mapping[str, Any], folder: Path) -> JsonObject:
     return {}
 
 
-def time_built(job: Mapping[str, Any], folder: Path) -> JsonObject:
+def time_built(job: JsonObject, folder: Path) -> JsonObject:
     """Time the models of a job side by side, each compiled for the sizes of its feeds."""
     import openvino
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from onnxq.backends import engine
 from onnxq.backends.openvino.kernels import KERNELS, read_kernels
@@ -75,7 +74,7 @@ class OpenVinoEngine(engine.Engine):
         }
         return engine.EngineTimes(device=result["device"], eager=times, reasons=result["reasons"])
 
-    def run_job(self, job: Mapping[str, Any], folder: Path) -> JsonObject:
+    def run_job(self, job: JsonObject, folder: Path) -> JsonObject:
         """Time the models of a job, or answer samples."""
         from onnxq.backends.openvino.build import answer_built, time_built
 

@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from onnxq.backends.engine import Kernel, Kernels, Tensor
+from onnxq.sites import JsonObject
 
 # The list of a build's layers, with the model's own names.
 KERNELS = "kernels.json"
@@ -76,7 +76,7 @@ def _find_nodes(sources: str, names: list[str], outputs: Mapping[str, int]) -> I
             yield names[part]
 
 
-def _read_layer(row: Mapping[str, Any], names: list[str], outputs: Mapping[str, int]) -> Kernel:
+def _read_layer(row: JsonObject, names: list[str], outputs: Mapping[str, int]) -> Kernel:
     return Kernel(
         name=MARK.sub(lambda found: names[int(found[1])], row["name"]),
         kind=row["kind"],
@@ -89,8 +89,11 @@ def _read_layer(row: Mapping[str, Any], names: list[str], outputs: Mapping[str, 
     )
 
 
-def _read_tensor(entry: Mapping[str, Any]) -> Tensor:
-    dtype = _TYPES.get(entry["dtype"], entry["dtype"])
+def _read_tensor(entry: JsonObject) -> Tensor:
+    dtype = str(entry["dtype"])
     return Tensor(
-        name=entry["name"], dtype=dtype, shape=tuple(entry["shape"]), layout=entry["layout"]
+        name=entry["name"],
+        dtype=_TYPES.get(dtype, dtype),
+        shape=tuple(entry["shape"]),
+        layout=entry["layout"],
     )

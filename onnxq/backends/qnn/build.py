@@ -21,6 +21,7 @@ from onnxq.backends.serving import Answer, answer_samples
 from onnxq.graph import fix_sizes
 from onnxq.graph.scopes import has_bodies
 from onnxq.runtime.plugins import find_plugin_device, open_plugin_session
+from onnxq.sites import JsonObject
 
 PROVIDER = "QNNExecutionProvider"
 _NODE = re.compile(r"[Nn]ode:? ?[`'\"]([^`'\"]+)[`'\"]")
@@ -138,7 +139,7 @@ def _find_backend() -> dict[str, str]:
     return {"backend_path": onnxruntime_qnn.get_qnn_htp_path()}
 
 
-def answer_compiled(job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def answer_compiled(job: JsonObject, folder: Path) -> JsonObject:
     """Answer samples with the compiled model in `folder`."""
 
     def open_model() -> Answer:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxq.backends.engine import (
     ENGINE,
@@ -103,7 +103,7 @@ class QnnEngine(Engine):
 
         return emulate(self, name, model, job, folder)
 
-    def run_job(self, job: Mapping[str, Any], folder: Path) -> JsonObject:
+    def run_job(self, job: JsonObject, folder: Path) -> JsonObject:
         """Answer samples with the compiled model in `folder` until there are no more."""
         from onnxq.backends.qnn.build import answer_compiled
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -127,7 +125,7 @@ def _read_record(folder: Path) -> JsonObject:
     return record
 
 
-def _read_tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
+def _read_tensor(name: str, entry: JsonObject) -> Tensor:
     kind, digits = divmod(entry["data_type"], 256)
     dtype = f"{_KINDS.get(kind, '')}{digits:x}"
     # The HTP has no float32 arithmetic: it takes and gives such tensors, and computes in float16.

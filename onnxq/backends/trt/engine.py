@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from onnxq.backends import engine
 from onnxq.backends.trt.build import build_engine
@@ -19,7 +18,7 @@ from onnxq.backends.trt.kernels import INSPECTION, LAYERS, read_inspector, read_
 from onnxq.backends.trt.run import POLYGRAPHY, TrtRunner, build_trt
 from onnxq.backends.trt.timing import time_engines, time_job
 from onnxq.errors import ConfigError, VerificationError
-from onnxq.graph import Dims, GraphIndex, ModelLike, NodeRef
+from onnxq.graph import LAYOUT_OPS, Dims, GraphIndex, ModelLike, NodeRef
 from onnxq.sites import JsonObject, Names, Refusal
 
 # Compute capability that is built for where none is asked for: GeForce 30.
@@ -32,19 +31,7 @@ _TURING = (7, 5)
 # Nodes behind a product in which TensorRT looks for work to do on the weight beforehand, as far as was seen.
 _NEAR = 4
 # Operators that only move data: a quantization is carried over them.
-_MOVES = frozenset(
-    (
-        "Reshape",
-        "Transpose",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Identity",
-        "Slice",
-        "Expand",
-        "Add",
-    )
-)
+_MOVES = LAYOUT_OPS | {"Slice", "Expand", "Add"}
 _CUT_UP = "its result is cut up, which TensorRT does to the weight instead, in float: give its result a pair"
 
 
@@ -174,7 +161,7 @@ class TrtEngine(engine.Engine):
         """Time engines on this machine's GPU, each launched kernel by kernel and as a CUDA graph."""
         return time_engines(self, models, timing)
 
-    def run_job(self, job: Mapping[str, Any], folder: Path) -> JsonObject:
+    def run_job(self, job: JsonObject, folder: Path) -> JsonObject:
         """Time the engines of a job."""
         return time_job(self, job, folder)
 

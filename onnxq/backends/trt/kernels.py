@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from onnxq.backends.engine import Kernel, Kernels, Tensor
-from onnxq.sites import Names
+from onnxq.sites import JsonObject, Names
 
 # Files in which a build lists its kernels, as its log or its inspector does.
 LAYERS = "layers.txt"
@@ -118,16 +118,16 @@ def _read_tensors(text: str) -> tuple[Tensor, ...]:
 def read_inspector(text: str) -> Kernels:
     """The kernels of an engine inspector's JSON. Layers given by name only (an engine built without DETAILED) too."""
     raw = json.loads(text)
-    layers: Iterable[Any] = raw.get("Layers", ()) if isinstance(raw, Mapping) else raw
+    layers: Iterable[Any] = raw.get("Layers", ()) if isinstance(raw, dict) else raw
     return tuple(
         _read_layer(layer)
-        if isinstance(layer, Mapping)
+        if isinstance(layer, dict)
         else Kernel(name=str(layer), kind="", nodes=())
         for layer in layers
     )
 
 
-def _read_layer(layer: Mapping[str, Any]) -> Kernel:
+def _read_layer(layer: JsonObject) -> Kernel:
     weights = [_read_tensor(entry) for entry in layer.get("Constants") or ()]
     # A convolution's weight may stand apart from the constants, with a count in place of a shape.
     weight = layer.get("Weights")
@@ -146,7 +146,7 @@ def _read_layer(layer: Mapping[str, Any]) -> Kernel:
     )
 
 
-def _read_tensor(entry: Mapping[str, Any]) -> Tensor:
+def _read_tensor(entry: JsonObject) -> Tensor:
     """TensorRT 10 has "Format/Datatype"; 11 has "Format" and a type beside it, spelt Datatype or DataType."""
     values = {key.lower(): value for key, value in entry.items()}
     layout = str(values.get("format") or values.get("format/datatype") or "")

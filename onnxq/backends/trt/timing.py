@@ -19,6 +19,7 @@ from onnxq.backends.trt.build import load_plugins, make_logger
 from onnxq.backends.trt.cuda import Cuda, CudaError
 from onnxq.runtime import summarize_rounds
 from onnxq.runtime.timing import count_block_runs, measure_rounds
+from onnxq.sites import JsonObject
 
 # Seconds of work before anything is timed: a GPU that idles runs at a lower clock.
 _WARM_UP = 0.5
@@ -50,7 +51,7 @@ def time_engines(engine: Engine, models: Mapping[str, TimedModel], timing: Timin
     )
 
 
-def time_job(engine: Engine, job: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def time_job(engine: Engine, job: JsonObject, folder: Path) -> JsonObject:
     """Time the engines of a job side by side, each launched kernel by kernel and as a graph.
 
     job: as `time_in_child` writes it. Returns the GPU's name, the seconds of each run by round, for every engine and

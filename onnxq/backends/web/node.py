@@ -23,6 +23,7 @@ from onnxq.graph import GraphIndex, ModelLike, name_nodes, save_model
 from onnxq.runtime import Feeds
 from onnxq.runtime.faults import explain_load_failure, explain_run_failure
 from onnxq.runtime.timing import order_round
+from onnxq.sites import JsonObject
 
 PACKAGE = "onnxruntime-web"
 # The release that costs and kernels were measured on.
@@ -95,11 +96,9 @@ class Node:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def request(self, action: str, timeout: float = _RUNNING, **arguments: Any) -> dict[str, Any]:
+    def request(self, action: str, timeout: float = _RUNNING, **arguments: Any) -> JsonObject:
         """Have the process do something. Raises _Fault with ONNX Runtime's words where it fails."""
-        answer: dict[str, Any] = json.loads(
-            self._ask(timeout, json.dumps({"do": action, **arguments}))
-        )
+        answer: JsonObject = json.loads(self._ask(timeout, json.dumps({"do": action, **arguments})))
         if "error" in answer:
             found = _ERROR.search(answer["error"])
             words = _NO_KERNEL_WORDS if found and found[1] == _NO_KERNEL else ""
@@ -123,7 +122,7 @@ class Node:
         except _Fault as fault:
             raise _explain_fault(fault, name, model) from None
 
-    def write_feeds(self, feeds: Feeds) -> dict[str, Any]:
+    def write_feeds(self, feeds: Feeds) -> JsonObject:
         """The feeds in a file, as requests name them."""
         self._count += 1
         path = self.folder / f"{_FEEDS}{self._count}"
@@ -185,7 +184,7 @@ class NodeRunner:
         return _read_arrays(path.read_bytes(), answer["outputs"])
 
 
-def _read_arrays(data: bytes, specs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _read_arrays(data: bytes, specs: Sequence[JsonObject]) -> JsonObject:
     arrays = {}
     start = 0
     for spec in specs:

@@ -15,7 +15,7 @@ from onnxq.errors import VerificationError
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal, warn_synthetic
 from onnxq.runtime import CPU_KINDS, Latency
 from onnxq.sites import Caution, Cautions, Names
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import show_as_summary
 
 # The name under which hubs know the float model.
 FLOAT = "fp32"
@@ -37,6 +37,7 @@ _REASONS = {
 }
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """One variant. dtype: its name in transformers.js. file: where it was written; "" if it was not.
@@ -46,9 +47,6 @@ class Variant:
     output, as the file says and as ONNX Runtime runs it; checked: on so many samples. metric: None if none was given.
     same_as: another variant whose file has the same bytes. lacking: by device, operators that it has no kernel for.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     dtype: str
     state: VariantState = VariantState.MADE
@@ -71,6 +69,7 @@ class Variant:
         return min((figure for figure in self.sqnr_db if not math.isnan(figure)), default=math.nan)
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Variants:
     """A model and its variants.
@@ -80,9 +79,6 @@ class Variants:
     were made up. config: the file or preset that was given; options: the options on top of it. cpu: the kind of CPU
     that the times are of; shapes: of the inputs timed. versions: of the packages that made the files.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     source: str
     original: Variant
@@ -224,18 +220,18 @@ def _group_lacking(result: Variants, device: str) -> dict[Names, list[str]]:
     return groups
 
 
-def _make_warnings(result: Variants) -> terminal.Parts:
+def _list_warnings(result: Variants) -> Iterator[Caution]:
     for variant in result.variants:
         for warning in variant.warnings:
-            yield terminal.format_warning(Caution(warning.code, f"{variant.dtype}: {warning}"))
+            yield Caution(warning.code, f"{variant.dtype}: {warning}")
     if result.synthetic:
-        yield terminal.format_warning(warn_synthetic("the variants were checked"))
+        yield warn_synthetic("the variants were checked")
 
 
 FORMS = {
     "Variants": ResultFormat[Variants](
         make_parts=_make_parts,
-        list_warnings=_make_warnings,
+        list_warnings=_list_warnings,
         derive=_describe_variants,
         hidden="original",
         find_fault=find_no_variant,

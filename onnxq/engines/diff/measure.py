@@ -14,50 +14,22 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from onnxq.arrays import Array, Arrays
-from onnxq.config.commands import DiffConfig
+from onnxq.config import DiffConfig
 from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import drop_padding
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import MOVING_OPS, GraphIndex, NodeRef
+from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.sites import TensorId
 
 # Where a kernel's inputs hold the scale and zero point of its output.
 _OUTPUT_SCALE = {
+    **{name: form.result for name, form in INTEGER_OPERATORS.items() if form.result},
     "QuantizeLinear": (1, 2),
-    "QLinearConv": (6, 7),
-    "QLinearMatMul": (6, 7),
-    "QLinearAdd": (6, 7),
-    "QLinearMul": (6, 7),
-    "QGemm": (7, 8),
-    "QLinearWhere": (7, 8),
-    "QLinearAveragePool": (3, 4),
-    "QLinearGlobalAveragePool": (3, 4),
-    "QLinearLeakyRelu": (3, 4),
     "QLinearReduceMean": (3, 4),
-    "QLinearSigmoid": (3, 4),
-    "QLinearSoftmax": (3, 4),
-    "QLinearConcat": (0, 1),
 }
 # They move integers and leave them as they are.
-_MOVERS = frozenset(
-    {
-        "Reshape",
-        "Transpose",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Slice",
-        "Gather",
-        "MaxPool",
-        "Resize",
-        "Expand",
-        "DepthToSpace",
-        "SpaceToDepth",
-        "Identity",
-        "Split",
-        "Upsample",
-    }
-)
+_MOVERS = MOVING_OPS | {"Upsample"}
 
 
 @dataclass(frozen=True)

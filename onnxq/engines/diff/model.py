@@ -10,14 +10,15 @@ from onnxq.annotate import WeightSums
 from onnxq.errors import VerificationError
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.sites import Lines, Names, Refusal, Refusals
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import show_as_summary
 
 # The float model, and the quantized one in ONNX Runtime without and with its optimizations. The run of any other engine
 # has the name of its backend.
 FLOAT = "float"
 OFF = "ort-off"
 ON = "ort-on"
-_LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
+# The last two as people read them.
+LABELS = {OFF: "as the file says", ON: "as ORT runs it"}
 
 
 def label_run(base: str, origin: str = "") -> str:
@@ -25,7 +26,7 @@ def label_run(base: str, origin: str = "") -> str:
 
     base, origin: as of Run.
     """
-    label = _LABELS.get(base, base)
+    label = LABELS.get(base, base)
     return f"{label} ({origin})" if origin else label
 
 
@@ -148,6 +149,7 @@ class Unmet:
     part: str = ""
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """The result of one `onnxq diff`.
@@ -158,9 +160,6 @@ class Difference:
     that could not run. divergences: at most one for every run. choices: by run, how far its own choices are those of
     the float model, on which outputs and layers are compared.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     float_model: str = ""
     quantized_model: str = ""

@@ -10,7 +10,7 @@ from onnxq.annotate import WeightSums
 from onnxq.backends.engine import BuildState, DevicePlacement, Kernels, Profile
 from onnxq.engines.saturation.measure import SaturationCost
 from onnxq.sites import Cautions, Lines, Names
-from onnxq.wording import Word, abbreviate, show_html
+from onnxq.wording import Word, show_as_summary
 
 INT8 = "int8"
 FLOAT8 = "float8"
@@ -151,6 +151,7 @@ class Change:
         return f"{self.kind} {self.name}: {self.before or 'absent'} -> {self.after or 'absent'}"
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Proof:
     """The engine that a model became. kernels: in the order they run; nodes, sites: in the model's order.
@@ -160,9 +161,6 @@ class Proof:
     require_exact: nothing may overflow. placement: None where the engine runs all on one device. max_partitions: the
     largest number of parts that may run there, of which there must be one; None: any.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     source: str
     build: Build

@@ -31,8 +31,7 @@ from onnxq.backends.engine import (
     Kernel,
     KernelWords,
 )
-from onnxq.config import matches_any
-from onnxq.config.data import RuntimeConfig
+from onnxq.config import ProveConfig, RuntimeConfig, matches_any
 from onnxq.data import Dataset
 from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.judge import (
@@ -43,6 +42,7 @@ from onnxq.engines.prove.judge import (
 )
 from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
 from onnxq.engines.prove.proof import (
+    INT8,
     INTEGERS,
     QUANTIZED,
     STORED,
@@ -68,8 +68,6 @@ from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, silent
 from onnxq.sites import Caution, Cautions, Names, Unquantized
 
-# Seconds.
-TIMEOUT = 600.0
 # Seconds in all and for a part, which is smaller than the whole: a longer build is not worth waiting for.
 _REDUCE_SECONDS = 180.0
 _PART_SECONDS = 60.0
@@ -79,54 +77,39 @@ REDUCED = "reduced.onnx"
 
 @dataclass(frozen=True, kw_only=True)
 class ProveRequest:
-    """The options of `pipeline.prove`."""
+    """The options of `prove`, and the samples and sizes, folder and libraries that go with them."""
 
-    # None for the one that the plan in the model is for.
-    engine: str | None = None
-    capability: str | None = None
-    # (type, pattern) of nodes that must run in the type, and types that none may compute in.
-    require: Sequence[tuple[str, str]] = ()
-    forbid: Sequence[str] = ()
-    require_exact: bool = False
-    require_int: bool = False
-    # Of the model on the engine's device; None: any number.
-    max_partitions: int | None = None
+    options: ProveConfig = field(default_factory=ProveConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     # Samples that saturation is measured on.
     dataset: Dataset | None = None
-    threads: int = 0
     shapes: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
-    compare: str | Path | None = None
     save: Path | None = None
-    reduce: bool = False
-    # Seconds.
-    timeout: float = TIMEOUT
-    # Of custom operators, and with plugins.
-    libraries: Names = ()
-    plugins: Names = ()
     progress: Progress = silent
 
 
 def prove_model(source: ModelSource, request: ProveRequest) -> Proof:
     """Build and judge. Raises OnnxqError for options that do not fit; a build that fails is a Proof all the same."""
     # First, so that a file that cannot be read is not found out only after minutes of building.
-    before = None if request.compare is None else read_proof(request.compare)
+    options = request.options
+    before = read_proof(options.compare) if options.compare else None
     with request.progress("reading the model"):
         inspection = _inspect_all_nodes(source)
         engine, chosen = _find_engine(inspection.model, request)
-        capability = engine.read_capability(request.capability)
+        capability = engine.read_capability(options.compute_capability)
         # Operators on integers are judged as the float ones that they stand for.
         paired = read_integer_operators(inspection.model)
-        proto = infer_shapes(add_libraries(paired, request.libraries))
+        proto = infer_shapes(add_libraries(paired, request.runtime.libraries))
         index = GraphIndex(proto)
         reasons = Reasons(engine, index, inspection.pairs, _find_unquantized(proto), capability)
-    required = _select_required(index, request.require, reasons)
-    _check_types(request.forbid, "forbid")
+    wanted = (*((INT8, pattern) for pattern in options.require_int8), *options.require)
+    required = _select_required(index, wanted, reasons)
+    _check_types(options.forbid, "forbid")
     shapes, guesses = _find_shapes(engine, proto, index, request)
     job = _make_job(engine, capability, shapes, request)
     with ScratchFolder() as folder:
-        with request.progress(f"building with {engine.title}, for at most {request.timeout:g} s"):
-            result = build_engine(engine, inspection.model, job, folder, timeout=request.timeout)
+        with request.progress(f"building with {engine.title}, for at most {options.timeout:g} s"):
+            result = build_engine(engine, inspection.model, job, folder, timeout=options.timeout)
         result = check_library(result, engine)
         _check_device(engine, result, request)
         built = result.state is BuildState.BUILT
@@ -138,14 +121,14 @@ def prove_model(source: ModelSource, request: ProveRequest) -> Proof:
             warnings = [*inspection.warnings, *guesses]
             if built:
                 warnings += engine.list_warnings(folder)
-    reduced = _reduce(engine, index, job, result, request) if request.reduce and not built else None
+    reduced = _reduce(engine, index, job, result, request) if options.reduce and not built else None
     if reduced is not None and reduced.path:
         saved = (*saved, reduced.path)
     with request.progress("finding the kernels of nodes and pairs"):
         reasons = replace(reasons, placement=placement)
         nodes, sites = judge_model(index, inspection, kernels, reasons) if built else ((), ())
-    requirements = [*_check_required(required, nodes), *_check_forbidden(request.forbid, nodes)]
-    if request.require_int and built:
+    requirements = [*_check_required(required, nodes), *_check_forbidden(options.forbid, nodes)]
+    if options.require_int and built:
         requirements += _check_integers(index, kernels, placement, engine.words)
     proof = Proof(
         source=inspection.source,
@@ -153,28 +136,31 @@ def prove_model(source: ModelSource, request: ProveRequest) -> Proof:
         build=_describe_build(engine, index, job, result, reduced, saved),
         kernels=kernels,
         placement=placement,
-        max_partitions=request.max_partitions,
+        max_partitions=options.max_partitions,
         nodes=nodes,
         sites=sites,
         requirements=tuple(requirements),
         weights=weights,
-        cost=_measure_cost(add_libraries(inspection.model, request.libraries), weights, request)
+        cost=_measure_cost(
+            add_libraries(inspection.model, request.runtime.libraries), weights, request
+        )
         if built
         else None,
-        require_exact=request.require_exact,
+        require_exact=options.require_exact,
         warnings=tuple(warnings),
     )
     if before is None:
         return proof
-    return replace(proof, compared=str(request.compare), changes=tuple(find_changes(before, proof)))
+    return replace(proof, compared=options.compare, changes=tuple(find_changes(before, proof)))
 
 
 def _find_engine(model: onnx.ModelProto, request: ProveRequest) -> tuple[Engine, str]:
     """The engine with its options, and why it is this one; "" where the caller named it."""
-    if request.engine:
-        engine, chosen = find_engine(request.engine), ""
+    options = request.options
+    if options.engine:
+        engine, chosen = find_engine(options.engine), ""
     else:
-        engine, chosen = choose_engine(model, request.capability)
+        engine, chosen = choose_engine(model, options.compute_capability)
     engine = engine.with_options(request.runtime)
     _check_saturation(engine, request)
     return engine, chosen
@@ -201,8 +187,8 @@ def _make_job(
         capability=capability,
         shapes=shapes,
         cache=cache,
-        operators=request.libraries,
-        plugins=request.plugins,
+        operators=request.runtime.libraries,
+        plugins=request.runtime.plugins,
         options=dict(engine.options),
     )
 
@@ -211,7 +197,7 @@ def _check_device(engine: Engine, result: BuildResult, request: ProveRequest) ->
     """Raise ConfigError where the library does not build for the device that was asked for."""
     if result.state is BuildState.NO_CAPABILITY:
         given = ", ".join(f"{name} {value}" for name, value in engine.options.items())
-        subject = given or f"compute capability {request.capability}"
+        subject = given or f"compute capability {request.options.compute_capability}"
         raise ConfigError(subject, result.reason, "choose one of these", code="Q304")
 
 
@@ -225,7 +211,7 @@ def _measure_cost(
     with request.progress("counting sums that saturate", len(request.dataset)) as task:
         samples = request.dataset.samples()
         found = measure_saturation(
-            proto, samples, nodes=nodes, threads=request.threads, on_sample=task.advance
+            proto, samples, nodes=nodes, threads=request.options.threads, on_sample=task.advance
         )
     return replace(found, data=request.dataset.describe(), synthetic=request.dataset.synthetic)
 
@@ -249,10 +235,11 @@ def choose_engine(proto: onnx.ModelProto, capability: str | None) -> tuple[Engin
 
 def _check_saturation(engine: Engine, request: ProveRequest) -> None:
     """Raise ConfigError where 16-bit sums are asked of an engine that has none."""
-    if engine.saturates or not (request.require_exact or request.dataset is not None):
+    exact = request.options.require_exact
+    if engine.saturates or not (exact or request.dataset is not None):
         return
     fitting = [other for other in list_engines(foreign=False).values() if other.saturates]
-    asked = "`require_exact=True`" if request.require_exact else "`data=…`"
+    asked = "`require_exact=True`" if exact else "`data=…`"
     cause = f"is about kernels of {' or '.join(other.family for other in fitting)}; {engine.family}'s sums are exact"
     fix = f"take {' or '.join(f'`engine={other.name!r}`' for other in fitting)}"
     raise ConfigError(asked, cause, fix, code="Q317")
@@ -457,7 +444,7 @@ def _reduce(
     engine: Engine, index: GraphIndex, job: Job, whole: BuildResult, request: ProveRequest
 ) -> Reduced | None:
     """The smallest part that fails as the whole does, written to the user's folder if there is one."""
-    timeout = min(request.timeout, _PART_SECONDS)
+    timeout = min(request.options.timeout, _PART_SECONDS)
 
     def fails(part: ModelLike) -> bool:
         try:

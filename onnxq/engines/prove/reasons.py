@@ -9,14 +9,12 @@ from onnxq.annotate import PairInfo
 from onnxq.backends.engine import DevicePlacement, Engine
 from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
-from onnxq.graph import DEQUANTIZE, GraphIndex, NodeRef
+from onnxq.graph import DEQUANTIZE, LAYOUT_OPS, GraphIndex, NodeRef
 from onnxq.sites import Refusal, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 
 # Operators that only move data: engines carry a quantization over them.
-_MOVES = frozenset(
-    {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Expand"}
-)
+_MOVES = LAYOUT_OPS | {"Slice", "Expand", "MaxPool"}
 # Axis of a weight along which a product's channels lie; a Gemm's depends on transB.
 _CHANNELS = {"Conv": 0, "MatMul": -1}
 
@@ -168,7 +166,7 @@ class Reasons:
     def _find_pair(self, node: NodeRef, k: int) -> PairInfo | None:
         """The pair in front of an input, seen through operators that only move data."""
         maker = self.index.maker(node, k)
-        while maker is not None and (maker.op_type in _MOVES or maker.op_type == "MaxPool"):
+        while maker is not None and maker.op_type in _MOVES:
             maker = self.index.maker(maker)
         return (
             self._by_dequantize.get(maker.name)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from onnxq.arrays import Array, Floats
 from onnxq.errors import CalibrationError
 from onnxq.graph.nbits import unpack_bits
 from onnxq.interop.checkpoints.tensors import StoredTensor
+from onnxq.sites import JsonObject
 
 # Of what is wrong in a checkpoint.
 fault = partial(CalibrationError, code="Q514")
@@ -149,7 +149,7 @@ class CheckpointFiles:
     """
 
     path: Path
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: JsonObject = field(default_factory=dict)
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
 

@@ -25,9 +25,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -47,6 +45,7 @@ from onnxq.interop.checkpoints.base import (
     unpack_words,
 )
 from onnxq.interop.checkpoints.tensors import StoredTensor
+from onnxq.sites import JsonObject
 
 # In the configuration's `checkpoint_format`: zero points are stored as they are.
 _SECOND = "gptq_v2"
@@ -172,7 +171,7 @@ def _read_compressed(files: CheckpointFiles) -> Checkpoint:
 
 def _find_compressed_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
     scheme = _find_scheme(files.settings, name)
-    fields: Mapping[str, Any] = scheme.get("weights") or {}
+    fields: JsonObject = scheme.get("weights") or {}
     bits, kind, strategy = (fields.get(key) for key in ("num_bits", "type", "strategy"))
     packed = files.tensors.get(f"{name}.weight_packed")
     tensor = packed or files.tensors[f"{name}.weight"]
@@ -207,9 +206,9 @@ def _find_compressed_weight(files: CheckpointFiles, name: str) -> CheckpointWeig
     )
 
 
-def _find_scheme(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _find_scheme(settings: JsonObject, name: str) -> JsonObject:
     """The group of the configuration that names this module, or else the first, of a class of modules."""
-    groups: list[Mapping[str, Any]] = list((settings.get("config_groups") or {}).values())
+    groups: list[JsonObject] = list((settings.get("config_groups") or {}).values())
     for group in groups:
         for target in group.get("targets") or ():
             # A target is a module, the end of its name, a class, or `re:` and a pattern.
@@ -221,7 +220,7 @@ def _find_scheme(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return next(iter(groups), {})
 
 
-def _read_data(files: CheckpointFiles, name: str, scheme: Mapping[str, Any]) -> InputScale | None:
+def _read_data(files: CheckpointFiles, name: str, scheme: JsonObject) -> InputScale | None:
     """How the input is quantized; None: not at all."""
     if not scheme:
         return None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from onnxq.errors import CalibrationError
 from onnxq.files import describe_os_error, read_text, register_input
@@ -25,6 +25,7 @@ from onnxq.interop.checkpoints.base import (
 from onnxq.interop.checkpoints.gguf import GGUF
 from onnxq.interop.checkpoints.packed import AWQ, COMPRESSED, GPTQ
 from onnxq.interop.checkpoints.tensors import list_tensors
+from onnxq.sites import JsonObject
 
 _T = TypeVar("_T")
 # The first one that recognizes the files reads them.
@@ -112,9 +113,9 @@ def _read_safely(subject: str | Path, read: Callable[[], _T]) -> _T:
         ) from error
 
 
-def _read_settings(folder: Path) -> dict[str, Any]:
+def _read_settings(folder: Path) -> JsonObject:
     """The quantization configuration beside the tensors; {} for none."""
-    settings: dict[str, Any] = {}
+    settings: JsonObject = {}
     # Older tools wrote a file of their own; where both are there, it says more.
     for path in (folder / name for name in _CONFIGS):
         if path.is_file():

@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxq.arrays import Array64, Floats
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index, release_pages
+from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, get_index, release_pages
 from onnxq.numerics.machine import map_in_threads
 from onnxq.passes.equalization.operators import find_smoothed_channels
 from onnxq.passes.equalization.smoothquant_core import (
@@ -165,7 +165,7 @@ def _smooth_group(
 
 
 # Integers pass through these.
-_MOVING = ("Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "MaxPool")
+_MOVING = LAYOUT_OPS | {"MaxPool"}
 
 
 def _from_integers(index: GraphIndex, tensor: TensorId, paired: frozenset[object]) -> bool:

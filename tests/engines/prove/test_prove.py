@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from onnxq.backends import find_engine
+from onnxq.config import ProveConfig
 from onnxq.engines.prove.prove import ProveRequest, open_output_folder, prove_model
 from onnxq.errors import ConfigError, OutputError
 from tests.engines.kit import matmul
@@ -14,19 +15,21 @@ from tests.engines.kit import matmul
     ("options", "code", "words"),
     [
         pytest.param({"engine": "tensort"}, "Q312", "engine 'tensort': is not known", id="an unknown engine"),
-        pytest.param({"engine": "ort", "capability": "8.6"}, "Q317", "ort builds for this machine",
+        pytest.param({"engine": "ort", "compute_capability": "8.6"}, "Q317", "ort builds for this machine",
                      id="a capability for ONNX Runtime"),
-        pytest.param({"engine": "tensorrt", "capability": "8.6"}, "Q317", "tensorrt builds for this machine",
+        pytest.param({"engine": "tensorrt", "compute_capability": "8.6"}, "Q317", "tensorrt builds for this machine",
                      id="a capability for TensorRT"),
         pytest.param({"engine": "tensorrt", "require_exact": True}, "Q317", "TensorRT's sums are exact",
                      id="exact sums of TensorRT"),
-        pytest.param({"engine": "tensorrt-rtx", "capability": "Ampere"}, "Q304", "is none", id="a capability in words"),
-        pytest.param({"engine": "tensorrt-rtx", "capability": "8"}, "Q304", "write it as 8.6", id="half a capability"),
+        pytest.param({"engine": "tensorrt-rtx", "compute_capability": "Ampere"}, "Q304", "is none",
+                     id="a capability in words"),
+        pytest.param({"engine": "tensorrt-rtx", "compute_capability": "8"}, "Q304", "write it as 8.6",
+                     id="half a capability"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit_are_refused_before_a_build(options, code, words):
     with pytest.raises(ConfigError, match=words) as caught:
-        prove_model(matmul(), ProveRequest(**options))
+        prove_model(matmul(), ProveRequest(options=ProveConfig(**options)))
     assert caught.value.code == code
 
 
@@ -34,7 +37,7 @@ def test_an_earlier_proof_that_cannot_be_read_is_found_out_first(tmp_path: Path)
     # Before the options, and so before minutes of building.
     missing = tmp_path / "proof.json"
     with pytest.raises(Exception, match=r"proof\.json"):
-        prove_model(matmul(), ProveRequest(engine="tensort", compare=missing))
+        prove_model(matmul(), ProveRequest(options=ProveConfig(engine="tensort", compare=str(missing))))
 
 
 @pytest.mark.parametrize(

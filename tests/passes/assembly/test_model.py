@@ -10,6 +10,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxq
+from onnxq.config import ProveConfig
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.graph.index import find_opset
 from onnxq.plan import from_json, to_json
@@ -45,7 +46,7 @@ def test_the_file_has_operators_and_says_what_they_are(bits: int, width: int, tm
     # The plan makes the same file again, and outlives its JSON.
     assert from_json(to_json(done.plan)) == done.plan
     assert onnxq.apply(_net(), done.plan).model.SerializeToString() == done.model.SerializeToString()
-    proof = prove_model(done.model, ProveRequest(engine="ort"))
+    proof = prove_model(done.model, ProveRequest(options=ProveConfig(engine="ort")))
     assert [node.kind for node in proof.nodes] == ["MatMulNBits"]
 
 
