@@ -177,6 +177,7 @@ def finalize_run(
         target=plan.target,
         config=config.source,
         mode=config.mode,
+        effort=config.effort,
         engines=on_engines,
         placement=sentences.placement_text(plan),
         cpu=plan.placement.cpu if plan.placement is not None else "",

@@ -18,6 +18,9 @@ _FORCE = "force what it reads as well, or take `quantize: true` from its rule"
 # What a rule that keeps noise out may cost. The stem of a ResNet-18 takes 12 to 25 % of the time of a file in which it
 # alone is float, and its integers 1 of 34 dB; that of an EfficientNet-Lite0 takes 2 to 6 %.
 _MOST_FOR_PRECISION = 1.05
+# The rule that keeps a weight in one copy, and its reason.
+COPY = "one-copy"
+_COPIED = "a loop computes on its weight in float, many times as often: in integers the file would hold it twice"
 
 
 @dataclass(frozen=True)
@@ -222,6 +225,8 @@ def choose_weights(problem: PlacementProblem) -> Choice:
             reasons.append(problem.refused[op.name])
         elif rule is not None:
             reasons.append(_leave_by_rule(op, rule))
+        elif _is_copied(ops, op):
+            reasons.append(LeftFloat(op.name, _COPIED, COPY, "F103"))
         else:
             chosen.add(op.name)
     return Choice(frozenset(chosen), tuple(reasons))
@@ -252,7 +257,29 @@ def _find_excluded(problem: PlacementProblem) -> dict[str, LeftFloat]:
             if reason := explain(ops.candidate(op.node), made):
                 excluded[op.name] = LeftFloat(op.name, reason, name, "F103")
                 break
+        if op.name not in excluded and _is_copied(ops, op):
+            excluded[op.name] = LeftFloat(op.name, _COPIED, COPY, "F103")
     return excluded
+
+
+def _is_copied(ops: QuantizableOps, op: QuantizableOp) -> bool:
+    """True where a loop reads a weight of the operator too, and computes on it in float.
+
+    An exporter that takes the first step out of a loop leaves its operators behind: they run once beside the many
+    times of the body, and a second, integer copy of their weights makes the file larger than the float model's.
+    """
+    edges = (
+        edge
+        for role, tensor in ops.list_roles(op)
+        if role.is_weight
+        for edge in ops.index.list_consumers(tensor)
+        if edge.node not in ops.by_name
+    )
+    # The subgraph of a Loop or a Scan is called so.
+    return any(
+        edge.scope.endswith(".body") or ops.index.find_node(edge.node).op_type in ("Loop", "Scan")
+        for edge in edges
+    )
 
 
 def _decide_side(

@@ -51,10 +51,10 @@ KEYS = [
     (
         test_quantize.REPORT,
         (
-            "accounts alarms already checked checks choices code config cpu data dynamic engines error float_types "
-            "forced kept latency left_float made_up mode note_bytes ops output output_bytes pairs placement promotion "
-            "refusals rewrites roles saturating seen segments sites slower source source_bytes stages synthetic target "
-            "unchecked verdict warnings"
+            "accounts alarms already checked checks choices code config cpu data dynamic effort engines error "
+            "float_types forced kept latency left_float made_up mode note_bytes ops output output_bytes pairs "
+            "placement promotion refusals rewrites roles saturating seen segments sites slower source source_bytes "
+            "stages synthetic target unchecked verdict warnings"
         ),
     ),
     (

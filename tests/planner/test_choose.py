@@ -3,8 +3,10 @@
 import onnx
 import pytest
 
+from onnxq.backends import load_config
+from onnxq.planner import state_placement
 from onnxq.planner.choose import choose_ops, decide_sides, weigh_forced
-from onnxq.sites import LeftFloat
+from onnxq.sites import LeftFloat, Refusal
 from tests.planner.kit import FORCE, MAP, POINT, draft, network, reasons, table
 
 ATTENTION = """g (float[1,4,16] x) => (float[1,4,16] y) {
@@ -187,3 +189,33 @@ BRANCHES = f"""g ({MAP} x) => ({MAP} y, {MAP} z) {{
 def test_followers_for_tensorrt(rules: tuple[dict, ...], chosen: set[str]) -> None:
     proto = network(BRANCHES, w=POINT, v=POINT, u=(8, 16, 1, 1))
     assert choose_ops(draft(proto, *rules, preset="trt-int8")).chosen == chosen
+
+
+STATE = "float[4,256]"
+SQUARE = "float[256,256]"
+# The first step of a loop stands in front of it, as exporters write it. The body is given the weight, or reads it.
+LOOPS = {
+    "given": f"""r, last = Loop(n, go, h, w) <body = step (int64 k, bool on, {STATE} a, {SQUARE} c)
+        => (bool more, {STATE} b, {SQUARE} d) {{ more = Identity(on) b = MatMul(a, c) d = Identity(c) }}>""",
+    "read": f"""r = Loop(n, go, h) <body = step (int64 k, bool on, {STATE} a)
+        => (bool more, {STATE} b) {{ more = Identity(on) b = MatMul(a, w) }}>""",
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("preset", ["ort-int8", "trt-int8", "ort-int8-weights"])
+def test_a_weight_that_a_loop_computes_on_in_float_is_stored_once(loop: str, preset: str) -> None:
+    text = f"g ({STATE} x, int64 n, bool go) => ({STATE} y) {{ h = MatMul(x, w) {LOOPS[loop]} y = MatMul(r, v) }}"
+    proto = network(text, w=(256, 256), v=(256, 256))
+    # Weights alone are quantized in bodies too, where they are the body's own to read.
+    shared = loop == "read" and preset == "ort-int8-weights"
+    closed = {} if shared else {"r.body": Refusal("r.body", "it is the body of a Loop")}
+    choice = choose_ops(state_placement(proto, load_config(preset), closed=closed))
+    assert choice.chosen - {"b"} == ({"h", "y"} if shared else {"y"})
+    assert [(one.subject, one.code) for one in choice.reasons] == ([] if shared else [("h", "F103")])
+
+
+def test_rules_may_store_a_weight_twice() -> None:
+    text = f"g ({STATE} x, int64 n, bool go) => ({STATE} r) {{ h = MatMul(x, w) {LOOPS['given']} }}"
+    problem = draft(network(text, w=(256, 256)), FORCE)
+    assert "h" in choose_ops(problem).chosen

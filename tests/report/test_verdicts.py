@@ -219,6 +219,8 @@ def test_an_alarm_names_the_reason_where_it_is_known() -> None:
     assert slow.alarms()[0] == "the quantized model is slower than the float one: no VNNI"
     far = replace(GOOD, checks=(check(30.0, 2.0),))
     assert "far from the float model's (2.0 dB)" in far.alarms()[0]
+    assert "effort" not in far.alarms()[0]
+    assert "take `effort: balanced`, try" in replace(far, effort="fast").alarms()[0]
     drifted = replace(GOOD, checks=(check(40.0, 30.0),))
     assert "10.0 dB worse with ONNX Runtime's optimizations on" in drifted.alarms()[0]
     assert "its fusions compute something else" in drifted.alarms()[0]
