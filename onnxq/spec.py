@@ -305,6 +305,12 @@ class QuantSpec:
         return find_numpy_storage(self.storage)
 
     @property
+    def code_type(self) -> str:
+        """The type that numpy holds quantized values and zero points in."""
+        # FP8 has one zero point only, 0, which the graph editor casts to the storage.
+        return "float32" if self.is_float else self.numpy_storage
+
+    @property
     def has_rows(self) -> bool:
         """True for a matrix of which each row can be dequantized alone: int8 a row, int4 in blocks of one; around 0."""
         grain = self.granularity
@@ -322,6 +328,11 @@ class QuantSpec:
     def fills_storage(self) -> bool:
         """True when saturation of the storage type enforces [qmin, qmax]; narrow_range is not considered."""
         return self.bits == self.storage_bits
+
+    @property
+    def is_narrow(self) -> bool:
+        """True where the storage type saturates beyond [qmin, qmax]."""
+        return not self.fills_storage or self.narrow_range
 
 
 # Origins of numbers that nothing is searched for: those that an engine demands, and those of a rule.

@@ -162,7 +162,7 @@ class _FormWriter:
         dequantize = chain.last
         # Levels of a constant are what they are, and a Clip behind them would only keep engines from fusing.
         constant = self.index.is_constant(chain.source)
-        bounded = not constant and (not spec.fills_storage or spec.narrow_range)
+        bounded = not constant and spec.is_narrow
         behind = self.form == "qcdq" or not spec.has_one_scale
         clip = chain.inner if behind else chain.outer
         if spec.storage == pair.storage and clip is not None and (bounded or self.form == "qcdq"):

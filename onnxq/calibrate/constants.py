@@ -18,17 +18,9 @@ from onnxq.arrays import Array, Floats, Shape, are_finite, hash_parts
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import FLOAT_TENSORS, LAYOUT_OPS, GraphIndex, NodeRef, is_large_model
 from onnxq.graph.storage import Spool, StoredArray
-from onnxq.numerics import (
-    SumOrders,
-    bias_qparams,
-    dequantize,
-    fake_quant_weight,
-    find_saturating_sums,
-    floor_weight_scale,
-    quantize,
-    quantize_weight,
-    weight_qparams,
-)
+from onnxq.numerics import SumOrders, bias_qparams, floor_weight_scale, weight_qparams
+from onnxq.numerics.rounding import dequantize, quantize
+from onnxq.numerics.weights import fake_quant_weight, find_saturating_sums, quantize_weight
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, open_array
@@ -421,7 +413,7 @@ def dequantize_constant(site: SitePlan, constant: Array) -> Array:
 def _check_values(site: SitePlan, shape: Shape) -> Array:
     """The quantized values that the plan carries, once they are found to be legal."""
     data = np.asarray(site.values)
-    fits = data.shape == shape and data.dtype == numpy_type(site.spec)
+    fits = data.shape == shape and data.dtype == site.spec.code_type
     if not fits or (data.size and (data.min() < site.spec.qmin or data.max() > site.spec.qmax)):
         cause = f"its values do not fit a {site.spec.storage} tensor of shape {list(shape)}"
         raise PlanError(
@@ -433,9 +425,3 @@ def _check_values(site: SitePlan, shape: Shape) -> Array:
             site.name, cause, "take `values` out, or write `saturation: allow`", code="Q408"
         )
     return data
-
-
-def numpy_type(spec: QuantSpec) -> np.dtype[np.generic]:
-    """The numpy type of a site's quantized values and zero point."""
-    # FP8 has one zero point only, 0, which the graph editor casts to the storage.
-    return np.dtype(np.float32 if spec.is_float else spec.numpy_storage)

@@ -19,12 +19,7 @@ import numpy as np
 import onnx
 
 from onnxq.arrays import Array
-from onnxq.calibrate.constants import (
-    dequantize_constant,
-    find_tensor,
-    numpy_type,
-    quantize_constant,
-)
+from onnxq.calibrate.constants import dequantize_constant, find_tensor, quantize_constant
 from onnxq.errors import PlanError
 from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ModelLike
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
@@ -180,11 +175,10 @@ class PairWriter:
         """
         spec = site.spec
         name = self._make_names(site, "q_node")["q_node"]
-        kind = numpy_type(spec)
-        narrow = not spec.fills_storage or spec.narrow_range
+        kind = np.dtype(spec.code_type)
         # A Clip has one pair of bounds, and only the quantized values of all channels share one.
         behind = (self.bounds_integers and kind.itemsize == 1) or not spec.has_one_scale
-        if narrow and not behind:
+        if spec.is_narrow and not behind:
             bounds = clip_bounds(qparams, spec, self._find_float_type(site))
             inputs[0], after = self.insert_clip(site, inputs[0], bounds, before=before, after=after)
             before = None
@@ -193,7 +187,7 @@ class PairWriter:
         self._insert_node(
             site, scope, QUANTIZE, inputs, [result], name, attrs=attrs, before=before, after=after
         )
-        if not (narrow and behind):
+        if not (spec.is_narrow and behind):
             return result, name
         return self.insert_clip(
             site, result, (kind.type(spec.qmin), kind.type(spec.qmax)), after=name
@@ -387,7 +381,7 @@ class PairWriter:
         spec = site.spec
         scale = cast_scale(qparams, self._find_float_type(site), signed=spec.has_blocks)
         self.editor.add_initializer(scope, names["scale"], scale)
-        zero = np.asarray(qparams.zero_point, numpy_type(spec))
+        zero = np.asarray(qparams.zero_point, spec.code_type)
         if site.role.is_bias or (spec.has_blocks and spec.symmetric and not zero.any()):
             return names["scale"], ""
         self.editor.add_initializer(

@@ -15,23 +15,17 @@ from functools import partial
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, helper
+from onnx.numpy_helper import from_array
 
 from onnxq.arrays import Array, Interval
 from onnxq.calibrate import calibrate
-from onnxq.calibrate.constants import find_tensor, numpy_type
+from onnxq.calibrate.constants import find_tensor
 from onnxq.data import read_mask
 from onnxq.evaluation.accumulator import relative_noise
-from onnxq.graph import (
-    LAYOUT_OPS,
-    TENSOR_TYPES,
-    GraphIndex,
-    ModelLike,
-    NodeRef,
-    ensure_opset,
-    get_index,
-)
+from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
+from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.numerics.machine import map_in_threads, share_cores
@@ -107,8 +101,6 @@ _RUN = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _PRESENT = "as calibrated"
 # Of the samples that candidates are made of, those that errors come from as well.
 _AGAIN = 12
-# The first input that a product adds.
-_BIAS = 2
 # Everything is 0 in such steps.
 _COARSEST = QParams(np.asarray(2.0**100, np.float32), np.asarray(0, np.int32))
 
@@ -282,21 +274,26 @@ class _RangeErrors:
         All of it is one run of ONNX Runtime, beside which another thread computes; between sums of numpy, threads wait
         for the interpreter longer than they compute.
         """
-        others: dict[str, list[Array]] = {}
-        stored = {"last": onnx.numpy_helper.from_array(np.array([-1]), "last")}
+        others: list[Array] = []
+        stored = {"last": from_array(np.array([-1]), "last")}
         nodes = list(_write_error(spec))
         error = "error"
-        if node.op_type in _RUN and not node.domain and k < _BIAS:
-            names, others, constants = self._list_operands(node, k)
-            stored |= constants
+        operand = self.index.find_input(node, 1 - k) if node.op_type in _RUN and k < 2 else None
+        if operand is not None and not node.domain:
+            constant = self.index.find_constant(operand)
+            if constant is None:
+                others = [read_tensor(value) for value in self.runner.values(operand)]
+            else:
+                stored["other"] = from_array(constant, "other")
             # Of the difference of two sums a bias says nothing.
-            nodes.append(helper.make_node(node.op_type, names[:_BIAS], ["output"], **node.attrs))
+            names = ("error", "other")[:: -1 if k else 1]
+            nodes.append(helper.make_node(node.op_type, names, ["output"], **node.attrs))
             error = "output"
         nodes.append(helper.make_node("Mul", [error, error], ["squares"]))
         nodes.append(helper.make_node("ReduceSum", ["squares", "last"], ["noise"], keepdims=0))
-        bounds = ("low", "high") if _is_narrow(spec) else ()
-        floats = dict.fromkeys(("value", "scale", *bounds, *others), TENSOR_TYPES["float"])
-        types = floats | {"zero": TENSOR_TYPES[spec.storage]}
+        bounds = ("low", "high") if spec.is_narrow else ()
+        floats = ("value", "scale", *bounds, *(("other",) if others else ()))
+        types = dict.fromkeys(floats, TENSOR_TYPES["float"]) | {"zero": TENSOR_TYPES[spec.storage]}
         inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()]
         # ORT infers its type, and its sizes differ from sample to sample.
         outputs = [onnx.ValueInfoProto(name="noise")]
@@ -304,10 +301,10 @@ class _RangeErrors:
         session = Session(part, fuse_pairs=False, threads=share_cores(len(self.judges)))
 
         def measure_noise(qparams: QParams, sample: int) -> float:
-            feeds = {name: every[sample] for name, every in others.items()}
-            feeds["value"] = values[sample]
-            feeds["scale"] = np.asarray(qparams.scale, np.float32)
-            feeds["zero"] = np.asarray(qparams.zero_point, numpy_type(spec))
+            feeds = {"value": values[sample], "scale": np.asarray(qparams.scale, np.float32)}
+            feeds["zero"] = np.asarray(qparams.zero_point, spec.code_type)
+            if others:
+                feeds["other"] = others[sample]
             feeds |= zip(bounds, clip_bounds(qparams, spec), strict=False)
             rows = session.run(feeds)["noise"]
             # A mask is of positions, and tensors that it fits have an axis of channels behind them.
@@ -316,38 +313,11 @@ class _RangeErrors:
 
         return measure_noise
 
-    def _list_operands(
-        self, node: NodeRef, k: int
-    ) -> tuple[list[str], dict[str, list[Array]], dict[str, TensorProto]]:
-        """Names of the node's inputs, values by sample of those that are computed, and its constants.
-
-        Input k is the error of the tensor that it reads.
-        """
-        others: dict[str, list[Array]] = {}
-        stored: dict[str, TensorProto] = {}
-        tensors = self.index.list_inputs(node)
-        names = ["" if tensor is None else f"in{at}" for at, tensor in enumerate(tensors)]
-        names[k] = "error"
-        for name, tensor in zip(names, tensors, strict=True):
-            constant = None if tensor is None else self.index.find_constant(tensor)
-            if name in ("", "error") or tensor is None:
-                continue
-            if constant is not None:
-                stored[name] = onnx.numpy_helper.from_array(constant, name)
-            else:
-                others[name] = [read_tensor(value) for value in self.runner.values(tensor)]
-        return names, others, stored
-
-
-def _is_narrow(spec: QuantSpec) -> bool:
-    """True where the storage does not bound the integers by itself."""
-    return not spec.fills_storage or spec.narrow_range
-
 
 def _write_error(spec: QuantSpec) -> Iterator[NodeProto]:
     """Nodes that compute "error", what a pair changes "value" by. Scale, zero point and bounds are inputs."""
     source = "value"
-    if _is_narrow(spec):
+    if spec.is_narrow:
         source = "clipped"
         yield helper.make_node("Clip", ["value", "low", "high"], [source])
     yield helper.make_node(QUANTIZE, [source, "scale", "zero"], ["codes"])

@@ -168,9 +168,8 @@ def finalize_run(
     static = not dynamic and config.mode != "dynamic"
     trial, times = _measure(ctx, state, model, make_own, here=find_target(plan.target).times_itself)
     on_engines = _check_on_engines(ctx, state, model, times)
-    promotion = None
-    if PROMOTED.find(state) is not None or ctx.request.asked:
-        promotion = answer_request(ctx, state, model, trial)
+    asked = PROMOTED.find(state) is not None or ctx.request.asked
+    promotion = answer_request(ctx, state, model, trial) if asked else None
     rewrites, accounts = _describe_passes(ctx)
     account = Report(
         source=name_file(source),

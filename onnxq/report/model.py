@@ -437,7 +437,6 @@ class Report:
             figure = find_worst_figure(self.list_figures(check))
             off, on = check.sqnr_db
             if figure is not None and figure.grade is GRADES[-1]:
-                # A PicoDet has 4 to 11 dB at `fast`, 7 to 15 with another observer, 14 to 22 at `balanced`.
                 effort = "take `effort: balanced`, " if self.effort == "fast" else ""
                 text = (
                     f"output {figure.output} is far from the float model's ({figure.describe_error()}); check the "

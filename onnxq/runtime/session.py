@@ -20,15 +20,9 @@ from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelEr
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, ValueInfos, attach_weights, save_model
 from onnxq.graph.convert import fix_noise
-from onnxq.graph.light import (
-    bare_proto,
-    find_provider,
-    is_large_model,
-    list_libraries,
-    refer_to_files,
-)
+from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_graphs
-from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes, walk_tensors
+from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
 from onnxq.nearest import suggest_names
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
 from onnxq.sites import Names
@@ -341,7 +335,7 @@ def _holds_float8(model: AnyModel) -> bool:
     """
     if isinstance(model, (str, Path)):
         return False
-    return any(tensor.data_type in _FLOAT8 for tensor in walk_tensors(bare_proto(model)))
+    return any(tensor.data_type in _FLOAT8 for tensor in model.graph.initializer)
 
 
 def _hand_over_weights(model: AnyModel, options: Any) -> tuple[ModelProto | str | Path, list[Any]]:

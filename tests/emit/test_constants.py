@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnxq.calibrate.constants import numpy_type, quantize_constant
+from onnxq.calibrate.constants import quantize_constant
 from onnxq.errors import PlanError
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.numerics import weight_qparams
@@ -25,9 +25,9 @@ def site(spec: QuantSpec = SPEC, role: Role = Role.WEIGHT, **fields: object) -> 
 def test_every_storage_has_a_type_in_onnx_and_in_numpy(storage: str) -> None:
     assert TensorProto.DataType.Name(TENSOR_TYPES[storage]).lower() == storage
     bits, signed = STORAGE_BITS[storage]
-    kind = numpy_type(QuantSpec(bits=bits, signed=signed, storage=storage))
-    packed = dict.fromkeys(("int2", "int4"), np.int8) | dict.fromkeys(("uint2", "uint4"), np.uint8)
-    assert kind == ({"float8e4m3fn": np.float32} | packed).get(storage, storage)
+    kind = QuantSpec(bits=bits, signed=signed, storage=storage).code_type
+    packed = dict.fromkeys(("int2", "int4"), "int8") | dict.fromkeys(("uint2", "uint4"), "uint8")
+    assert kind == ({"float8e4m3fn": "float32"} | packed).get(storage, storage)
 
 
 def test_a_weight_is_rounded_to_nearest_in_its_own_shape() -> None:

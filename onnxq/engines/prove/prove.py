@@ -13,20 +13,14 @@ from pathlib import Path
 import onnx
 
 from onnxq.annotate import Inspection, WeightSums, inspect_model, read_plan_note
-from onnxq.backends import (
-    Engine,
-    find_backend,
-    find_engine,
-    find_sums,
-    find_usual_engine,
-    list_engines,
-)
+from onnxq.backends import find_backend, find_engine, find_sums, find_usual_engine, list_engines
 from onnxq.backends.building import build_engine, check_library, fail_alike
 from onnxq.backends.engine import (
     LOG,
     BuildResult,
     BuildState,
     DevicePlacement,
+    Engine,
     Job,
     Kernel,
     KernelWords,
@@ -141,11 +135,7 @@ def prove_model(source: ModelSource, request: ProveRequest) -> Proof:
         sites=sites,
         requirements=tuple(requirements),
         weights=weights,
-        cost=_measure_cost(
-            add_libraries(inspection.model, request.runtime.libraries), weights, request
-        )
-        if built
-        else None,
+        cost=_measure_cost(inspection.model, weights, request) if built else None,
         require_exact=options.require_exact,
         warnings=tuple(warnings),
     )
@@ -202,11 +192,12 @@ def _check_device(engine: Engine, result: BuildResult, request: ProveRequest) ->
 
 
 def _measure_cost(
-    proto: ModelLike, weights: Sequence[WeightSums], request: ProveRequest
+    model: ModelLike, weights: Sequence[WeightSums], request: ProveRequest
 ) -> SaturationCost | None:
     """Saturation on the samples, if there are any."""
     if request.dataset is None:
         return None
+    proto = add_libraries(model, request.runtime.libraries)
     nodes = frozenset(one.node for one in weights if one.saturates)
     with request.progress("counting sums that saturate", len(request.dataset)) as task:
         samples = request.dataset.samples()
