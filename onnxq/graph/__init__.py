@@ -50,8 +50,8 @@ from onnxq.graph.light import (
     rebuild,
     strip_weights,
 )
-from onnxq.graph.load import Model, ModelSource, load_model, name_file
-from onnxq.graph.names import choose_name, name_nodes
+from onnxq.graph.load import Model, ModelSource, load_model
+from onnxq.graph.names import choose_name, name_file, name_nodes
 from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
 from onnxq.graph.save import save_model
 from onnxq.graph.scopes import (

@@ -79,11 +79,6 @@ class Model:
         )
 
 
-def name_file(model: object) -> str:
-    """The path of a model; "" for one in memory."""
-    return str(model) if isinstance(model, (str, Path)) else ""
-
-
 def load_model(source: ModelSource, *, lazy: bool = False) -> Model:
     """Read and check a model; a ModelProto is copied. Never writes.
 
