@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto
-
 from onnxq.annotate.bits import NODE_PREFIX, Inspection, Records
 from onnxq.annotate.forms import rewrite_pairs
 from onnxq.annotate.operators import find_operators
@@ -11,7 +9,14 @@ from onnxq.annotate.read import ATTRIBUTE, drop_attribute, find_pairs, list_pair
 from onnxq.annotate.sidecar import place_notes
 from onnxq.annotate.write import Given, assign_bits, warn_unbound, write_named_bits
 from onnxq.emit import BITS_KEY, PLAN_KEY
-from onnxq.graph import GraphIndex, ModelSource, name_nodes, replace_items, walk_all_nodes
+from onnxq.graph import (
+    GraphIndex,
+    ModelSource,
+    name_file,
+    name_nodes,
+    replace_items,
+    walk_all_nodes,
+)
 from onnxq.plan import Plan
 from onnxq.sites import Caution, Cautions
 
@@ -54,7 +59,7 @@ def annotate_model(
     elif had:
         text = f"{had} attributes `bits` became metadata, so that every engine loads the file"
         warnings = (*warnings, Caution("W106", text))
-    name = "" if isinstance(source, ModelProto) else str(source)
+    name = name_file(source)
     operators = find_operators(GraphIndex(name_nodes(model)))
     return Inspection(model, pairs, source=name, warnings=warnings, operators=operators)
 
@@ -79,5 +84,5 @@ def strip_notes(source: ModelSource) -> Inspection:
     )
     parts = [*keys, f"metadata of {noted} nodes", f"{attributes} attributes `bits`"]
     warnings = (*warnings, Caution("W106", f"taken out: {', '.join(parts)}"))
-    name = "" if isinstance(source, ModelProto) else str(source)
+    name = name_file(source)
     return Inspection(model, find_pairs(model), source=name, warnings=warnings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from onnxq.annotate.bits import Notes, Numbers, is_quantizer_clip, read_notes, read_numbers
+from onnxq.annotate.bits import Notes, Numbers, read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains, is_dequantize, is_quantize
 from onnxq.annotate.read import describe_pair, drop_clip
 from onnxq.emit import PLAN_KEY
@@ -83,8 +83,7 @@ class _PairFinder:
         index = self.index
         result = chain.last.result
         qparams = read_numbers(index, chain)
-        if not is_quantizer_clip(index, chain, qparams):
-            chain = drop_clip(index, chain)
+        chain = drop_clip(index, chain, qparams)
         if chain.source is None or qparams.scale is None:
             return
         edges = index.list_consumers(result)

@@ -20,7 +20,6 @@ from onnxq.annotate.bits import (
     Notes,
     PairInfo,
     PairInfos,
-    is_quantizer_clip,
     read_clip_levels,
     read_numbers,
 )
@@ -119,8 +118,7 @@ class _FormWriter:
             return "its integers are unpacked or turned"
         # Before the network's own Clip is taken for the pair's.
         levels = read_clip_levels(index, chain, numbers)
-        if not is_quantizer_clip(index, chain, numbers):
-            chain = drop_clip(index, chain)
+        chain = drop_clip(index, chain, numbers)
         shape = () if qparams.scale.size == 1 else qparams.scale.shape
         zero = qparams.zero_point.reshape(shape)
         qparams = QParams(qparams.scale.reshape(shape), zero)

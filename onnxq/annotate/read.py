@@ -31,7 +31,15 @@ from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dyn
 from onnxq.annotate.operators import find_operators, find_saturating
 from onnxq.annotate.quant_nodes import has_quant_nodes, read_quant_nodes
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, Model, ModelSource, copy_proto, load_model, name_nodes
+from onnxq.graph import (
+    GraphIndex,
+    Model,
+    ModelSource,
+    copy_proto,
+    load_model,
+    name_file,
+    name_nodes,
+)
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.convert import inline_functions
 from onnxq.graph.integer_products import read_integer_products
@@ -145,7 +153,7 @@ def inspect_model(source: ModelSource) -> Inspection:
     Raises ModelError for a file that cannot be read.
     """
     proto, warnings = read_named(source)
-    name = "" if isinstance(source, ModelProto) else str(source)
+    name = name_file(source)
     # What is multiplied on scales of each run counts as pairs; the rest of the operators stays.
     operators = find_operators(GraphIndex(read_integer_products(proto)))
     weights = find_saturating(GraphIndex(proto))
@@ -193,8 +201,7 @@ def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
     qparams = read_numbers(index, chain)
     levels = find_used_levels(index, chain, qparams)
     bits, origin = read_bits(index, chain, qparams, noted=notes.find_bits(chain), levels=levels)
-    if not is_quantizer_clip(index, chain, qparams):
-        chain = drop_clip(index, chain)
+    chain = drop_clip(index, chain, qparams)
     record = notes.find_record(chain)
     # The inner node may also be the Cast of a packed constant.
     clip = chain.outer or chain.inner
@@ -225,9 +232,10 @@ def _read_name(node: NodeRef | None) -> str:
     return "" if node is None else node.name
 
 
-def drop_clip(index: GraphIndex, chain: Chain) -> Chain:
-    """The chain from its quantize node on, for one whose Clip in front belongs to the network."""
-    if chain.outer is None or chain.quantize is None:
+def drop_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> Chain:
+    """The chain from its quantize node on where a Clip in front of that belongs to the network."""
+    own = is_quantizer_clip(index, chain, qparams)
+    if own or chain.outer is None or chain.quantize is None:
         return chain
     return replace(chain, source=index.find_input(chain.quantize, 0), outer=None)
 

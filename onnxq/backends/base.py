@@ -69,25 +69,10 @@ _INTEGERS = {TensorProto.BOOL} | {
 }
 Shapes = Mapping[TensorId, Shape]
 
-# Attention of a network with caches, as one node.
-ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
-_REMEDY = "quantize the model before it is optimized for ORT"
-_FUSED = f"its weight lies in an operator of ONNX Runtime's own: {_REMEDY}"
+# For operators of ONNX Runtime's own, whose weights no rule reaches.
+REMEDY = "quantize the model before it is optimized for ORT"
 # Of operators whose data lies in blocks of the channels that a vector of the CPU holds.
 _BLOCKED = "com.microsoft.nchwc"
-# Operators that ONNX Runtime's optimizer makes of products with constant weights.
-FUSED_PRODUCTS: Mapping[str, str] = {
-    f"com.microsoft.{name}": _FUSED
-    for name in (
-        "Attention",
-        "DecoderAttention",
-        "FusedConv",
-        "FusedGemm",
-        "FusedMatMul",
-        "GemmFastGelu",
-        "MoE",
-    )
-}
 
 
 class Output(str, Enum):
@@ -418,7 +403,7 @@ class Target:
             kind = f"{node.op_type} of {node.domain}" if node.domain else node.op_type
             reason = f"{kind} is a custom operator: only its library knows what it computes"
             if node.domain == _BLOCKED:
-                reason = f"{kind} has its weight in blocks for one CPU: {_REMEDY}"
+                reason = f"{kind} has its weight in blocks for one CPU: {REMEDY}"
             return LeftFloat(node.name, reason, "custom-operator", "F108")
         name = name_operator(node)
         if name in self.no_kernel:

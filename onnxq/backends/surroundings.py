@@ -7,11 +7,28 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 
-from onnxq.backends.base import Candidate
+from onnxq.backends.base import REMEDY, Candidate
 from onnxq.graph import Graph, NodeRef
 from onnxq.sites import TensorId
 
+# Attention of a network with caches, as one node.
+ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
+_FUSED = f"its weight lies in an operator of ONNX Runtime's own: {REMEDY}"
+# Operators that ONNX Runtime's optimizer makes of products with constant weights.
+FUSED_PRODUCTS: Mapping[str, str] = {
+    f"com.microsoft.{name}": _FUSED
+    for name in (
+        "Attention",
+        "DecoderAttention",
+        "FusedConv",
+        "FusedGemm",
+        "FusedMatMul",
+        "GemmFastGelu",
+        "MoE",
+    )
+}
 # Operators that move values as they are, whatever their type.
 MOVES = (
     "Reshape",

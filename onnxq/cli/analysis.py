@@ -232,3 +232,5 @@ INSPECT = ModelCommand(
     function="inspect:inspect",
     progress="inspecting {model}",
 )
+# In the order of a newcomer's steps.
+ANALYSES = (PROVE, BENCH, PERPLEXITY, DIFF, PROFILE, REPORT, COMPARE)

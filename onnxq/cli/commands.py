@@ -7,17 +7,7 @@ import gc
 
 import click
 
-from onnxq.cli.analysis import (
-    BENCH,
-    COMPARE,
-    DIFF,
-    INSPECT,
-    MODEL,
-    PERPLEXITY,
-    PROFILE,
-    PROVE,
-    REPORT,
-)
+from onnxq.cli.analysis import ANALYSES, INSPECT, MODEL
 from onnxq.cli.group import CommandGroup, ModelCommand
 from onnxq.cli.options import DATA, FORCE, JSON, QUIET, STRICT, TOP, VERBOSE, Parsed, make_output
 from onnxq.commands.explain import explain_code
@@ -464,13 +454,7 @@ EXPLAIN = click.Command(
         VARIANTS,
         PLAN,
         APPLY,
-        PROVE,
-        BENCH,
-        PERPLEXITY,
-        DIFF,
-        PROFILE,
-        REPORT,
-        COMPARE,
+        *ANALYSES,
         CALIBRATE,
         MERGE,
         IMPORT,

@@ -42,6 +42,7 @@ from onnxq.report.terminal import (
     SheetRows,
     format_decibel,
     format_figure,
+    format_nodes,
     format_verdict,
     format_warning,
     list_choices,
@@ -243,7 +244,7 @@ def _make_rows(difference: Difference, view: TextView) -> SheetRows:
         )
     yield "engines", _describe_engines(difference)
     for piece in difference.bisections:
-        names = ", ".join(f"{name} ({op})" for name, op in zip(piece.nodes, piece.ops, strict=True))
+        names = format_nodes(piece.nodes, piece.ops)
         verdict = f"diverge by themselves at {piece.output} ({_describe_size(piece.sqnr_db, piece.levels)})"
         if piece.failure:
             verdict = f"cannot run by themselves ({piece.failure})"

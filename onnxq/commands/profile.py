@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from onnxq.commands.apply import read_plan
 from onnxq.config import Command, Config
@@ -125,7 +125,7 @@ def _make_parts(profile: Profile, view: terminal.TextView) -> terminal.Parts:
 
 
 def _make_title(profile: Profile) -> Text:
-    text = Text(PurePath(profile.source).name or "model", style="bold")
+    text = terminal.make_title(profile.source)
     return text.join_text(f"  ({profile.quantized})" if profile.quantized else "", style="dim")
 
 

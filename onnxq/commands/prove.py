@@ -185,8 +185,8 @@ def _make_parts(proof: Proof, view: terminal.TextView) -> terminal.Parts:
         facts.append(f"compute capability {build.capability}")
     facts += [f"{name} {value}" for name, value in build.options.items()]
     facts.append(f"{build.state} in {terminal.format_seconds(build.seconds)}")
-    name = PurePath(proof.source).name or "model"
-    yield Text(name, style="bold").join_text(f"  ({', '.join(facts)})", style="dim")
+    title = terminal.make_title(proof.source)
+    yield title.join_text(f"  ({', '.join(facts)})", style="dim")
     if proof.built:
         yield from _make_tables(proof, view)
     yield terminal.make_sheet(_make_rows(proof, view.verbose))
@@ -246,9 +246,7 @@ def _make_rows(proof: Proof, verbose: bool) -> terminal.SheetRows:
             yield "last lines", build.log if verbose else build.log[-6:]
     if build.reduced is not None:
         reduced = build.reduced
-        names = ", ".join(
-            f"{name} ({op})" for name, op in zip(reduced.nodes, reduced.ops, strict=True)
-        )
+        names = terminal.format_nodes(reduced.nodes, reduced.ops)
         effort = f"{reduced.builds} builds, {terminal.format_seconds(reduced.seconds)}"
         yield "smallest", f"{len(reduced.nodes)} nodes that do the same: {names} ({effort})"
     yield from _list_types(proof)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from operator import attrgetter
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from onnxq.backends import find_compiler, find_target
 from onnxq.config import Command
@@ -39,6 +39,7 @@ from onnxq.report.terminal import (
     list_choices,
     make_sheet,
     make_table,
+    make_title,
     part_text,
 )
 from onnxq.runtime import CPU_KINDS
@@ -103,7 +104,7 @@ def _make_parts(report: Report, view: TextView) -> Parts:
 
 
 def _make_title(report: Report) -> Text:
-    text = Text(PurePath(report.source).name or "model", style="bold")
+    text = make_title(report.source)
     if report.output:
         text.join_text(f" -> {report.output}")
     # Costs of another engine are not by kinds of CPU.

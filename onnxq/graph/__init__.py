@@ -51,7 +51,7 @@ from onnxq.graph.light import (
     strip_weights,
 )
 from onnxq.graph.load import Model, ModelSource, load_model
-from onnxq.graph.names import choose_name, name_nodes
+from onnxq.graph.names import choose_name, name_file, name_nodes
 from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
 from onnxq.graph.save import save_model
 from onnxq.graph.scopes import (
@@ -114,6 +114,7 @@ __all__ = [
     "limit_opset",
     "list_reads",
     "load_model",
+    "name_file",
     "name_nodes",
     "read_integer_products",
     "read_types",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from copy import deepcopy
+from pathlib import Path
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
@@ -109,6 +110,11 @@ def _serialize_unnamed(node: NodeProto) -> bytes:
     bare = deepcopy(node)
     bare.ClearField("name")
     return bytes(bare.SerializeToString(deterministic=True))
+
+
+def name_file(model: object) -> str:
+    """The path of a model; "" for one in memory."""
+    return str(model) if isinstance(model, (str, Path)) else ""
 
 
 def choose_name(base: str, taken: set[str]) -> str:

@@ -16,14 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.interop.base import (
-    ImportFormat,
-    NoGridError,
-    ScaleTable,
-    TensorScale,
-    has_blocks,
-    make_entry,
-)
+from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, make_entry
 from onnxq.interop.json_tables import JsonTable, open_table, write_table
 from onnxq.sites import JsonObject, Role
 from onnxq.spec import PerChannel, PerTensor
@@ -114,7 +107,7 @@ def refuse_kind(entry: TensorScale) -> str:
 
 def _refuse(entry: TensorScale) -> str:
     return refuse_kind(entry) or (
-        f"blocks, whose axis the format does not name; {_NEWER}" if has_blocks(entry) else ""
+        f"blocks, whose axis the format does not name; {_NEWER}" if entry.spec.has_blocks else ""
     )
 
 

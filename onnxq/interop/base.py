@@ -184,8 +184,3 @@ def sort_by_name(entries: Sequence[TensorScale]) -> Mapping[str, TensorScales]:
     for entry in sorted(entries, key=lambda entry: bool(entry.readers)):
         grouped[entry.name] = (*grouped.get(entry.name, ()), entry)
     return grouped
-
-
-def has_blocks(entry: TensorScale) -> bool:
-    """True where each block has a scale."""
-    return entry.spec.has_blocks

@@ -11,7 +11,7 @@ from onnxq.arrays import Array, Shape
 from onnxq.backends import Target
 from onnxq.config import Rule, RuleSet, match_names
 from onnxq.graph import GraphIndex
-from onnxq.interop.base import TensorScale, TensorScales, has_blocks
+from onnxq.interop.base import TensorScale, TensorScales
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.numerics.rounding import shape_scales
 from onnxq.plan import Plan, SitePlan
@@ -106,7 +106,7 @@ def make_rules(
     biased = {site.derived[1] for site in plan.sites if site.derived is not None}
     for site in plan.sites:
         chosen = entries.get(site.site)
-        if chosen is None or (site.site in biased and has_blocks(chosen)):
+        if chosen is None or (site.site in biased and chosen.spec.has_blocks):
             continue
         group = [
             entry for entry in others.get(chosen.name, ()) if entry.readers and entry is not chosen

@@ -19,7 +19,6 @@ from onnxq.interop.base import (
     NoGridError,
     ScaleTable,
     TensorScale,
-    has_blocks,
     make_entry,
     sort_by_name,
 )
@@ -104,8 +103,8 @@ def read_integer_type(name: object) -> tuple[int, bool] | None:
 
 def _refuse(entry: TensorScale) -> str:
     spec = entry.spec
-    if has_blocks(entry) or spec.is_float:
-        return "blocks" if has_blocks(entry) else "a float type"
+    if spec.has_blocks or spec.is_float:
+        return "blocks" if spec.has_blocks else "a float type"
     if entry.role.is_bias:
         return "a bias: ONNX Runtime makes its scale of its input's and its weight's"
     if not spec.has_one_scale and not entry.role.is_weight:

@@ -1,8 +1,8 @@
 """The run: prepare, split, equalize, plan, calibrate, refine, emit, check. Commands stand above it."""
 
-from onnxq.graph import ModelSource
+from onnxq.graph import ModelSource, name_file
 from onnxq.pipeline.both_models import load_both
-from onnxq.pipeline.configuration import Configuration, Overrides, name_file, open_run
+from onnxq.pipeline.configuration import Configuration, Overrides, open_run
 from onnxq.pipeline.finalize import Result, write_result
 
 __all__ = [

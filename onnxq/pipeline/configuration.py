@@ -14,7 +14,7 @@ from onnxq.config import Command, Config, check_trust, expand_names, join_words,
 from onnxq.config.data import ScaleConfig
 from onnxq.errors import ConfigError, replace_surrogates
 from onnxq.files import guard_outputs, refuse_inputs
-from onnxq.graph import ModelSource
+from onnxq.graph import ModelSource, name_file
 from onnxq.graph.save import check_data_name, name_data_file
 from onnxq.observers import check_observers
 from onnxq.passes.mixed_precision.weight_bits import check_budget
@@ -28,11 +28,6 @@ from onnxq.workers.processes import ProcessWorkers
 
 Configuration = Config | str | Path | None
 Overrides = Mapping[str, Any] | None
-
-
-def name_file(model: object) -> str:
-    """The path of a model; "" for one in memory."""
-    return str(model) if isinstance(model, (str, Path)) else ""
 
 
 def name_model(model: object) -> str:

@@ -19,7 +19,7 @@ from onnxq.emit import leave_out_notes
 from onnxq.engines.shapes import demand_sizes
 from onnxq.evaluation.compare import check_interface
 from onnxq.files import write_text
-from onnxq.graph import fix_sizes, get_index, name_nodes, save_model, verify_graph
+from onnxq.graph import fix_sizes, get_index, name_file, name_nodes, save_model, verify_graph
 from onnxq.graph.light import ModelLike, attach_weights, is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
 from onnxq.graph.save import name_data_file
@@ -29,7 +29,7 @@ from onnxq.passes.journal import Shortage
 from onnxq.passes.mixed_precision.promotion import PROMOTED
 from onnxq.pipeline import check
 from onnxq.pipeline.accuracy import answer_request
-from onnxq.pipeline.configuration import describe_journal, name_file
+from onnxq.pipeline.configuration import describe_journal
 from onnxq.pipeline.engine_check import check_on_engine
 from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.plan import PlacementMethod, Plan, to_json

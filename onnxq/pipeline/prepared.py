@@ -17,12 +17,12 @@ from onnxq.data import find_extremes, load_data
 from onnxq.errors import VerificationError
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.selections import find_selections
-from onnxq.graph import Model, find_opset, get_index, infer_shapes, load_model, name_nodes
+from onnxq.graph import Model, fix_sizes, infer_shapes, load_model, name_nodes
 from onnxq.graph.convert import ensure_opset, inline_functions, limit_opset, store_densely
+from onnxq.graph.index import find_opset, get_index
 from onnxq.graph.light import ModelLike, add_libraries, strip_weights
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import drop_absent_biases
-from onnxq.graph.shapes import fix_sizes
 from onnxq.passes import FloatState, PassReport, RunContext, SampleSets
 from onnxq.passes.equalization.passes import EQUIVALENT_DB
 from onnxq.passes.registry import MASKED_ROWS, list_rewrites, rewrite_model

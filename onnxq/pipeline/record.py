@@ -30,11 +30,11 @@ from onnxq.evaluation.distributions import observe_distributions
 from onnxq.evaluation.profile import GroupCost, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.files import write_text
-from onnxq.graph import GraphIndex, ModelLike, ModelSource, bare_proto, get_index
+from onnxq.graph import GraphIndex, ModelLike, ModelSource, bare_proto, get_index, name_file
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.passes import FloatState, RunContext
 from onnxq.pipeline.both_models import load_both
-from onnxq.pipeline.configuration import name_file, name_model, open_crew
+from onnxq.pipeline.configuration import name_model, open_crew
 from onnxq.pipeline.finalize import Result, list_files
 from onnxq.planner import state_placement
 from onnxq.planner.choose import compare_times, predict_times

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import PurePath
 from typing import IO, Any, TypeVar
 
 from rich.console import Console
@@ -213,6 +214,16 @@ def make_renderable(content: Content | None) -> RenderableType | None:
 def format_warning(warning: Caution, style: str = "yellow") -> Text:
     """Format a warning: `warning[W101]: text`, translated for the reader."""
     return Text(f"warning[{warning.code}]: {translate_text(warning)}", style=style)
+
+
+def make_title(source: str) -> Text:
+    """The name of a model's file; "model" for one in memory."""
+    return Text(PurePath(source).name or "model", style="bold")
+
+
+def format_nodes(names: Sequence[str], ops: Sequence[str]) -> str:
+    """Format nodes with their operators: conv1 (Conv), fc (Gemm)."""
+    return ", ".join(f"{name} ({op})" for name, op in zip(names, ops, strict=True))
 
 
 def format_verdict(word: str, style: str, text: str) -> Text:

@@ -12,15 +12,7 @@ from functools import partial
 
 from onnxq.arrays import Shape
 from onnxq.backends import surroundings
-from onnxq.backends.base import (
-    ATTENTION,
-    FUSED_PRODUCTS,
-    Candidate,
-    Capability,
-    Output,
-    PlacementRule,
-    Target,
-)
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
 from onnxq.backends.cpu_costs import read_costs
 from onnxq.backends.openvino.misreads import (
     ACTIVATIONS,
@@ -195,13 +187,13 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
 )
 
 _NO_KERNEL = {
-    **FUSED_PRODUCTS,
+    **surroundings.FUSED_PRODUCTS,
     "com.microsoft.QuickGelu": "an operator of ONNX Runtime's own",
     "LSTM": "OpenVINO has no integer LSTM kernel for weights in pairs",
     "GRU": "OpenVINO has no integer GRU kernel for weights in pairs",
     "RNN": "OpenVINO has no integer RNN kernel",
     "Einsum": "OpenVINO has no integer Einsum kernel",
-    **dict.fromkeys(ATTENTION, "attention in one node: export its parts"),
+    **dict.fromkeys(surroundings.ATTENTION, "attention in one node: export its parts"),
 }
 
 

@@ -13,15 +13,7 @@ from functools import partial
 
 from onnxq.arrays import Shape
 from onnxq.backends import surroundings
-from onnxq.backends.base import (
-    ATTENTION,
-    FUSED_PRODUCTS,
-    Candidate,
-    Capability,
-    Output,
-    PlacementRule,
-    Target,
-)
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
 from onnxq.backends.cpu_costs import read_costs
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
@@ -286,7 +278,7 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
 )
 
 _NO_KERNEL = {
-    **FUSED_PRODUCTS,
+    **surroundings.FUSED_PRODUCTS,
     "ConvTranspose": "ORT has no quantized ConvTranspose kernel",
     "GRU": "ORT has no quantized GRU kernel; `mode: weight-only` makes the file smaller, and no faster",
     "RNN": "ORT has no quantized RNN kernel",
@@ -297,7 +289,8 @@ _NO_KERNEL = {
 _NO_GAIN = {
     "AveragePool": "ORT's quantized AveragePool is slower than the float one",
     **dict.fromkeys(
-        ATTENTION, "attention in one node: int8 gains nothing in ORT on products of two activations"
+        surroundings.ATTENTION,
+        "attention in one node: int8 gains nothing in ORT on products of two activations",
     ),
 }
 

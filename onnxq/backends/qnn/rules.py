@@ -15,15 +15,7 @@ from functools import partial
 import numpy as np
 
 from onnxq.backends import surroundings
-from onnxq.backends.base import (
-    ATTENTION,
-    FUSED_PRODUCTS,
-    Candidate,
-    Capability,
-    Output,
-    PlacementRule,
-    Target,
-)
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
 from onnxq.sites import Role
 from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -284,8 +276,10 @@ CAPABILITIES: tuple[Capability, ...] = (
 )
 
 _NO_KERNEL = {
-    **FUSED_PRODUCTS,
-    **dict.fromkeys(ATTENTION, "the NPU has no kernel for attention in one node: export its parts"),
+    **surroundings.FUSED_PRODUCTS,
+    **dict.fromkeys(
+        surroundings.ATTENTION, "the NPU has no kernel for attention in one node: export its parts"
+    ),
     "com.microsoft.QuickGelu": "the NPU has no QuickGelu",
     "Log": "the NPU's Log answers wrongly in 16 bits, without a message",
     "Erf": "the NPU has no Erf; as part of a Gelu it has",

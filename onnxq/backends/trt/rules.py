@@ -16,25 +16,8 @@ from functools import partial
 from typing import Any
 
 from onnxq.arrays import Shape
-from onnxq.backends.base import (
-    ATTENTION,
-    FUSED_PRODUCTS,
-    Candidate,
-    Capability,
-    Output,
-    PlacementRule,
-    Target,
-)
-from onnxq.backends.surroundings import (
-    check_data,
-    explain_log_front_end,
-    find_attention,
-    find_attention_cut,
-    find_backbone,
-    find_skip_input,
-    list_computed_inputs,
-    multiplies_activations,
-)
+from onnxq.backends import surroundings
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
 from onnxq.errors import CauseAndFix
 from onnxq.graph import MICROSOFT, NodeRef
 from onnxq.sites import Indices, Names, Role
@@ -132,7 +115,7 @@ def _check_gemm_gain(c: Candidate) -> str | None:
 
 
 def _check_matmul(c: Candidate) -> str | None:
-    if multiplies_activations(c.index, c.node):
+    if surroundings.multiplies_activations(c.index, c.node):
         return "both operands are computed"
     if not c.is_constant(1):
         return "the constant stands on the left: its channels are not the product's columns"
@@ -147,7 +130,9 @@ def _check_matmul_gain(c: Candidate) -> str | None:
 
 def _check_cut(c: Candidate) -> str | None:
     return _check_matmul(c) or (
-        None if find_attention_cut(c.index, c.node) is not None else "its result is not cut"
+        None
+        if surroundings.find_attention_cut(c.index, c.node) is not None
+        else "its result is not cut"
     )
 
 
@@ -161,40 +146,49 @@ def _check_columns(c: Candidate, axis: int) -> str | None:
 
 
 def _check_scores(c: Candidate) -> str | None:
-    found = find_attention(c.index, c.node)
+    found = surroundings.find_attention(c.index, c.node)
     return None if found is not None and found[0] == c.node.name else "not the scores of attention"
 
 
 def _check_values(c: Candidate) -> str | None:
-    found = find_attention(c.index, c.node)
+    found = surroundings.find_attention(c.index, c.node)
     return None if found is not None and found[1] == c.node.name else "not the values of attention"
 
 
 def _check_product(c: Candidate) -> str | None:
-    return None if multiplies_activations(c.index, c.node) else "one operand is constant"
+    return (
+        None if surroundings.multiplies_activations(c.index, c.node) else "one operand is constant"
+    )
 
 
 def _find_partners(c: Candidate) -> Names:
-    return tuple(name for name in find_attention(c.index, c.node) or () if name != c.node.name)
+    return tuple(
+        name for name in surroundings.find_attention(c.index, c.node) or () if name != c.node.name
+    )
 
 
 def _check_residual(c: Candidate) -> str | None:
     return (
-        None if find_skip_input(c.index, c.node) is not None else "not the end of a residual block"
+        None
+        if surroundings.find_skip_input(c.index, c.node) is not None
+        else "not the end of a residual block"
     )
 
 
 def _list_skip_inputs(c: Candidate) -> Indices:
-    k = find_skip_input(c.index, c.node)
+    k = surroundings.find_skip_input(c.index, c.node)
     return () if k is None else (k,)
 
 
 def _takes_sum(c: Candidate, chosen: frozenset[str]) -> bool:
     """True when the convolution branch ends in a chosen convolution, whose kernel can compute the sum as well."""
-    k = find_skip_input(c.index, c.node)
+    k = surroundings.find_skip_input(c.index, c.node)
     return (
         k is not None
-        and find_backbone(c.index, list_computed_inputs(c.index, c.node)[1 - k]) in chosen
+        and surroundings.find_backbone(
+            c.index, surroundings.list_computed_inputs(c.index, c.node)[1 - k]
+        )
+        in chosen
     )
 
 
@@ -247,7 +241,7 @@ RULES: tuple[PlacementRule, ...] = (
         weight=1,
         check=_check_cut,
         unpaid=_check_matmul_gain,
-        closes=lambda c: find_attention_cut(c.index, c.node),
+        closes=lambda c: surroundings.find_attention_cut(c.index, c.node),
     ),
     _product(
         name="matmul",
@@ -294,7 +288,7 @@ RULES: tuple[PlacementRule, ...] = (
         why="pools bytes, and shares one scale with an input that has a pair for other readers",
         shares=True,
         joins=True,
-        check=check_data,
+        check=surroundings.check_data,
     ),
 )
 
@@ -389,7 +383,7 @@ def _explain_one_row(candidate: Candidate, _: Candidate | None) -> str | None:
 
 
 _NO_KERNEL = {
-    **FUSED_PRODUCTS,
+    **surroundings.FUSED_PRODUCTS,
     "ConvTranspose": "TensorRT runs transposed convolutions in float whatever stands around them",
     "AveragePool": "TensorRT averages in float whatever stands around it; a pair in front only adds a kernel",
     "LSTM": "TensorRT runs LSTM in float",
@@ -412,11 +406,13 @@ TRT = Target(
     refuse_float=refuse_float,
     strict=True,
     # The stem runs in int8 too: TensorRT pads its channels, and a float stem costs two kernels of its own.
-    exclusions={"log-front-end": explain_log_front_end, "one-row": _explain_one_row},
+    exclusions={"log-front-end": surroundings.explain_log_front_end, "one-row": _explain_one_row},
     advice="try another observer (mse, minmax), or trt-fp8",
     no_kernel=_NO_KERNEL,
     no_gain=dict.fromkeys(
-        ATTENTION, "attention in one node stays float: no pair can stand inside it"
+        surroundings.ATTENTION, "attention in one node stays float: no pair can stand inside it"
     ),
 )
-TRT_WEIGHT_ONLY = replace(TRT, capabilities=WEIGHT_ONLY, no_kernel=FUSED_PRODUCTS, no_gain={})
+TRT_WEIGHT_ONLY = replace(
+    TRT, capabilities=WEIGHT_ONLY, no_kernel=surroundings.FUSED_PRODUCTS, no_gain={}
+)

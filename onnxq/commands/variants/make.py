@@ -26,8 +26,8 @@ from onnxq.files import check_outputs, name_folder, prepare_folder, refuse_input
 from onnxq.files.scratch import ScratchFolder
 from onnxq.graph import Model, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.graph.index import GraphIndex
-from onnxq.pipeline import ModelSource, quantize_model
-from onnxq.pipeline.configuration import Configuration, Overrides, name_file, open_run
+from onnxq.pipeline import ModelSource, name_file, quantize_model
+from onnxq.pipeline.configuration import Configuration, Overrides, open_run
 from onnxq.pipeline.finalize import Result, list_files
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models

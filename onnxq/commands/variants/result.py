@@ -154,7 +154,7 @@ def _make_parts(result: Variants, view: terminal.TextView) -> terminal.Parts:
     if result.original.latency is not None:
         columns += ["latency", "faster"]
     columns += ["SQNR", result.metric] if result.metric else ["SQNR"]
-    title = Text(PurePath(result.source).name or "model", style="bold")
+    title = terminal.make_title(result.source)
     if result.original.file:
         title.join_text(f" -> {PurePath(result.original.file).parent}")
     yield title.join_text(f"  ({', '.join(_list_facts(result))})", style="dim")

@@ -25,14 +25,7 @@ from onnxq.engines.diff.layers import (
     open_inner,
     read_optimized_tensor,
 )
-from onnxq.engines.diff.measure import (
-    SAME_DB,
-    OutputSums,
-    Tallies,
-    diverges,
-    find_output_step,
-    find_unmet,
-)
+from onnxq.engines.diff.measure import SAME_DB, OutputSums, diverges, find_output_step, find_unmet
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Difference, OutputDiff, Run, label_run
 from onnxq.engines.diff.results import LoadedRun, Recorder
 from onnxq.engines.diff.runs import Engines, describe_engine
@@ -166,7 +159,7 @@ class _Comparison:
         common = {value.name for value in self.index.outputs}
         names = [value.name for value in self.engines.float_index.outputs if value.name in common]
         steps = {name: find_output_step(self.index, name) for name in names}
-        self.sums = sums = OutputSums(names, steps, Tallies(self.config.diff.top_k, sliced=True))
+        self.sums = sums = OutputSums(names, steps, self.config.diff.top_k)
         with self.engines.open_runners(alone=not loaded) as runners:
             # Only now is it known which engines run, and so which names are taken.
             self.loaded = _label_loaded(

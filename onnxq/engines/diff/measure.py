@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import Any, TypeGuard
 
@@ -230,11 +231,16 @@ class OutputSums:
 
     names: Sequence[str]
     steps: Mapping[str, float]
-    tallies: Tallies
+    top_k: int
     # Samples of each run: a file may hold fewer than were run here.
     seen: dict[str, int] = field(default_factory=dict)
     # By output that cannot be compared: its kind.
     not_numeric: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def tallies(self) -> Tallies:
+        """The errors; outputs are judged by slices of other scales, too."""
+        return Tallies(self.top_k, sliced=True)
 
     def add(self, values: Mapping[str, Mapping[str, Any]], feeds: Arrays) -> None:
         """One sample of all runs."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from onnxq.annotate import Inspection, PairInfo, WeightSums, find_saturating
 from onnxq.annotate.bits import Notes, read_notes
+from onnxq.backends import find_sums
 from onnxq.backends.base import IntegerSums
-from onnxq.backends.engine import Kernel, KernelWords
+from onnxq.backends.engine import Engine, Kernel, KernelWords
 from onnxq.engines.prove.kernels import (
     HEAVY,
     PRODUCTS,
@@ -22,7 +24,7 @@ from onnxq.engines.prove.kernels import (
 )
 from onnxq.engines.prove.proof import HOST, INT8, LOW, UNSEEN, NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
-from onnxq.graph import DEQUANTIZE, GraphIndex, NodeRef, NodeRefs
+from onnxq.graph import DEQUANTIZE, GraphIndex, NodeRef, NodeRefs, name_nodes
 from onnxq.sites import Names
 
 
@@ -100,6 +102,22 @@ def judge_optimizer_sums(
         if weight.saturates and len(names) == 1 and names[0] not in seen:
             found.append(replace(weight, node=names[0], op=index.find_node(names[0]).op_type))
     return tuple(found)
+
+
+def judge_weights(
+    engine: Engine, index: GraphIndex, kernels: Sequence[Kernel], folder: Path
+) -> tuple[WeightSums, ...]:
+    """The weights that can overflow 16-bit sums; those of the file alone where it was not built."""
+    if not engine.saturates:
+        return ()
+    weights = judge_sums(index, kernels, engine.words, find_sums(engine.name))
+    optimized = engine.read_optimized(folder) if kernels else None
+    if optimized is None:
+        return weights
+    return (
+        *weights,
+        *judge_optimizer_sums(index, kernels, GraphIndex(name_nodes(optimized)), weights),
+    )
 
 
 def _describe_exact(kind: str, kernel: Kernel | None, words: KernelWords) -> str:

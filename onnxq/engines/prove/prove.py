@@ -13,27 +13,13 @@ from pathlib import Path
 import onnx
 
 from onnxq.annotate import Inspection, WeightSums, inspect_model, read_plan_note
-from onnxq.backends import find_backend, find_engine, find_sums, find_usual_engine, list_engines
+from onnxq.backends import Engine, find_backend, find_engine, find_usual_engine, list_engines
 from onnxq.backends.building import build_engine, check_library, fail_alike
-from onnxq.backends.engine import (
-    LOG,
-    BuildResult,
-    BuildState,
-    DevicePlacement,
-    Engine,
-    Job,
-    Kernel,
-    KernelWords,
-)
+from onnxq.backends.engine import LOG, BuildResult, BuildState, DevicePlacement, Job, Kernel
 from onnxq.config import ProveConfig, RuntimeConfig, matches_any
 from onnxq.data import Dataset
 from onnxq.engines.prove.compare import find_changes, read_proof
-from onnxq.engines.prove.judge import (
-    find_heavy_nodes,
-    judge_model,
-    judge_optimizer_sums,
-    judge_sums,
-)
+from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_weights
 from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
 from onnxq.engines.prove.proof import (
     INT8,
@@ -110,7 +96,7 @@ def prove_model(source: ModelSource, request: ProveRequest) -> Proof:
         with request.progress("reading the engine"):
             kernels = engine.read_kernels(proto, folder) if built else ()
             placement = engine.read_placement(proto, folder) if built else None
-            weights = _find_weights(engine, index, kernels, folder)
+            weights = judge_weights(engine, index, kernels, folder)
             saved = _copy_files(folder, result, engine, request.save)
             warnings = [*inspection.warnings, *guesses]
             if built:
@@ -123,7 +109,7 @@ def prove_model(source: ModelSource, request: ProveRequest) -> Proof:
         nodes, sites = judge_model(index, inspection, kernels, reasons) if built else ((), ())
     requirements = [*_check_required(required, nodes), *_check_forbidden(options.forbid, nodes)]
     if options.require_int and built:
-        requirements += _check_integers(index, kernels, placement, engine.words)
+        requirements += _check_integers(engine, index, kernels, placement)
     proof = Proof(
         source=inspection.source,
         chosen=chosen,
@@ -308,10 +294,10 @@ def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> It
 
 
 def _check_integers(
+    engine: Engine,
     index: GraphIndex,
     kernels: Sequence[Kernel],
     placement: DevicePlacement | None,
-    words: KernelWords,
 ) -> Iterator[Requirement]:
     """Every node that a kernel computes, on integers; none is left to the CPU."""
     # Pairs at the inputs and outputs of a model stay on the CPU by intention: the NPU reads
@@ -323,7 +309,9 @@ def _check_integers(
     for kernel in kernels:
         tensors = (*kernel.inputs, *kernel.outputs)
         # Some kernels multiply integers and write floats, as MatMulIntegerToFloat does.
-        whole = kernel.kind in words.int8 or not any("float" in tensor.dtype for tensor in tensors)
+        whole = kernel.kind in engine.words.int8 or not any(
+            "float" in tensor.dtype for tensor in tensors
+        )
         # Conversions and copies compute nothing, whatever types they have.
         if not kernel.moves:
             computed.update(
@@ -339,22 +327,6 @@ def _find_unquantized(proto: ModelLike) -> tuple[Unquantized, ...]:
     """The nodes that the plan inside the model left float; () when there is none or it cannot be read."""
     plan = read_plan_note(proto)
     return () if plan is None else (*plan.refusals, *plan.left_float)
-
-
-def _find_weights(
-    engine: Engine, index: GraphIndex, kernels: Sequence[Kernel], folder: Path
-) -> tuple[WeightSums, ...]:
-    """The weights that can overflow 16-bit sums; those of the file alone where it was not built."""
-    if not engine.saturates:
-        return ()
-    weights = judge_sums(index, kernels, engine.words, find_sums(engine.name))
-    optimized = engine.read_optimized(folder) if kernels else None
-    if optimized is None:
-        return weights
-    return (
-        *weights,
-        *judge_optimizer_sums(index, kernels, GraphIndex(name_nodes(optimized)), weights),
-    )
 
 
 def _is_custom(index: GraphIndex, name: str) -> bool:

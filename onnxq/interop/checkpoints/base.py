@@ -60,18 +60,21 @@ class WeightCodes:
 
     def dequantize(self) -> Floats:
         """The values in float32, with columns as in the network."""
-        count = self.codes.shape[1]
         values = self.codes.astype(np.float32)
         if self.minimum is None:
-            values -= np.repeat(self.zero.astype(np.float32), self.size, 1)[:, :count]
-        values *= np.repeat(self.scale, self.size, 1)[:, :count]
+            values -= self._spread(self.zero.astype(np.float32))
+        values *= self._spread(self.scale)
         if self.minimum is not None:
-            values += np.repeat(self.minimum, self.size, 1)[:, :count]
+            values += self._spread(self.minimum)
         if self.order is None:
             return values
         placed = np.empty_like(values)
         placed[:, self.order] = values
         return placed
+
+    def _spread(self, numbers: Array) -> Array:
+        """Numbers of blocks at each of their columns."""
+        return np.repeat(numbers, self.size, 1)[:, : self.codes.shape[1]]
 
     def sort_columns(self, name: str, groups: Array) -> WeightCodes:
         """The same with the columns of each group side by side. groups: of each column, its group (g_idx)."""
@@ -95,11 +98,9 @@ class WeightCodes:
         minimum = self.minimum
         if not scale.all():
             # A block of one value: any scale has it, and engines take none of 0.
-            dead = np.repeat(scale == 0, self.size, 1)[:, : codes.shape[1]]
+            dead = self._spread(scale == 0)
             still = np.zeros_like(zero) if minimum is not None else zero
-            codes = np.where(
-                dead, np.repeat(still, self.size, 1)[:, : codes.shape[1]], codes
-            ).astype(np.uint8)
+            codes = np.where(dead, self._spread(still), codes).astype(np.uint8)
             scale = np.where(scale == 0, np.float32(1), scale)
         if minimum is not None:
             # code · s + m = (code + m / s) · s: a minimum of whole steps is a zero point.

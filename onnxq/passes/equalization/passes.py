@@ -16,26 +16,7 @@ from onnxq.errors import OnnxqError, PlanError
 from onnxq.evaluation.trials import measure_models
 from onnxq.graph import ModelLike, get_index, infer_shapes, is_large_model
 from onnxq.passes.base import EqualizeContext, Pass, Stage, has_real_samples
-from onnxq.passes.equalization.cross_layer import (
-    Factors,
-    choose_shifts,
-    compute_factors,
-    list_channel_axes,
-    list_shift_axes,
-    write_scales,
-    write_shifts,
-)
-from onnxq.passes.equalization.rotation import (
-    has_residual_stream,
-    list_fixed,
-    list_rotations,
-    write_rotations,
-)
-from onnxq.passes.equalization.smoothquant import (
-    compute_smoothing_factors,
-    find_quantized_groups,
-    write_smoothing,
-)
+from onnxq.passes.equalization import cross_layer, rotation, smoothquant
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics, RunningStatistics
 from onnxq.passes.equalization.token_scales import find_token_layers, write_token_scales
 from onnxq.passes.journal import Outcome, PassReport
@@ -103,16 +84,16 @@ SCALINGS: Note[tuple[Scaling | Rotation, ...]] = Note("equalization")
 # The layers that read tokens with scales, by name.
 TOKEN_LAYERS: Note[Names] = Note("token layers")
 # In the order in which they are found and repeated.
-_WRITERS: dict[str, Callable[[ModelLike, Factors], ModelLike]] = {
-    CROSS_LAYER: write_scales,
-    ABSORPTION: write_shifts,
-    SMOOTHQUANT: write_smoothing,
+_WRITERS: dict[str, Callable[[ModelLike, cross_layer.Factors], ModelLike]] = {
+    CROSS_LAYER: cross_layer.write_scales,
+    ABSORPTION: cross_layer.write_shifts,
+    SMOOTHQUANT: smoothquant.write_smoothing,
     TOKEN_SCALES: write_token_scales,
 }
 
 
 def write_factors(
-    ids: Mapping[TensorId, str], state: FloatState, name: str, factors: Factors
+    ids: Mapping[TensorId, str], state: FloatState, name: str, factors: cross_layer.Factors
 ) -> FloatState:
     """The state with the factors in its model's weights, and with the record of them for the plan.
 
@@ -138,7 +119,7 @@ def rotate_state(
 
     ids: as in `write_factors`.
     """
-    model, copied = write_rotations(state.model, rotations)
+    model, copied = rotation.write_rotations(state.model, rotations)
     records = (replace(rotation, anchor=ids.get(rotation.tensor, "")) for rotation in rotations)
     return _record(replace(state, model=infer_shapes(model)), tuple(records)), copied
 
@@ -161,7 +142,11 @@ def replay_scalings(
     anchors = Anchors(get_index(state.model), {}, lasting=False, recognized=recognized)
     located = [replace(scaling, tensor=_find_tensor(scaling, anchors)) for scaling in scalings]
     rotations = [scaling for scaling in located if isinstance(scaling, Rotation)]
-    model = infer_shapes(write_rotations(state.model, rotations)[0]) if rotations else state.model
+    model = (
+        infer_shapes(rotation.write_rotations(state.model, rotations)[0])
+        if rotations
+        else state.model
+    )
     for name, write in _WRITERS.items():
         factors = {
             scaling.tensor: scaling.factors
@@ -273,18 +258,22 @@ _SEEDS = 4
 
 def equalize_layers(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Cross-layer equalization, Nagel et al. 2019."""
-    axes = list_channel_axes(state.model) if len(ctx.data.calibration) >= _SAMPLES else {}
+    axes = (
+        cross_layer.list_channel_axes(state.model) if len(ctx.data.calibration) >= _SAMPLES else {}
+    )
     observed = _observe(ctx, state, axes, "equalizing")
     largest = {tensor: statistics.largest for tensor, statistics in observed.items()}
     # All or none: channels that share a factor need the values of every tensor they are in.
-    factors = compute_factors(state.model, largest if len(largest) == len(axes) else None)
+    factors = cross_layer.compute_factors(
+        state.model, largest if len(largest) == len(axes) else None
+    )
     return _write(ctx, state, CROSS_LAYER, factors, [f"{tensor}: equalized" for tensor in factors])
 
 
 def absorb_biases(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Channels centred, and their means absorbed by the biases behind them, Nagel et al. 2019."""
-    observed = _observe(ctx, state, list_shift_axes(state.model), "absorbing")
-    shifts = choose_shifts(state.model, observed)
+    observed = _observe(ctx, state, cross_layer.list_shift_axes(state.model), "absorbing")
+    shifts = cross_layer.choose_shifts(state.model, observed)
     lines = [f"{tensor}: channels centred" for tensor in shifts]
     return _write(ctx, state, ABSORPTION, shifts, lines)
 
@@ -293,7 +282,7 @@ def smooth_activations(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Outliers of activations moved into weights, SmoothQuant, Xiao et al. 2023."""
     plan = ctx.place(state, ctx.progress)
     # Of MatMul and Gemm, whose channels are the last axis of their input.
-    axes = {group.tensor: -1 for group in find_quantized_groups(state.model, plan)}
+    axes = {group.tensor: -1 for group in smoothquant.find_quantized_groups(state.model, plan)}
     observed = observe_channels(
         state.model,
         axes,
@@ -304,13 +293,15 @@ def smooth_activations(ctx: EqualizeContext, state: FloatState) -> FloatStep:
         batch=ctx.config.data.batch,
         memory_limit=ctx.memory_limit,
     )
-    return _write(ctx, state, SMOOTHQUANT, *compute_smoothing_factors(state.model, plan, observed))
+    return _write(
+        ctx, state, SMOOTHQUANT, *smoothquant.compute_smoothing_factors(state.model, plan, observed)
+    )
 
 
 def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Channels of streams rotated, the best of a few seeds, QuaRot, Ashkboos et al. 2024."""
-    fixed = list_fixed(state.model)
-    possible = list_rotations(state.model, 0)
+    fixed = rotation.list_fixed(state.model)
+    possible = rotation.list_rotations(state.model, 0)
     before = score_rotated(ctx, state) if possible else None
     best = state
     highest = before
@@ -320,7 +311,7 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     for seed in range(ctx.config.data.seed, ctx.config.data.seed + seeds):
         if highest is None:
             break
-        rotations = [replace(rotation, seed=seed) for rotation in possible]
+        rotations = [replace(draft, seed=seed) for draft in possible]
         after, copied = rotate_state(ctx.base.ids, state, rotations)
         score = score_rotated(ctx, after)
         # Of those that are not taken nothing is kept in memory.
@@ -403,7 +394,7 @@ def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
 
     Corrections for inputs that never come are errors for those that do.
     """
-    return has_real_samples(ctx, state) and has_residual_stream(state.model)
+    return has_real_samples(ctx, state) and rotation.has_residual_stream(state.model)
 
 
 def _observe(
@@ -417,7 +408,11 @@ def _observe(
 
 
 def _write(
-    ctx: EqualizeContext, state: FloatState, name: str, factors: Factors, lines: Sequence[str]
+    ctx: EqualizeContext,
+    state: FloatState,
+    name: str,
+    factors: cross_layer.Factors,
+    lines: Sequence[str],
 ) -> FloatStep:
     """The state with the factors written, and the report, which says so where they change the function."""
     if not factors:
