@@ -121,11 +121,7 @@ def prove_model(source: ModelSource, request: ProveRequest) -> Proof:
         sites=sites,
         requirements=tuple(requirements),
         weights=weights,
-        cost=_measure_cost(
-            add_libraries(inspection.model, request.runtime.libraries), weights, request
-        )
-        if built
-        else None,
+        cost=_measure_cost(inspection.model, weights, request) if built else None,
         require_exact=options.require_exact,
         warnings=tuple(warnings),
     )
@@ -189,9 +185,10 @@ def _measure_cost(
         return None
     nodes = frozenset(one.node for one in weights if one.saturates)
     with request.progress("counting sums that saturate", len(request.dataset)) as task:
+        loaded = add_libraries(proto, request.runtime.libraries)
         samples = request.dataset.samples()
         found = measure_saturation(
-            proto, samples, nodes=nodes, threads=request.options.threads, on_sample=task.advance
+            loaded, samples, nodes=nodes, threads=request.options.threads, on_sample=task.advance
         )
     return replace(found, data=request.dataset.describe(), synthetic=request.dataset.synthetic)
 
