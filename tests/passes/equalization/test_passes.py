@@ -16,7 +16,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, attach_weights, infer_shapes
 from onnxq.graph.values import decode_tensor
 from onnxq.passes.base import EqualizeContext
-from onnxq.passes.equalization import passes
+from onnxq.passes.equalization import cross_layer, passes
 from onnxq.passes.equalization.passes import (
     EQUALIZED,
     check_equivalent,
@@ -178,8 +178,8 @@ def test_factors_that_harm_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> N
         found = scaled_factors(proto)
         return {tensor: np.geomspace(1e-3, 1e3, s.size).astype(F) for tensor, s in found.items()}
 
-    scaled_factors = passes.compute_factors
-    monkeypatch.setattr(passes, "compute_factors", uneven)
+    scaled_factors = cross_layer.compute_factors
+    monkeypatch.setattr(cross_layer, "compute_factors", uneven)
     skip = ("rounding", "cross_layer_equalization", "bias_absorption", "smoothquant")
     plain = run(residual(), images(), BALANCED, skip=skip)
     done = run(residual(), images(), BALANCED)
