@@ -70,7 +70,7 @@ def emit_pairs(
     or a DynamicQuantizeLinear/DequantizeLinear pair where their scale is computed at each run.
     Every node is named after its site and carries `onnxq.*` metadata; the plan without its numbers goes into the
     model's metadata. fold_constants: constants are the floats that they would be dequantized to, and the plan is not
-    noted: for trials without optimizations, where ORT dequantizes in each run.
+    noted: for trials, which are run and not kept.
 
     Raises PlanError for a site without numbers, one that is not in this model, or one that the target cannot run.
     """

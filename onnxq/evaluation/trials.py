@@ -57,15 +57,15 @@ def _share_reference(crew: Crew, reference: FloatOutputs) -> SharedReference:
 
 @dataclass(frozen=True, eq=False)
 class TrialModel:
-    """A model to be tried. optimize: as users run it."""
+    """A model to be tried. fuse_pairs: as users run it, and not as the file says."""
 
     model: ModelLike
-    optimize: bool = False
+    fuse_pairs: bool = False
 
     def open(self, selections: Selections, threads: int) -> Session:
         """The session that runs it, on the choices of a float model."""
         model = selections.take_choices(self.model)
-        return Session(model, fuse_pairs=self.optimize, threads=threads)
+        return Session(model, fuse_pairs=self.fuse_pairs, threads=threads)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class TrialTask:
     """A model as of `TrialModel`, and the samples it is tried on. positions: of samples to run."""
 
     model: SharedModel
-    optimize: bool
+    fuse_pairs: bool
     reference: SharedReference
     positions: tuple[int, ...]
 
@@ -127,7 +127,7 @@ def _try_models(
     shares = split_evenly(range(len(reference.samples)), count)
     pieces = []
     for number, model in enumerate(models, start=1):
-        form = crew.share_model(model.model), model.optimize
+        form = crew.share_model(model.model), model.fuse_pairs
         for share in shares:
             trial = TrialTask(*form, shared, tuple(share))
             pieces.append(
@@ -148,16 +148,16 @@ def _try_models(
 def try_model(task: TrialTask) -> list[SampleErrors]:
     """The errors of a model on some samples."""
     reference = _open_reference(task.reference)
-    session = _open_trial(task.model, task.optimize, reference.selections, reference.threads)
+    session = _open_trial(task.model, task.fuse_pairs, reference.selections, reference.threads)
     # The workers share the cores between them.
     return [errors for _, errors in reference.score_runs([session.run], task.positions, threads=1)]
 
 
 @lru_cache(maxsize=1)
 def _open_trial(
-    model: SharedModel, optimize: bool, selections: Selections, threads: int
+    model: SharedModel, fuse_pairs: bool, selections: Selections, threads: int
 ) -> Session:
-    return TrialModel(open_model(model), optimize).open(selections, threads)
+    return TrialModel(open_model(model), fuse_pairs).open(selections, threads)
 
 
 @dataclass(frozen=True, eq=False)

@@ -150,7 +150,7 @@ def _rewrite_bias(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
 
 
 def write_pairs(state: FloatState, plan: Plan, *, fold_constants: bool = False) -> ModelLike:
-    """The plan's pairs alone, for checks with optimizations off: `build_quantized` changes no value beyond them.
+    """The plan's pairs alone, for runs that leave pairs as they are: `build_quantized` changes no value beyond them.
 
     fold_constants: as of `emit_pairs`.
     """

@@ -286,7 +286,7 @@ def must_judge_as_run(plan: Plan) -> bool:
 def make_trial(state: FloatState, plan: Plan) -> TrialModel:
     """The model that the plan gives, to be run as the file says, or as users run it where the two may part."""
     if must_judge_as_run(plan):
-        return TrialModel(build_quantized(state, plan), optimize=True)
+        return TrialModel(build_quantized(state, plan), fuse_pairs=True)
     return TrialModel(write_pairs(state, plan, fold_constants=True))
 
 

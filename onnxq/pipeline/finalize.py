@@ -168,8 +168,8 @@ def finalize_run(
     static = not dynamic and config.mode != "dynamic"
     trial, times = _measure(ctx, state, model, make_own, here=find_target(plan.target).times_itself)
     on_engines = _check_on_engines(ctx, state, model, times)
-    asked = PROMOTED.find(state) is not None or ctx.request.asked
-    promotion = answer_request(ctx, state, model, trial) if asked else None
+    has_request = PROMOTED.find(state) is not None or ctx.request.asked
+    promotion = answer_request(ctx, state, model, trial) if has_request else None
     rewrites, accounts = _describe_passes(ctx)
     account = Report(
         source=name_file(source),

@@ -159,7 +159,7 @@ def rounded() -> onnx.ModelProto:
 
 def test_pieces_find_the_same_errors_and_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     floats = FloatOutputs(model(), data(model(), 11))
-    models = [TrialModel(rounded()), TrialModel(rounded(), optimize=True)]
+    models = [TrialModel(rounded()), TrialModel(rounded(), fuse_pairs=True)]
 
     def measure(crew: Crew) -> tuple[list[str], list[str]]:
         steps: list[int] = []

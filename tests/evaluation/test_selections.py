@@ -337,7 +337,7 @@ def test_all_judges_agree(name: str, tmp_path) -> None:
     judged, _ = measure(proto, other)
     assert min(judged.values()) > 12
     floats = FloatOutputs(proto, load_data(dict(samples()), GraphIndex(proto).inputs), threads=1)
-    models = [TrialModel(other), TrialModel(other, optimize=True)]
+    models = [TrialModel(other), TrialModel(other, fuse_pairs=True)]
     pieces = Crew(Workers(Journal(tmp_path)))
     with silent("") as task:
         found = [*measure_models(models, floats, Crew(), task), *measure_models(models, floats, pieces, task, pieces=2)]

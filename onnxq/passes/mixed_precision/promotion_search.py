@@ -361,7 +361,7 @@ class PromotionSearch:
         plan = self.finish_plan(keys)
         if fold is not None:
             plan = fold.narrow_ranges(self.state.model, plan)
-        return TrialModel(build_quantized(self.state, plan), optimize=True)
+        return TrialModel(build_quantized(self.state, plan), fuse_pairs=True)
 
 
 def _weigh_costs(program: PrecisionProgram, count: int) -> PrecisionProgram:
