@@ -337,6 +337,8 @@ class Target:
     yielding: Names = ()
     # Operators that have no quantized kernel but one on scales of each run.
     dynamic_ops: Names = ()
+    # Those that it quantizes on scales of each run in bodies of loops, whose tensors no sample shows.
+    looped_ops: Names = ()
     # A remedy for an output that is lost, for people.
     advice: str = "try another observer (mse, percentile)"
     # The float type of what is not quantized, where the configuration names none.

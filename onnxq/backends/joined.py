@@ -87,6 +87,7 @@ _JOINERS: Mapping[type, Mapping[_Joiner, str]] = {
         lambda warnings: "; ".join(dict.fromkeys(filter(None, warnings))): "warning",
     },
     Target: {
+        _intersect: "looped_ops",
         _first: "name costs times_itself advice sum_order",
         _join_rows: "rules capabilities",
         all: "zero_points int32_bias bounds_integers signed_scales",

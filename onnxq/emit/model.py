@@ -290,14 +290,17 @@ def _write_matrix(
 
 
 def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
-    """The weights with sites in several bodies of If, Loop or Scan, outside of which they are stored."""
+    """The weights with several sites, one of them in a body of If, Loop or Scan, outside of which they are stored."""
     sites = [
         site.site for site in plan.sites if site.role.is_weight and isinstance(site.site, Edge)
     ]
-    counts = Counter(
-        tensor for site in sites if (tensor := find_tensor(index, site)).scope != site.scope
+    tensors = [find_tensor(index, site) for site in sites]
+    counts = Counter(tensors)
+    return frozenset(
+        tensor
+        for site, tensor in zip(sites, tensors, strict=True)
+        if counts[tensor] > 1 and tensor.scope != site.scope
     )
-    return frozenset(tensor for tensor, count in counts.items() if count > 1)
 
 
 def _write_site(writer: PairWriter, site: SitePlan) -> None:

@@ -265,6 +265,11 @@ class GraphIndex(Graph):
         """The node whose subgraph this scope is; None for the main graph."""
         return self.named.get(self._parent_node.get(scope, ""))
 
+    def is_looped(self, scope: str) -> bool:
+        """True for a body that runs any number of times, whose tensors no run shows."""
+        parents = map(self.parent, self.list_outwards(scope))
+        return any(node is not None and node.op_type != "If" for node in parents)
+
     def subgraphs(self, node: str) -> tuple[tuple[str, str], ...]:
         """(label, scope) of the subgraphs a node holds, sorted by label; () for most nodes."""
         return tuple(sorted(self._subgraphs.get(node, ())))

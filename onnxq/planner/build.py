@@ -27,7 +27,7 @@ from onnxq.planner.problem import (
     is_between_pairs,
     state_problem,
 )
-from onnxq.planner.requests import Match, Requests
+from onnxq.planner.requests import Match, Requests, list_looped
 from onnxq.planner.sums import bind_sums, warn_allowed
 from onnxq.sites import (
     Caution,
@@ -361,12 +361,14 @@ def state_placement(
     index = get_index(proto)
     closed = closed or {}
     config, cautions = _match_signs(existing, config)
-    requests = Requests(config, index)
-    requests.check_used(before or index)
     engine = find_target(config.target, config.mode)
+    requests = Requests(config, index, looped=list_looped(index, engine))
+    requests.check_used(before or index)
     bare = index if existing.view is None else get_index(existing.view)
 
     def is_closed(node: NodeRef) -> bool:
+        if engine.looped_ops and index.is_looped(node.scope):
+            return node.name not in requests.looped
         return any(is_within(node.scope, scope) for scope in closed)
 
     problem = state_problem(

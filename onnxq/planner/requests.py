@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from onnxq.backends import find_target
+from onnxq.backends import Target, find_target
 from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
-from onnxq.graph import Graph, NodeRef, walk_from
+from onnxq.graph import Graph, GraphIndex, NodeRef, walk_from
 from onnxq.sites import Caution, Names, Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
@@ -29,6 +29,12 @@ _TABLES = {
 }
 
 
+def list_looped(index: GraphIndex, engine: Target) -> frozenset[str]:
+    """The nodes in bodies of loops that the engine quantizes on scales of each run, for want of ranges."""
+    nodes = (node for node in index.nodes if node.op_type in engine.looped_ops and not node.domain)
+    return frozenset(node.name for node in nodes if index.is_looped(node.scope))
+
+
 @dataclass(frozen=True)
 class Match:
     """The request for one tensor, and the rule that made it (None: the defaults)."""
@@ -41,13 +47,15 @@ class Match:
 class Requests:
     """Looks rules up by the names of a graph's nodes and tensors. A graph of another kind overrides its names.
 
-    applied: the numbers of the rules that decided on a tensor so far.
+    applied: the numbers of the rules that decided on a tensor so far. looped: nodes in bodies of loops, whose data have
+    a scale of each run, by name.
     """
 
     config: Config
     graph: Graph
     paths: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     applied: set[int] = field(default_factory=set)
+    looped: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for rule in self.config.rules:
@@ -92,7 +100,8 @@ class Requests:
                 match = Match(default if rule.set.float else rule.apply(default, role), rule)
                 break
         # Such as LSTM: ONNX Runtime's integer kernel of it quantizes its data in each run.
-        single = bool(nodes) and nodes[0].op_type in find_target(self.config.target).dynamic_ops
+        kinds = find_target(self.config.target).dynamic_ops
+        single = bool(nodes) and (nodes[0].op_type in kinds or nodes[0].name in self.looped)
         if (
             role.is_weight
             or not single

@@ -271,15 +271,10 @@ def list_float_tensors(index: GraphIndex) -> list[TensorId]:
     """Graph inputs and node outputs of a float type that are not constants and not inside a Loop or Scan."""
     ids = [TensorId(value.name) for value in index.inputs]
     for node in index.nodes:
-        if not _is_looped(index, node.scope):
+        if not index.is_looped(node.scope):
             ids.extend(node.results)
     return [
         tensor
         for tensor in ids
         if index.find_dtype(tensor) in FLOAT_TENSORS and not index.is_constant(tensor)
     ]
-
-
-def _is_looped(index: GraphIndex, scope: str) -> bool:
-    parents = map(index.parent, index.list_outwards(scope))
-    return any(node is not None and node.op_type != "If" for node in parents)

@@ -352,7 +352,7 @@ _BASE = Target(
     dynamic_ops=("LSTM",),
     advice="try the presets ort-int8-mse and ort-int8-percentile",
 )
-ORT = replace(_BASE, sum_order=find_sum_order)
+ORT = replace(_BASE, sum_order=find_sum_order, looped_ops=("Gemm", "MatMul"))
 # The kernels that quantize their data at each run write floats, so that each stands for itself.
 _DYNAMIC_WHY = "its input is quantized at each run, on the scale of its own values"
 DYNAMIC_RULES: tuple[PlacementRule, ...] = (
@@ -369,7 +369,12 @@ _NO_DYNAMIC_GAIN = {
     "Conv": "ORT's ConvInteger, which quantizes its data at each run, is several times slower than the float Conv",
 }
 ORT_DYNAMIC = replace(
-    ORT, rules=DYNAMIC_RULES, no_gain=_NO_DYNAMIC_GAIN, quantizes_alone=False, dynamic=True
+    ORT,
+    rules=DYNAMIC_RULES,
+    no_gain=_NO_DYNAMIC_GAIN,
+    quantizes_alone=False,
+    dynamic=True,
+    looped_ops=(),
 )
 _GRU = PlacementRule(
     name="gru",
