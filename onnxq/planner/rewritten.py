@@ -231,14 +231,7 @@ class _Mover:
         return tuple(edge for edge in edges if edge in self.index.list_consumers(tensor))
 
     def _is_made_from(self, tensor: TensorId, first: TensorId) -> bool:
-        maker = self.index.find_producer(tensor)
-        while tensor != first and maker is not None and maker.op_type in MOVERS:
-            source = self.index.find_input(maker, 0)
-            if source is None:
-                return False
-            tensor = source
-            maker = self.index.find_producer(source)
-        return tensor == first
+        return first in self.index.walk_back(tensor, MOVERS)
 
     def _orient_site(self, site: SitePlan, known: SitePlan) -> SitePlan:
         """The site of a weight along its other axis, where its reader transposes it and the plan's did not."""
