@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.arrays import Array, ArrayDict, Integers
 from onnxq.evaluation.selections import Selection, Selections, name_own
-from onnxq.graph import GraphIndex, NodeRef, ValueInfo
+from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import Names, TensorId
 from onnxq.spec import FLOAT_TYPES
 
@@ -143,21 +143,14 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
         shape = value.shape or ()
         if value.dtype not in FLOAT_TYPES or len(shape) not in _RANKS or shape[-1] == 1:
             continue
-        maker = _find_maker(index, value)
+        # Seen through the nodes that only pass an output on.
+        maker = index.find_producer(index.find_origin(TensorId(value.name), _PASSED))
         named = bool(_NAMES.search(value.name)) or (
             maker is not None and _is_softmax(maker, len(shape))
         )
         if named or (len(shape) == min(_RANKS) and maker is not None and _is_product(index, maker)):
             scores[value.name] = named
     return scores
-
-
-def _find_maker(index: GraphIndex, value: ValueInfo) -> NodeRef | None:
-    """The node that computes an output, seen through those that only pass it on."""
-    maker = index.find_producer(TensorId(value.name))
-    while maker is not None and maker.op_type in _PASSED:
-        maker = index.maker(maker)
-    return maker
 
 
 def _is_softmax(node: NodeRef, rank: int) -> bool:

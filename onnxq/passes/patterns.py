@@ -15,9 +15,9 @@ from onnx import TensorProto
 from onnxq.arrays import Array, Array64, Arrays
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, find_opset, get_index, infer_shapes
-from onnxq.graph.base import Attrs
+from onnxq.graph.base import MOVING_OPS, Attrs
 from onnxq.graph.convert import upgrade_opset
-from onnxq.graph.scopes import drop_absent_inputs, walk_nodes
+from onnxq.graph.scopes import drop_absent_inputs, walk_from, walk_nodes
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.journal import PassReport
 from onnxq.passes.state import FloatState, FloatStep
@@ -33,6 +33,27 @@ _TOLERANCES = {int(TensorProto.FLOAT16): 1e-3, int(TensorProto.BFLOAT16): 8e-3}
 def tolerance(dtype: int) -> float:
     """How far a constant of this ONNX dtype may stand from its mathematical value by rounding (relative)."""
     return _TOLERANCES.get(dtype, 1e-6)
+
+
+# Operators whose results hold the values that they read.
+_PARTS = (*MOVING_OPS, "Concat")
+
+
+def find_logits(index: GraphIndex) -> set[TensorId]:
+    """The tensors whose scores, a Sigmoid or Softmax of them, are results of the network, merely moved otherwise.
+
+    Most lie far below zero, and the few above are the answers. A range that clips these hardly shows in the error of
+    the tensor (a YOLOv8: no score of one head above .5, where float's reach .8).
+    """
+
+    def walk_outputs(*op_types: str) -> set[TensorId]:
+        def list_sources(tensor: TensorId) -> list[TensorId]:
+            maker = index.find_onnx_producer(tensor, *op_types)
+            return [] if maker is None else index.list_reads(maker)
+
+        return walk_from((TensorId(value.name) for value in index.outputs), list_sources)
+
+    return walk_outputs(*_PARTS, "Sigmoid", "Softmax") - walk_outputs(*_PARTS)
 
 
 # The edits that passes share, on top of the Editor. Nodes and tensors that survive keep names and values.

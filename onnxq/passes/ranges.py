@@ -33,6 +33,7 @@ from onnxq.observers.histogram import WHOLE, RangeCandidates
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import MEASURED, Outcome, PassReport, list_replaced
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
+from onnxq.passes.patterns import find_logits
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
 from onnxq.passes.rounding.layerwise import LayerwiseRunner, take_enough
 from onnxq.passes.rounding.shared_work import read_tensor
@@ -94,7 +95,7 @@ def scale_range(site: SitePlan, factor: float, note: str = "") -> QParams:
 # candidate in front of it; anything else that reads it counts as an error of the tensor itself. Candidates come from
 # some samples, errors from others, a dozen of the same and the two that reach furthest: rare values cost most, and
 # few samples do not show it (a ViT for TensorRT, 64 samples: 34.5 dB as calibrated, 27.1 without these two, 32.7
-# with). Sites whose scale several share keep theirs.
+# with). Sites whose scale several share keep theirs, and so do logits.
 
 # Operators that are run with each candidate in front: their sums tell which values matter.
 _RUN = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -138,7 +139,7 @@ def choose_ranges(
     """
     proto = ensure_opset(proto, plan.opset)
     index = get_index(proto)
-    readers = _map_readers(index, plan, settled)
+    readers = _map_readers(index, plan, {*settled, *find_logits(index)})
     errors = _RangeErrors(index, list(samples), list(judges))
     left = Counter(site.site for read in readers.values() for _, site in read)
     with progress("choosing ranges", len(readers)) as task:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.backends.costs import Cost
+from onnxq.backends.surroundings import FRONT_ENDS
 from onnxq.config import Rule
 from onnxq.graph.scopes import walk_from
 from onnxq.planner.cut import Balance, CutProblem, find_balance
@@ -454,7 +455,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
     cut = CutProblem(ops, apart=problem.apart)
     balance = _balance(problem, cut, sides)
     # A person's decisions hold whatever the clock says, and so do the losses of numbers, which it does not see.
-    lasting = (BY_PERSON, "log-front-end", KEPT)
+    lasting = (BY_PERSON, *FRONT_ENDS, KEPT)
     decided = {
         name: side
         for name, side in sides.items()

@@ -195,7 +195,7 @@ class _Mover:
             rest = [
                 (t, self._find_readers(site.site.name, t))
                 for t in others
-                if not self._is_made_from(t, first)
+                if first not in self.index.walk_back(t, MOVERS)
             ]
             # Others of its values that none of its readers reads are float in the plan, too.
             return [(first, None), *((t, readers) for t, readers in rest if readers)]
@@ -229,16 +229,6 @@ class _Mover:
             if reader in nodes
         ]
         return tuple(edge for edge in edges if edge in self.index.list_consumers(tensor))
-
-    def _is_made_from(self, tensor: TensorId, first: TensorId) -> bool:
-        maker = self.index.find_producer(tensor)
-        while tensor != first and maker is not None and maker.op_type in MOVERS:
-            source = self.index.find_input(maker, 0)
-            if source is None:
-                return False
-            tensor = source
-            maker = self.index.find_producer(source)
-        return tensor == first
 
     def _orient_site(self, site: SitePlan, known: SitePlan) -> SitePlan:
         """The site of a weight along its other axis, where its reader transposes it and the plan's did not."""

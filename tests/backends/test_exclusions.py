@@ -108,6 +108,36 @@ def test_a_filter_is_found_whichever_path_to_the_transform_is_looked_at_first(or
     assert {name for name, rule in rules.items() if rule == "log-front-end"} == {"filtered", "cqt"}
 
 
+MAGNITUDE = """g (float[1,8192] x) => (float[1,64,63] y)
+    <int64[1] ends = {1}, int64[1] none = {0}, int64[1] middle = {64}, int64[1] end = {128}, float two = {2.0}> {
+    wave = Unsqueeze(x, ends) stft = Conv <pads=[0,0], strides=[128]>(wave, w0)
+    real = Slice(stft, none, middle, ends) imaginary = Slice(stft, middle, end, ends) power = Pow(real, two)
+    other = Pow(imaginary, two) sum = Add(power, other) size = Sqrt(sum)
+    layer = Conv <pads=[1,1]>(size, w1) r = Relu(layer) y = Conv <pads=[1,1]>(r, w1) }"""
+MAGNITUDE_SHAPES = {"w0": (128, 1, 256), "w1": (64, 64, 3)}
+
+
+@pytest.mark.parametrize("target", ["ort", "trt", "openvino", "web", "qnn"])
+def test_the_magnitude_of_a_spectrum(target: str) -> None:
+    """As silero_vad has it: eight bits of a loud frame leave nothing of a quiet one, as in front of a logarithm."""
+    plan = onnxq.make_plan(build(MAGNITUDE, MAGNITUDE_SHAPES), overrides={"target": target})
+    assert [refused(plan).get(name) for name in ("stft", "layer", "y")] == ["magnitude", None, None]
+    assert any("square root size" in left.reason for left in plan.left_float if left.subject == "stft")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # A root of means normalizes; a magnitude in the middle of a network is one of its activations.
+        MAGNITUDE.replace("size = Sqrt(sum)", "m = ReduceMean <axes=[1]>(sum) r2 = Sqrt(m) size = Div(sum, r2)"),
+        MAGNITUDE.replace("wave = Unsqueeze(x, ends)", "first = Relu(x) wave = Unsqueeze(first, ends)"),
+    ],
+    ids=["normalization", "inside"],
+)
+def test_other_roots_leave_a_convolution_in_integers(text: str) -> None:
+    assert "stft" not in refused(onnxq.make_plan(build(text, MAGNITUDE_SHAPES)))
+
+
 def test_tiny_layers_do_not_pay() -> None:
     text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) {
         a = Conv <pads=[1,1,1,1]>(x, w0) r = Relu(a) y = Conv <pads=[1,1,1,1]>(r, w1) }"""

@@ -236,7 +236,7 @@ _BASE = Target(
         "stem": surroundings.explain_stem,
         "stem-depthwise": surroundings.explain_stem_depthwise,
         "stem-project": _explain_behind_stem,
-        "log-front-end": surroundings.explain_log_front_end,
+        **surroundings.FRONT_ENDS,
     },
     yielding=("stem",),
 )

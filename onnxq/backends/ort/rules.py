@@ -346,7 +346,7 @@ _BASE = Target(
     exclusions={
         "stem": surroundings.explain_stem,
         "stem-depthwise": surroundings.explain_stem_depthwise,
-        "log-front-end": surroundings.explain_log_front_end,
+        **surroundings.FRONT_ENDS,
     },
     yielding=("stem",),
     dynamic_ops=("LSTM",),

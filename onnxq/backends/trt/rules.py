@@ -406,7 +406,7 @@ TRT = Target(
     refuse_float=refuse_float,
     strict=True,
     # The stem runs in int8 too: TensorRT pads its channels, and a float stem costs two kernels of its own.
-    exclusions={"log-front-end": surroundings.explain_log_front_end, "one-row": _explain_one_row},
+    exclusions={**surroundings.FRONT_ENDS, "one-row": _explain_one_row},
     advice="try another observer (mse, minmax), or trt-fp8",
     no_kernel=_NO_KERNEL,
     no_gain=dict.fromkeys(

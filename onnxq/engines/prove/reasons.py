@@ -165,14 +165,9 @@ class Reasons:
 
     def _find_pair(self, node: NodeRef, k: int) -> PairInfo | None:
         """The pair in front of an input, seen through operators that only move data."""
-        maker = self.index.maker(node, k)
-        while maker is not None and maker.op_type in _MOVES:
-            maker = self.index.maker(maker)
-        return (
-            self._by_dequantize.get(maker.name)
-            if maker is not None and maker.op_type == DEQUANTIZE
-            else None
-        )
+        moved = self.index.find_input(node, k)
+        maker = self.index.find_producer(self.index.find_origin(moved, _MOVES))
+        return None if maker is None else self._by_dequantize.get(maker.name)
 
     def _is_constant(self, node: NodeRef, k: int) -> bool:
         pair = self._find_pair(node, k)

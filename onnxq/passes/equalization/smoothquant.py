@@ -93,9 +93,8 @@ def _find_specs(
     for group in find_groups(index):
         # A Mul behind a pair, or behind integers that are merely moved, would be a float kernel between two that are
         # not.
-        if group.home is None and (
-            group.tensor in written or _from_integers(index, group.tensor, paired)
-        ):
+        _, *sources = index.walk_back(group.tensor, _MOVING)
+        if group.home is None and (group.tensor in written or not paired.isdisjoint(sources)):
             continue
         edges = [op.node.make_edge(0) for op in group.readers]
         inputs = [
@@ -166,17 +165,6 @@ def _smooth_group(
 
 # Integers pass through these.
 _MOVING = LAYOUT_OPS | {"MaxPool"}
-
-
-def _from_integers(index: GraphIndex, tensor: TensorId, paired: frozenset[object]) -> bool:
-    """True when the tensor merely rearranges one that has a pair of its own."""
-    node = index.find_onnx_producer(tensor, *_MOVING)
-    while node is not None:
-        source = index.find_input(node, 0)
-        if source in paired:
-            return True
-        node = index.find_onnx_producer(source, *_MOVING)
-    return False
 
 
 def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:

@@ -458,10 +458,9 @@ def find_pooling(index: GraphIndex, operator: Operator) -> tuple[NodeRef, Tensor
     are the same on both sides of the pooling; re-fits are not, as it takes the mean of the noise too, so there is none.
     """
     plain = operator.geometry.groups == 1 and set(operator.geometry.kernel) <= {1}
-    node = index.find_onnx_producer(operator.data) if plain else None
     # Exporters flatten [N, C, 1, 1] to [N, C] between pool and classifier.
-    while node is not None and node.op_type in _MOVING:
-        node = index.find_onnx_producer(index.find_input(node, 0))
+    pooled = index.find_origin(operator.data, _MOVING)
+    node = index.find_onnx_producer(pooled) if plain else None
     if node is None or node.scope:
         return None
     tensor = (

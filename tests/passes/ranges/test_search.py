@@ -117,6 +117,17 @@ def test_an_outlier_that_matters_keeps_its_range() -> None:
     assert scale(after, "x") > 0.99 * scale(before, "x")
 
 
+@pytest.mark.parametrize(("score", "kept"), [("Sigmoid", True), ("Tanh", False)])
+def test_the_few_logits_that_detect_something_are_not_cut_off(score: str, kept: bool) -> None:
+    """A YOLO's heads are joined and scored; what the error of a head does not show, its scores do."""
+    text = f"""g (float[N, 1, 256, 256] x) => (float[N, 2, 256, 256] y) {{
+        head = Conv(x, w) other = Conv(x, v) heads = Concat <axis=1>(head, other) y = {score}(heads) }}"""
+    x = np.random.default_rng(0).normal(-1, 0.3, (12, 1, 256, 256)).astype(np.float32)
+    x[5, 0, 0, 0] = 2.0
+    _, _, taken = picked(parse(text, w=np.ones_like(x[:1, :, :1, :1]), v=np.ones_like(x[:1, :, :1, :1])), {"x": x})
+    assert taken.keys() == ({"x"} if kept else {"x", "head", "other", "heads"})
+
+
 def test_padding_is_not_looked_at() -> None:
     before, after, _ = picked(linear(1.0), tokens(400, padding=1e3))
     assert scale(after, "x") < 0.2 * scale(before, "x")
