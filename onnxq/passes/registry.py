@@ -24,7 +24,6 @@ from onnxq.passes.rewrites import single_nodes, whole
 from onnxq.passes.rewrites.activations import fuse_activations
 from onnxq.passes.rewrites.einsums import write_out_einsums
 from onnxq.passes.rewrites.fused import write_out_fused
-from onnxq.passes.rewrites.loops import read_invariants
 from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars, fuse_layernorm
 from onnxq.passes.rewrites.ranks import lower_ranks
 from onnxq.passes.rounding.layerwise import AUGMENTED
@@ -72,7 +71,7 @@ REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
         ("fused", write_out_fused),
         ("attention_parts", whole.write_out_attention),
         ("constants", compute_constants),
-        ("invariants", read_invariants),
+        ("invariants", single_nodes.read_invariants),
         # Behind what tells the sizes of constants.
         ("einsums", write_out_einsums),
         ("dead", single_nodes.remove_dead),

@@ -351,11 +351,10 @@ def state_placement(
 ) -> OnnxPlacement:
     """Look at a prepared model and state its placement problem.
 
-    shapes: observed shapes, which the size rules need where the model's are symbolic.
-    closed: scopes that stay float, with their refusals (a branch calibration never ran, a Loop body).
-    before: index of the model as it came, whose names rules may use too.
-    existing: the pairs that the model came with; new ones take their type where engines need both alike.
-    identified: False leaves out the fingerprint of the model, for plans that nobody keeps.
+    shapes: observed shapes, which the size rules need where the model's are symbolic. closed: scopes that stay float,
+    with their refusals (a branch calibration never ran, a Loop body). before: index of the model as it came, whose
+    names rules may use too. existing: the pairs that the model came with; new ones take their type where engines need
+    both alike. identified: False leaves out the fingerprint of the model, for plans that nobody keeps.
     Raises ConfigError for a rule that matches nothing.
     """
     index = get_index(proto)
