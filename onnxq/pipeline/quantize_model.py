@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from onnxq.annotate import find_existing
-from onnxq.backends import Target, find_target
+from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
@@ -39,7 +39,6 @@ from onnxq.pipeline.prepared import count_existing, load_state, prove_equal, rea
 from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, state_placement
 from onnxq.planner.build import choose_tables
-from onnxq.planner.requests import list_looped
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.model import SYNTHETIC, Report
 from onnxq.runtime import Session, UnknownOperatorError, detect_cpu, has_custom, observe_shapes
@@ -167,7 +166,7 @@ def draft_placement(
         # Scales of each run and weights need no samples: bodies that none enters or shows are quantized too.
         closed={}
         if config.mode in ("dynamic", "weight-only")
-        else _list_closed_scopes(index, reached, find_target(config.target, config.mode)),
+        else _list_closed_scopes(index, reached),
         before=state.before,
         prepare=state.rewrites,
         name=name,
@@ -176,14 +175,9 @@ def draft_placement(
     )
 
 
-def _list_closed_scopes(index: GraphIndex, reached: set[str], engine: Target) -> dict[str, Refusal]:
-    """Bodies that gave no tensors but hold compute nodes that need some, with the refusal of each."""
-    looped = list_looped(index, engine)
-    working = {
-        node.scope
-        for node in index.nodes
-        if node.op_type in ("Conv", "Gemm", "MatMul") and node.name not in looped
-    }
+def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, Refusal]:
+    """Bodies that hold compute nodes but gave no tensors, with the refusal of each."""
+    working = {node.scope for node in index.nodes if node.op_type in ("Conv", "Gemm", "MatMul")}
     closed = {}
     for scope in index.scopes:
         if scope in reached or not any(is_within(inner, scope) for inner in working):

@@ -27,7 +27,7 @@ from onnxq.planner.problem import (
     is_between_pairs,
     state_problem,
 )
-from onnxq.planner.requests import Match, Requests, list_looped
+from onnxq.planner.requests import Match, Requests, list_looped, list_refusals
 from onnxq.planner.sums import bind_sums, warn_allowed
 from onnxq.sites import (
     Caution,
@@ -361,14 +361,13 @@ def state_placement(
     closed = closed or {}
     config, cautions = _match_signs(existing, config)
     engine = find_target(config.target, config.mode)
-    requests = Requests(config, index, looped=list_looped(index, engine))
+    looped = list_looped(index, engine, closed)
+    requests = Requests(config, index, looped=frozenset(node.name for node in looped))
     requests.check_used(before or index)
     bare = index if existing.view is None else get_index(existing.view)
 
     def is_closed(node: NodeRef) -> bool:
-        if engine.looped_ops and index.is_looped(node.scope):
-            return node.name not in requests.looped
-        return any(is_within(node.scope, scope) for scope in closed)
+        return node not in looped and any(is_within(node.scope, scope) for scope in closed)
 
     problem = state_problem(
         bare, requests, engine, shapes=shapes or {}, existing=existing, closed=is_closed
@@ -376,7 +375,8 @@ def state_placement(
     print_of = compute_fingerprint(proto) if identified else Fingerprint("", "")
     without = [reason for node in index.nodes if (reason := engine.without_kernel(node))]
     # The first reason for a node holds: a closed scope is why no rule looked at it.
-    refusals, left_float = split_unquantized((*closed.values(), *problem.ops.reasons, *without))
+    refused = list_refusals(index, closed, looped)
+    refusals, left_float = split_unquantized((*refused, *problem.ops.reasons, *without))
     base = Plan(
         target=config.target,
         model=name,

@@ -113,6 +113,12 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
             balance = freed
         for name in yielding & balance.chosen:
             del reasons[name]
+    # In front of a loop whose body is not worth integers; the person may have a weight twice.
+    copied = [op.name for op in ops if op.name in balance.chosen - sides.keys()]
+    copied = [name for name in copied if _is_copied(ops, ops.by_name[name], balance.chosen)]
+    if copied:
+        balance = _balance(problem, cut, {**sides, **dict.fromkeys(copied, False)})
+        reasons |= {name: LeftFloat(name, _COPIED, COPY, "F103") for name in copied}
     for op in ops:
         if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
             reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])
@@ -226,7 +232,7 @@ def choose_weights(problem: PlacementProblem) -> Choice:
             reasons.append(problem.refused[op.name])
         elif rule is not None:
             reasons.append(_leave_by_rule(op, rule))
-        elif _is_copied(ops, op):
+        elif _is_copied(ops, op, ops.by_name):
             reasons.append(LeftFloat(op.name, _COPIED, COPY, "F103"))
         else:
             chosen.add(op.name)
@@ -258,13 +264,13 @@ def _find_excluded(problem: PlacementProblem) -> dict[str, LeftFloat]:
             if reason := explain(ops.candidate(op.node), made):
                 excluded[op.name] = LeftFloat(op.name, reason, name, "F103")
                 break
-        if op.name not in excluded and _is_copied(ops, op):
+        if op.name not in excluded and _is_copied(ops, op, ops.by_name):
             excluded[op.name] = LeftFloat(op.name, _COPIED, COPY, "F103")
     return excluded
 
 
-def _is_copied(ops: QuantizableOps, op: QuantizableOp) -> bool:
-    """True where a loop reads a weight of the operator too, and computes on it in float.
+def _is_copied(ops: QuantizableOps, op: QuantizableOp, quantized: Collection[str]) -> bool:
+    """True where a loop reads a weight of the operator too, in a node that is not one of those quantized.
 
     An exporter that takes the first step out of a loop leaves its operators behind: they run once beside the many
     times of the body, and a second, integer copy of their weights makes the file larger than the float model's.
@@ -274,7 +280,7 @@ def _is_copied(ops: QuantizableOps, op: QuantizableOp) -> bool:
         for role, tensor in ops.list_roles(op)
         if role.is_weight
         for edge in ops.index.list_consumers(tensor)
-        if edge.node not in ops.by_name
+        if edge.node not in quantized
     )
     # The subgraph of a Loop or a Scan is called so.
     return any(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxq.backends import Target, find_target
 from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import Graph, GraphIndex, NodeRef, walk_from
-from onnxq.sites import Caution, Names, Role, TensorId
+from onnxq.sites import Caution, Names, Refusal, Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
 # The output-channel axis of a weight, by operator: the only one engines compute per channel.
@@ -29,10 +29,24 @@ _TABLES = {
 }
 
 
-def list_looped(index: GraphIndex, engine: Target) -> frozenset[str]:
-    """The nodes in bodies of loops that the engine quantizes on scales of each run, for want of ranges."""
-    nodes = (node for node in index.nodes if node.op_type in engine.looped_ops and not node.domain)
-    return frozenset(node.name for node in nodes if index.is_looped(node.scope))
+def list_looped(index: GraphIndex, engine: Target, closed: Collection[str]) -> frozenset[NodeRef]:
+    """The nodes in closed bodies of loops that the engine quantizes on scales of each run, which need no ranges."""
+    return frozenset(
+        node
+        for node in index.nodes
+        if node.op_type in engine.looped_ops
+        and node.scope in closed
+        and index.is_looped(node.scope)
+    )
+
+
+def list_refusals(
+    index: GraphIndex, closed: Mapping[str, Refusal], looped: Collection[NodeRef]
+) -> Iterator[Refusal]:
+    """Those of the closed scopes in which something needs ranges."""
+    opened = {node.scope for node in looped}
+    convolved = {node.scope for node in index.nodes if node.op_type == "Conv"}
+    yield from (closed[scope] for scope in closed if scope not in opened - convolved)
 
 
 @dataclass(frozen=True)

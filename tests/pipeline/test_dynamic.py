@@ -300,3 +300,25 @@ def test_a_gru_is_smaller_and_no_faster() -> None:
     weights = quantize(proto, None, "ort-int8-weights")
     assert weights.report.output_bytes < 0.7 * proto.ByteSize()
     assert any("slower" in str(warning) for warning in weights.report.warnings)
+
+
+# A Keras LSTM as tf2onnx writes it, in short: the loop hands its weight on, and its first step stands in front of it.
+LOOPED = """g (float[N,512] x) => (float[N,512] y) {
+    [first] h = MatMul(x, w) [loop] all, last = Loop(steps, , h, w) <
+        body = b (int64 k, bool on, float[N,512] s, float[512,512] m) => (bool on, float[N,512] t, float[512,512] m) {
+            [product] p = MatMul(s, m) t = Tanh(p) }> y = Tanh(all)
+}"""
+
+
+@pytest.mark.parametrize("effort", ["fast", "balanced"])
+def test_weights_of_a_loop_are_integers_once_and_its_data_have_scales_of_each_run(effort: str) -> None:
+    proto = parse(LOOPED, steps=np.asarray(6), **random_weights({"w": (512, 512)}))
+    x = np.random.default_rng(0).standard_normal((64, 4, 512)).astype(np.float32) * 8
+    result = quantize(proto, {"x": x}, "ort-int8", effort=effort)
+    dynamic = {str(site.site): site.spec.dynamic for site in result.plan.sites if site.role is Role.ACTIVATION}
+    assert dynamic == {"x": False, "loop.body::product/in0": True}
+    assert not result.report.refusals
+    assert result.report.output_bytes < 0.3 * proto.ByteSize()
+    fused = kernels(result.model)
+    assert fused["DynamicQuantizeMatMul"] + fused["MatMulIntegerToFloat"] == 1
+    assert_faithful(result, 22, 40)

@@ -135,8 +135,8 @@ def test_a_loop_body_is_refused_and_the_rest_quantized() -> None:
             m = MatMul(s, w) t = Tanh(m) on = Identity(go) }> }"""
     proto = model(text, count=np.array(3), **MATRICES)
     data = {"x": np.random.default_rng(0).standard_normal((32, 128)).astype(np.float32)}
-    result = quantize(proto, data)
-    assert_faithful(result)
+    result = quantize(proto, data, "virtual-int8")
+    assert result.report.checks[0].sqnr_db[0] > 25
     assert {site.site.scope for site in result.plan.sites} == {""}
     refused = {refusal.subject: refusal for refusal in result.plan.refusals}
     assert "Loop" in refused["Loop.body"].reason

@@ -453,7 +453,7 @@ def _find_invariants(index: GraphIndex, loop: NodeRef, body: GraphProto) -> list
         for k in range(inputs, end)
         if (tensor := index.find_input(loop, k)) is not None
         and index.is_constant(tensor)
-        and tensor.name not in hidden
+        and tensor.name not in hidden - {body.input[k].name}
         and results[k - inputs + conditions] == body.input[k].name
         and results.count(body.input[k].name) == 1
         and not any(

@@ -287,7 +287,11 @@ class Operator:
 
 
 def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
-    """The operators that can be rounded sequentially, in the order the model runs."""
+    """The operators that can be rounded sequentially, in the order the model runs.
+
+    Without those whose weight a body of a loop multiplies by too, many times: the file holds its numbers for both.
+    """
+    looped = {site.quantized_tensor for site in plan.sites if index.is_looped(site.site.scope)}
     biases = {
         edge: site for site in plan.sites if site.role.is_bias for edge in site.named_consumers
     }
@@ -298,6 +302,8 @@ def list_operators(index: GraphIndex, plan: Plan) -> list[Operator]:
     operators = []
     for site in plan.sites:
         if not site.role.is_weight or site.qparams is None:
+            continue
+        if site.quantized_tensor in looped and not index.is_looped(site.site.scope):
             continue
         # Which of several readers may move a weight is decided later.
         edges = site.named_consumers

@@ -405,7 +405,6 @@ class _Walk:
         rounded = {self._describe_numbers(site): site for site in sites if site.values is not None}
         for k, site in enumerate(sites):
             twin = rounded.get(self._describe_numbers(site))
-            # A body of a loop sees more of what its weight multiplies than the step in front of it.
             if twin is not None and site.values is None:
                 sites[k] = replace(site, qparams=twin.qparams, values=twin.values)
         # By these a plan finds the operators in another export, which may name them otherwise.

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from onnxq.graph import GraphIndex
+from onnxq.graph import GraphIndex, name_nodes
 from onnxq.passes.rewrites.single_nodes import (
     fold_pad,
+    read_invariants,
     remove_dead,
     reorder_residual,
     replace_prelu,
@@ -239,3 +240,50 @@ def test_pads_that_stay(lines: str, amounts: list[int] | None) -> None:
     out = "float[a,b,c,d] y, float[e,f,g,h] z" if "z =" in lines else "float[a,b,c,d] y"
     given = {"amounts": np.array(amounts), "low": F(-np.inf)} if amounts else {}
     assert_untouched(fold_pad, model(lines, head, out, w=W, w6=np.ones((6, 6, 3, 3), F), **given))
+
+
+# What a Keras LSTM becomes: the body multiplies by a weight that each step hands to the next.
+BODY = "step (int64 k, bool on, float[5] h, float[5,5] m) => (bool on, float[5] g, float[5,5] m) { g = MatMul(h, m) }"
+LOOP = f"r, last = Loop(three, , x, w) <body = {BODY}>"
+INNER = f"s, i = Loop(three, , h, m) <body = {BODY.replace('step', 'inner')}>"
+SCAN = """last, r = Scan <num_scan_inputs = 1, body = step (float[5,5] m, float[5] h)
+    => (float[5,5] n, float[5] g) { n = Identity(m) g = MatMul(h, m) }> (w, rows)"""
+VECTOR, VECTORS = ("float[5] x", "float[5] y"), ("float[3,5] rows", "float[3,5] y")
+STEPS = {"three": np.asarray(3), "w": np.linspace(-0.5, 0.6, 25, dtype=F).reshape(5, 5)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "ends"),
+    [
+        pytest.param(f"{LOOP} y = Relu(r)", VECTOR, id="loop"),
+        pytest.param(f"{LOOP.replace(' m', ' w')} y = Relu(r)", VECTOR, id="of the same name inside"),
+        pytest.param(f"{LOOP} y = MatMul(r, last)", VECTOR, id="read behind the loop, too"),
+        pytest.param(
+            f"{LOOP.replace('g = MatMul(h, m)', f'{INNER} g = Tanh(s)')} y = Relu(r)", VECTOR, id="a loop inside"
+        ),
+        pytest.param(f"{SCAN} y = Relu(r)", VECTORS, id="scan"),
+    ],
+)
+def test_what_a_loop_hands_on_unchanged_is_read_from_outside(lines: str, ends: tuple[str, str]) -> None:
+    before = model(lines, *ends, **STEPS)
+    after, report = apply(read_invariants, before)
+    assert len(report.changed) == 1
+    products = [node for node in GraphIndex(name_nodes(after)).nodes if node.op_type == "MatMul"]
+    assert all(node.inputs[1] in ("w", "m" if "inner" in lines else "w") for node in products)
+    assert_same(before, after)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(LOOP.replace("x, w)", "x, v)"), id="computed"),
+        pytest.param(LOOP.replace("float[5,5] m) {", "float[5,5] n) { n = Neg(m)"), id="changed"),
+        pytest.param(LOOP.replace("float[5] h", "float[5] w").replace("(h,", "(w,"), id="another of its name inside"),
+    ],
+)
+def test_what_a_loop_hands_on_that_stays(lines: str) -> None:
+    assert_untouched(read_invariants, model(f"v = Exp(w) {lines} y = Add(r, z)", *VECTOR, z=np.ones(5, F), **STEPS))
+
+
+def test_what_a_loop_gives_out_stays() -> None:
+    assert_untouched(read_invariants, model(f"{LOOP} y = Relu(r)", VECTOR[0], f"{VECTOR[1]}, float[5,5] last", **STEPS))
