@@ -13,6 +13,7 @@ import onnxq
 from onnxq.errors import PlanError
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.runtime import Session
+from tests.passes.kit import parse, random_weights
 from tests.pipeline.models import EVERYTHING, images, residual
 
 
@@ -120,3 +121,14 @@ def test_the_plan_in_the_model_is_the_plan(done: onnxq.Result) -> None:
     bare = replace(done.plan, sites=tuple(replace(site, qparams=None) for site in done.plan.sites))
     assert to_json(stored) == to_json(bare)
     assert isinstance(stored, Plan)
+
+
+def test_a_plan_whose_file_needs_a_newer_opset_finds_the_biases_that_it_corrected() -> None:
+    """Opset 18 writes another Split: `s` is told by what is around it in the opset that the model came in."""
+    text = """g (float[N,128] x) => (float[N,64] y) {
+        a, b = Split <axis=1> (x) m = MatMul (a, w) s = Add (m, c) t = Relu (s) u = MatMul (t, v) y = Add (u, b) }"""
+    proto = parse(text, c=np.ones(64, np.float32), **random_weights({"w": (64, 64), "v": (64, 64)}))
+    x = np.random.default_rng(0).standard_normal((16, 12, 128)).astype(np.float32)
+    result = onnxq.quantize(proto, {"x": x}, "ort-int4-weights", overrides={"latency": False})
+    assert [str(bias.edge) for bias in result.plan.biases] == ["s/Add/in1"]
+    assert onnxq.apply(proto, result.plan).model == result.model

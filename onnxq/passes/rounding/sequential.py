@@ -128,7 +128,8 @@ def round_sequentially(
     few positions, number k made from sample k modulo their count. crew: runs the samples, and keeps operators that are
     finished. The same input gives the same bytes, whatever the crew. Raises ModelError and DataError from the runs.
     """
-    proto = ensure_opset(proto, plan.opset)
+    prepared = proto
+    proto = ensure_opset(prepared, plan.opset)
     index = get_index(proto)
     crew = crew or Crew()
     operators = list_operators(index, plan)
@@ -157,7 +158,7 @@ def round_sequentially(
                     walk.accept_rounding(visit, rounded)
                 walk.release_weights(operator)
                 task.advance()
-        return walk.make_result()
+        return walk.make_result(prepared)
     finally:
         if work is not None:
             work.close()
@@ -399,8 +400,8 @@ class _Walk:
         keys = ((operator.node.name, k) for k in range(len(operator.node.inputs)))
         release_pages(operator.weight, *(self.changes[key] for key in keys if key in self.changes))
 
-    def make_result(self) -> SequentialRounding:
-        """The plan as far as it is rounded."""
+    def make_result(self, prepared: ModelLike) -> SequentialRounding:
+        """The plan as far as it is rounded. prepared: the model in its own opset, which the plan is applied to."""
         sites = [self.sites[site.site] for site in self.plan.sites]
         rounded = {self._describe_numbers(site): site for site in sites if site.values is not None}
         for k, site in enumerate(sites):
@@ -408,7 +409,7 @@ class _Walk:
             if twin is not None and site.values is None:
                 sites[k] = replace(site, qparams=twin.qparams, values=twin.values)
         # By these a plan finds the operators in another export, which may name them otherwise.
-        ids = compute_structural_ids(self.index) if self.biases else {}
+        ids = compute_structural_ids(prepared) if self.biases else {}
         nodes = dict(self.plan.nodes)
         for bias in self.biases:
             node = self.index.find_node(bias.edge.node)
