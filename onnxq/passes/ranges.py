@@ -219,6 +219,9 @@ class _RangeErrors:
             return
         self.runner.advance(self.runner.place(node.name))
         values = [read_tensor(value) for value in self.runner.values(tensor)]
+        if node.op_type == "Gemm":
+            # In a loop a value is of all its steps, one behind the other.
+            values = [value.reshape(-1, *value.shape[-1:]) for value in values]
         if site.site not in self.candidates:
             # Of few positions the range is chance, and so is what a narrower one clips.
             positions = sum(_count_positions(node, value) for value in values[: self.fitted])

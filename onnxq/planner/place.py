@@ -83,10 +83,11 @@ class Placer:
         for op in picked:
             # An operator that joins others reads their pairs, and one on scales of each run has a
             # quantizer of its own: for neither is another operator's input quantized.
-            for _, tensor in () if op.rule.joins or op.name in self.apart else op.data:
+            apart = op.name in self.apart
+            for _, tensor in () if op.rule.joins or apart else op.data:
                 if tensor not in activations:
                     activations[tensor] = self._find_readers(tensor, chosen)
-            if op.closes_with_pair(self.config.bias):
+            if op.closes_with_pair(self.config.bias) and not apart:
                 activations[op.out] = None
         return activations
 
