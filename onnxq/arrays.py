@@ -18,6 +18,8 @@ Mask = NDArray[np.bool_]
 Arrays = Mapping[str, Array]
 # The same, to be added to.
 ArrayDict = dict[str, Array]
+# Values of a run by the names of tensors: arrays, lists of them for sequences, None for an optional one.
+RunValues = Mapping[str, Any]
 # Fixed sizes of a tensor.
 Shape = tuple[int, ...]
 # Both ends of a range of values.

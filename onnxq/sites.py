@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Annotated, Any
@@ -71,6 +71,8 @@ Names = tuple[str, ...]
 Lines = tuple[str, ...]
 # An object of a JSON or YAML file, as it is read or to be written.
 JsonObject = dict[str, Any]
+# Values of the configuration by their keys, as files, command lines and callers give them.
+Settings = Mapping[str, Any]
 # Of a node's inputs or outputs, as of Edge.
 Indices = tuple[int, ...]
 

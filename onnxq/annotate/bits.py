@@ -344,16 +344,9 @@ def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
 
 
 def _read_bounds(index: GraphIndex, clip: NodeRef) -> Interval | None:
-    ends = []
-    for position, name in ((1, "min"), (2, "max")):
-        value = index.input_value(clip, position)
-        bound = np.asarray(clip.attrs.get(name) if value is None else value)
-        # A bound that is not there is None, of dtype object.
-        if bound.dtype == object or bound.size != 1:
-            return None
-        ends.append(float(bound.reshape(())))
-    low, high = ends
-    return (low, high) if low < high else None
+    """Both ends of a Clip that has both; None for another."""
+    low, high = index.read_clip(clip) or (0.0, math.inf)
+    return (low, high) if -math.inf < low < high < math.inf else None
 
 
 def _to_int64(array: Array) -> Integers:

@@ -15,14 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 
-from onnxq.annotate.bits import (
-    Levels,
-    Notes,
-    PairInfo,
-    PairInfos,
-    read_clip_levels,
-    read_numbers,
-)
+from onnxq.annotate.bits import Levels, Notes, PairInfo, PairInfos, read_clip_levels, read_numbers
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.read import ATTRIBUTE, drop_clip, find_pairs
 from onnxq.annotate.write import make_record

@@ -6,10 +6,8 @@ The attribute `bits` is moved to metadata for the check, and back.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -21,6 +19,7 @@ from onnxq.annotate.bits import (
     Numbers,
     PairInfo,
     PairInfos,
+    Record,
     find_used_levels,
     is_quantizer_clip,
     read_bits,
@@ -240,12 +239,12 @@ def drop_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> Chain:
     return replace(chain, source=index.find_input(chain.quantize, 0), outer=None)
 
 
-def _read_role(record: Mapping[str, Any]) -> Role | None:
+def _read_role(record: Record) -> Role | None:
     text = record.get("role")
     return Role(text) if text in {role.value for role in Role} else None
 
 
-def _find_scheme(record: Mapping[str, Any], qparams: Numbers, bits: int) -> bool:
+def _find_scheme(record: Record, qparams: Numbers, bits: int) -> bool:
     scheme = record.get("scheme")
     if scheme in ("symmetric", "asymmetric"):
         return bool(scheme == "symmetric")

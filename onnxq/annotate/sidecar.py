@@ -6,10 +6,9 @@ the one whose result is made by the same operators and read by the same ones. `O
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from onnx import ModelProto
 
@@ -18,6 +17,7 @@ from onnxq.annotate.bits import (
     Origin,
     PairInfo,
     PairInfos,
+    Record,
     Records,
     parse_records,
     read_noted_bits,
@@ -117,7 +117,7 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[PairInfos, C
 
 def _group_records(records: Records, key: str) -> Records:
     """The records by one of their fields; an empty one where several have the same and name different bits."""
-    grouped: dict[str, Mapping[str, Any]] = {}
+    grouped: dict[str, Record] = {}
     for record in records.values():
         text = record.get(key, "")
         if read_noted_bits(grouped.setdefault(text, record)) != read_noted_bits(record):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import onnx
 
-from onnxq.arrays import Shape
+from onnxq.arrays import RunValues, Shape
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import Dims, GraphIndex, ModelLike, NodeRef
 from onnxq.runtime import Feeds, Latency, Session
@@ -33,7 +33,9 @@ LOG = "build.log"
 ENGINE = "engine"
 MODEL = "model.onnx"
 # (min, opt, max) of the inputs whose shape is not fixed.
-Profile = Mapping[str, tuple[tuple[int, ...], ...]]
+Profile = Mapping[str, tuple[Shape, ...]]
+# Of an NVIDIA GPU, (8, 9) and the like; () of other devices.
+ComputeCapability = tuple[int, ...]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -130,7 +132,7 @@ class Job:
     """A build, as its child process is told of it."""
 
     # E.g. (8, 6), () for the GPU in this machine.
-    capability: tuple[int, ...] = ()
+    capability: ComputeCapability = ()
     shapes: Profile = field(default_factory=dict)
     # A timing cache to read and write, "" none.
     cache: str = ""
@@ -209,7 +211,7 @@ class Runner(Protocol):
     name: str
     seconds: float
 
-    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
+    def infer(self, feeds: Feeds) -> RunValues:
         """One sample: arrays by name, lists for sequences."""
 
 
@@ -220,7 +222,7 @@ class SessionRunner:
         self.name, self.seconds = name, 0.0
         self._session, self._outputs = session, outputs
 
-    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
+    def infer(self, feeds: Feeds) -> RunValues:
         """One sample: arrays by name, lists for sequences."""
         start = time.perf_counter()
         # Samples hold the float model's choices too, which it does not take itself.
@@ -302,7 +304,7 @@ class Engine:
 
     # Building, in a child process, and reading the kernels.
 
-    def read_capability(self, text: str | None) -> tuple[int, ...]:
+    def read_capability(self, text: str | None) -> ComputeCapability:
         """(8, 6) for "8.6"; () for the device of this machine. Raises ConfigError for text that fits nothing."""
         if text is not None:
             raise ConfigError(
@@ -347,7 +349,7 @@ class Engine:
         """Why the integers of a weight are dequantized in front of a product with float data."""
         return ""
 
-    def explain_capability(self, capability: tuple[int, ...]) -> str:
+    def explain_capability(self, capability: ComputeCapability) -> str:
         """Why a GPU has no int8 kernels."""
         return ""
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onnxq.errors import ConfigError, Location
 from onnxq.nearest import suggest_names
-from onnxq.sites import Names
+from onnxq.sites import Names, Settings
 from onnxq.spec import FLOAT8
 
 if TYPE_CHECKING:
@@ -415,7 +415,7 @@ def find_faults(
 
 def load_config(
     source: str | Path | Config | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Settings | None = None,
     *,
     target: str | None = None,
 ) -> Config:

@@ -158,6 +158,8 @@ def _name_sample(
 _CHUNKS = 64
 
 Readers = tuple[tuple[TensorId, tuple[Want, ...]], ...]
+# Hashes that all parts of one calibration share, by the name of what they are of.
+PartKeys = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,7 @@ class Part:
     _repr_html_ = show_html
 
     source: str
-    keys: dict[str, str]
+    keys: PartKeys
     total: int
     samples: dict[int, str]
     wants: tuple[Want, ...]
@@ -299,14 +301,14 @@ class Part:
 
 class _PartFile(Loose):
     schema_number: SchemaNumber
-    keys: dict[str, str]
+    keys: PartKeys
     total: Natural
     samples: dict[str, str]
     value: str
     arrays: Names
 
 
-def make_keys(model: str, readers: Readers, dataset: Dataset) -> dict[str, str]:
+def make_keys(model: str, readers: Readers, dataset: Dataset) -> PartKeys:
     """The hashes that parts of one calibration share. model: digest of the prepared model."""
     # Most data sets differ in one or the other; the rest shows when contents are compared, sample by sample.
     data = f"{len(dataset)} {hash_feeds(dataset[0])}"
@@ -320,7 +322,7 @@ def make_keys(model: str, readers: Readers, dataset: Dataset) -> dict[str, str]:
 
 
 def make_part(
-    keys: dict[str, str], readers: Readers, watch: Watch, dataset: Dataset, positions: Sequence[int]
+    keys: PartKeys, readers: Readers, watch: Watch, dataset: Dataset, positions: Sequence[int]
 ) -> Part:
     """The part of the samples at these positions, which `watch` has observed."""
     samples = {k: hash_feeds(dataset[k]) for k in positions}
@@ -412,7 +414,7 @@ def join_parts(parts: Sequence[Part]) -> Part:
     return replace(first, samples=samples, observers=tuple(merged))
 
 
-def check_keys(part: Part, keys: dict[str, str], other: str) -> None:
+def check_keys(part: Part, keys: PartKeys, other: str) -> None:
     """Raise CalibrationError, with the name of the difference, for a part with other keys than those of `other`."""
     for name, value in keys.items():
         if part.keys.get(name) != value:

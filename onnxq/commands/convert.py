@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from onnxq.backends import find_backend, load_config
 from onnxq.config import Command, Config, ProveConfig, drop_unset, expand_names, list_presets
@@ -21,6 +20,7 @@ from onnxq.pipeline.retarget import Answers, Kept, MovedSite, retarget, warn_int
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, terminal
+from onnxq.sites import JsonObject, Settings
 from onnxq.spec import PerBlock
 from onnxq.wording import show_as_summary
 
@@ -146,7 +146,7 @@ def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tupl
     spec = grains.most_common(1)[0][0] if grains else None
     bits = 4 if spec is not None and spec.bits <= 4 else 8
     preset = f"{to}-int{bits}-weights"
-    own: dict[str, Any] = {}
+    own: JsonObject = {}
     if preset not in list_presets():
         preset = f"{to}-int8"
         own = {"mode": "weight-only", "weights.bits": bits}
@@ -173,7 +173,7 @@ def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tupl
     return preset, own | asked
 
 
-def _is_valid(preset: str, settings: Mapping[str, Any]) -> bool:
+def _is_valid(preset: str, settings: Settings) -> bool:
     """True where the target takes these settings."""
     try:
         load_config(preset, settings)

@@ -36,7 +36,7 @@ from onnxq.pipeline.quantize_model import draft_placement
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, Values, terminal
-from onnxq.sites import Caution, Cautions, Refusal
+from onnxq.sites import Caution, Cautions, JsonObject, Refusal
 from onnxq.wording import group_by_text, join_names, list_fields
 
 # Tensors that an error names; a cache of another model lacks hundreds.
@@ -117,7 +117,7 @@ def import_and_apply(
     data: str | None,
     config: str | None,
     *,
-    overrides: dict[str, Any],
+    overrides: JsonObject,
     out: str | None,
     kind: str | None,
     applied: str | None,
@@ -144,7 +144,7 @@ def import_and_apply(
     return AppliedImport(**list_fields(imported), applied=report)
 
 
-def _choose_target(overrides: Overrides, scales: ScaleTable, usual: str) -> dict[str, Any]:
+def _choose_target(overrides: Overrides, scales: ScaleTable, usual: str) -> JsonObject:
     """The overrides of a caller without a configuration, with the presets' values that fit the scales of a cache."""
     options = {
         "target": usual,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import Any
 
 from onnxq.annotate import read_model
 from onnxq.backends import find_engine, list_engines
@@ -31,7 +30,7 @@ from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
-from onnxq.sites import Caution, Names
+from onnxq.sites import Caution, Names, Settings
 from onnxq.wording import group_by_text, join_names
 
 # Rows of a list without `verbose`, and nodes named in an error.
@@ -85,7 +84,7 @@ def prove(
             return prove_model(model, request)
 
 
-def _check_libraries(engine: str | None, overrides: Mapping[str, Any]) -> None:
+def _check_libraries(engine: str | None, overrides: Settings) -> None:
     """ConfigError for a library of another engine than the one asked for."""
     # Libraries in a configuration serve other commands, too, and are no reason to refuse.
     for name in ("ort_library", "plugin", "soc", "htp_arch"):

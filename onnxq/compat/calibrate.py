@@ -14,7 +14,7 @@ from onnxq.arrays import Interval
 from onnxq.compat.options import name_value
 from onnxq.compat.theirs import hand_on, take_choices
 from onnxq.errors import ConfigError
-from onnxq.sites import Role
+from onnxq.sites import Role, Settings
 
 if TYPE_CHECKING:
     from onnxq.plan import Plan
@@ -124,7 +124,7 @@ def spread_ranges(ranges: dict[str, Interval], model: Any) -> dict[str, Interval
 
 
 def _read_ranges(
-    tensors: Mapping[str, Mapping[str, Any]],
+    tensors: Mapping[str, Settings],
 ) -> Iterable[tuple[str, Interval]]:
     for name, entry in tensors.items():
         ends = (entry[key] for key in ("lowest", "highest"))

@@ -14,7 +14,7 @@ from typing import Any
 from onnxq import backends
 from onnxq.errors import escape_line
 from onnxq.nearest import suggest_names
-from onnxq.sites import Caution
+from onnxq.sites import Caution, Settings
 from onnxq.spec import FLOAT8
 
 Overrides = dict[str, Any]
@@ -235,7 +235,7 @@ def name_value(value: Any) -> Any:
 
 
 def convert_options(
-    arguments: Mapping[str, Any], table: Mapping[str, CompatOption]
+    arguments: Settings, table: Mapping[str, CompatOption]
 ) -> tuple[Overrides, list[Caution]]:
     """Overrides for our configuration, and a warning for each argument that means nothing here.
 
@@ -259,7 +259,7 @@ def convert_options(
     return overrides, cautions
 
 
-def choose_observer(method: Any, extra: Mapping[str, Any]) -> tuple[Overrides, list[Caution]]:
+def choose_observer(method: Any, extra: Settings) -> tuple[Overrides, list[Caution]]:
     """The observer of activations for a calibration method and its options, and warnings.
 
     Ranges that a caller asks for are not chosen anew by the error that they cause; a mean is where that choice begins.

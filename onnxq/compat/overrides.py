@@ -20,11 +20,11 @@ from onnxq.compat.options import warn_meaningless
 from onnxq.errors import ConfigError
 from onnxq.interop.overrides import read_integer_type
 from onnxq.nearest import suggest_names
-from onnxq.sites import Caution
+from onnxq.sites import Caution, Settings
 
 Rule = dict[str, Any]
 # The entries of one tensor: one, or one for each channel.
-Entries = Sequence[Mapping[str, Any]]
+Entries = Sequence[Settings]
 _NUMBERS = ("scale", "zero_point", "rmin", "rmax")
 # Keys that say again, or otherwise, what a scale with its zero point says.
 _EXCLUDED = ("rmax", "rmin", "symmetric", "reduce_range")
@@ -137,7 +137,7 @@ def _read_type(kind: Any) -> tuple[int, bool]:
 
 
 def _spread_widths(
-    entries: Mapping[str, Mapping[str, Any]], graph: OverriddenGraph, usual_bits: int
+    entries: Mapping[str, Settings], graph: OverriddenGraph, usual_bits: int
 ) -> Iterator[tuple[str, int]]:
     """The nodes that get another width than the usual one, as they make or read a tensor of it."""
     for name, entry in entries.items():
@@ -149,7 +149,7 @@ def _spread_widths(
 
 def _convert_entry(
     name: str,
-    entry: Mapping[str, Any],
+    entry: Settings,
     graph: OverriddenGraph,
     usual_type: str,
     cautions: list[Caution],
@@ -189,7 +189,7 @@ def _convert_entry(
     return changes
 
 
-def _read_range(name: str, override: Mapping[str, Any], bits: int, signed: bool) -> Interval | None:
+def _read_range(name: str, override: Settings, bits: int, signed: bool) -> Interval | None:
     """The lowest and highest value that the numbers of a tensor are for; None where they are not complete."""
     if {"scale", "zero_point"} <= set(override):
         subject = f"TensorQuantOverrides of {name!r}"

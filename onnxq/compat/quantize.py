@@ -7,7 +7,7 @@ by the tables of options.py; docs/from-onnxruntime.md lists all of them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from onnxq.compat.options import (
 from onnxq.compat.quant_utils import QuantFormat, QuantType
 from onnxq.compat.theirs import hand_on, import_theirs
 from onnxq.errors import ConfigError
-from onnxq.sites import Caution
+from onnxq.sites import Caution, JsonObject, Settings
 
 if TYPE_CHECKING:
     import onnx
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from onnxq.plan import Plan
 
 Names = Sequence[str] | None
-Extras = Mapping[str, Any] | None
+Extras = Settings | None
 # Overrides of every call: its caller runs the file with ONNX Runtime, whatever it was made for.
 _OF_ALL: Overrides = {"latency": False, "verify.optimized": True}
 # Those that say nothing of the plan.
@@ -187,7 +187,7 @@ def _find_target(preset: str | None) -> Target:
     return find_target(make_config(preset, {}, Command.QUANTIZE).target)
 
 
-def _keep_converted(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _keep_converted(arguments: Settings) -> dict[str, Any]:
     """The arguments of a call that the table converts."""
     return {name: value for name, value in arguments.items() if name in ARGUMENTS}
 
@@ -338,7 +338,7 @@ def get_qdq_config(
         excluded = [node.name for node in nodes if nodes_to_exclude(model.proto, node)]
     else:
         excluded = list(nodes_to_exclude or ())
-    extra: dict[str, Any] = {
+    extra: JsonObject = {
         "ForceQuantizeNoInputCheck": UnaskedFlag(True),
         **_ask_contrib(model.proto, {activation_type, weight_type}, tensor_quant_overrides or {}),
         "MinimumRealRange": min_real_range,
@@ -367,9 +367,7 @@ def get_qdq_config(
     )
 
 
-def _ask_contrib(
-    model: onnx.ModelProto, types: set[Any], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
+def _ask_contrib(model: onnx.ModelProto, types: set[Any], overrides: Settings) -> JsonObject:
     """The extra option that asks for operators of ONNX Runtime where the opset has none for 4 bits."""
     from onnxq.graph import find_opset
 

@@ -31,7 +31,7 @@ from onnxq.config.values import DEFAULT_PRESET
 from onnxq.errors import ConfigError, Location, replace_surrogates
 from onnxq.files import describe_os_error, read_input
 from onnxq.nearest import suggest_names
-from onnxq.sites import JsonObject, Names
+from onnxq.sites import JsonObject, Names, Settings
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -90,7 +90,7 @@ _SET_HERE: Mapping[type[BaseModel], frozenset[str]] = {
 
 def read_config(
     source: str | FilePath | Config | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Settings | None = None,
     *,
     target: str | None = None,
 ) -> Config:
@@ -236,7 +236,7 @@ def _refuse_reserved(document: Document) -> None:
             )
 
 
-def _list_rules(values: Mapping[str, Any]) -> list[Any]:
+def _list_rules(values: Settings) -> list[Any]:
     rules = values.get("rules")
     return rules if isinstance(rules, list) else []
 
@@ -262,7 +262,7 @@ def _shift_rule(path: Path, by: int) -> Path:
     return path
 
 
-def _merge_values(base: Mapping[str, Any], top: Mapping[str, Any]) -> JsonObject:
+def _merge_values(base: Settings, top: Settings) -> JsonObject:
     out = dict(base)
     for key, value in top.items():
         below = out.get(key)
@@ -295,7 +295,7 @@ def write_config(config: Config, base: Config) -> str:
     return str(yaml.safe_dump(named, sort_keys=False, default_flow_style=None, width=120))
 
 
-def _find_changes(values: Mapping[str, Any], usual: Mapping[str, Any]) -> JsonObject:
+def _find_changes(values: Settings, usual: Settings) -> JsonObject:
     """The values that are others, nested as they are."""
     changed = {}
     for key, value in values.items():
@@ -306,7 +306,7 @@ def _find_changes(values: Mapping[str, Any], usual: Mapping[str, Any]) -> JsonOb
     return changed
 
 
-def nest_keys(overrides: Mapping[str, Any]) -> JsonObject:
+def nest_keys(overrides: Settings) -> JsonObject:
     """Convert values by dotted path to nested ones. Raises ConfigError for keys that are no words."""
     out: JsonObject = {}
     for key, value in overrides.items():
@@ -333,7 +333,7 @@ def nest_keys(overrides: Mapping[str, Any]) -> JsonObject:
     return out
 
 
-def _list_paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
+def _list_paths(values: Settings, above: Path = ()) -> list[Path]:
     out: list[Path] = []
     for key, value in values.items():
         out.append((*above, key))
@@ -342,9 +342,7 @@ def _list_paths(values: Mapping[str, Any], above: Path = ()) -> list[Path]:
     return out
 
 
-def _build_config(
-    values: Mapping[str, Any], places: Mapping[Path, Location], source: str
-) -> Config:
+def _build_config(values: Settings, places: Mapping[Path, Location], source: str) -> Config:
     try:
         config = Config.model_validate({**values, "source": replace_surrogates(source)})
     except ValidationError as error:
@@ -390,7 +388,7 @@ def _locate_fault(path: Path, places: Mapping[Path, Location], source: str) -> L
     return place / format_path(path) if path else place
 
 
-def check_trust(config: Config, overrides: Mapping[str, Any]) -> None:
+def check_trust(config: Config, overrides: Settings) -> None:
     """Raise ConfigError if a file that is not trusted names code which `overrides`, of the caller, do not name."""
     trusted = {os.path.realpath(file) for file in config.trust}
     own = [(option.path, code) for option, code in list_code(nest_keys(overrides))]

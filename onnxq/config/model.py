@@ -46,6 +46,7 @@ from onnxq.config.values import (
 )
 from onnxq.errors import ConfigError, Location
 from onnxq.nearest import suggest_names
+from onnxq.sites import JsonObject, Settings
 
 _T = TypeVar("_T")
 
@@ -331,7 +332,7 @@ def list_options(command: Command | None = None) -> tuple[Option, ...]:
     return tuple(entry for entry in entries if command is None or command in entry.commands)
 
 
-def list_code(values: Config | Mapping[str, Any]) -> Iterator[tuple[Option, str]]:
+def list_code(values: Config | Settings) -> Iterator[tuple[Option, str]]:
     """List the code that a configuration names, each with its option. Functions of Python have no name in it."""
     for entry in list_options():
         if not entry.runs_code:
@@ -349,7 +350,7 @@ def drop_unset(values: Mapping[str, _T | None] | None) -> dict[str, _T]:
     return {key: value for key, value in (values or {}).items() if value is not None}
 
 
-def expand_names(overrides: Mapping[str, Any] | None, command: Command) -> dict[str, Any]:
+def expand_names(overrides: Settings | None, command: Command) -> JsonObject:
     """Replace the names of a command's options by the paths of their fields; paths and sections stay.
 
     Raises ConfigError, with the nearest name, for a key that is neither.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -23,7 +23,7 @@ from onnxq.config.values import (
     wrap_single,
 )
 from onnxq.errors import ConfigError
-from onnxq.sites import Role
+from onnxq.sites import JsonObject, Role
 from onnxq.spec import ObserverSpec, QuantSpec, make_granularity
 
 
@@ -147,7 +147,7 @@ class RuleSet(Section):
         words = self.float, self.quantize, self.quantizer, self.range
         return any(words) or bool(self.given())
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> JsonObject:
         """The tensor fields that this rule sets."""
         return {k: v for k in TensorConfig.model_fields if (v := getattr(self, k)) is not None}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from onnxq.config.document import CORRECT, Fault, Path, format_path, list_faults, shorten_value
 from onnxq.errors import Location, OnnxqError
-from onnxq.sites import JsonObject
+from onnxq.sites import JsonObject, Settings
 
 _Row = TypeVar("_Row", bound=BaseModel)
 # Further faults of one file that a message lists.
@@ -136,7 +136,7 @@ class JsonText:
 
 
 def check_values(
-    values: Mapping[str, Any], schema: type[_Row], subject: str, error: type[OnnxqError]
+    values: Settings, schema: type[_Row], subject: str, error: type[OnnxqError]
 ) -> _Row:
     """Convert plain values to `schema`. Raises `error` about `subject` for entries that do not fit."""
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, Integers, Shape
+from onnxq.arrays import Array, Integers, Interval, Shape
 from onnxq.sites import Edge, Edges, Names, Site, TensorId
 
 QUANTIZE = "QuantizeLinear"
@@ -238,6 +238,22 @@ class Graph(ABC):
         if value is None:
             value = self.input_value(node, k)
         return None if value is None else np.asarray(value, np.int64).reshape(-1)
+
+    def read_clip(self, node: NodeRef) -> Interval | None:
+        """Both ends of a Relu or Clip, infinite where it has none; None where one is computed."""
+        if node.op_type == "Relu":
+            return 0.0, np.inf
+        ends = []
+        # Inputs from opset 11 on, attributes before.
+        for k, name, missing in ((1, "min", -np.inf), (2, "max", np.inf)):
+            if self.find_input(node, k) is None:
+                ends.append(node.read_float(name, missing))
+                continue
+            value = self.input_value(node, k)
+            if value is None or value.size != 1:
+                return None
+            ends.append(float(value.reshape(())))
+        return ends[0], ends[1]
 
     def input_shape(self, node: NodeRef | None, k: int) -> Dims | None:
         """The shape of input k; None where even the rank is unknown, and where there is none."""

@@ -284,23 +284,9 @@ class _QOperatorWriter:
             return False
         lowest, highest = _BYTES[result.dtype]
         for clip in chain[:-1]:
-            ends: list[float] = [0.0, np.inf]
-            if clip.op_type == "Clip":
-                values = [self.index.input_value(clip, k) for k in (1, 2)]
-                if any(
-                    value is None and any(clip.inputs[k : k + 1])
-                    for k, value in enumerate(values, 1)
-                ):
-                    return False
-                ends = [-np.inf, np.inf]
-                ends = [
-                    float(end if value is None else value)
-                    for end, value in zip(ends, values, strict=True)
-                ]
-                ends = [
-                    clip.attrs.get(name, end)
-                    for name, end in zip(("min", "max"), ends, strict=True)
-                ]
+            ends = self.index.read_clip(clip)
+            if ends is None:
+                return False
             # The saturation of the type does the work of a Relu or Clip whose ends no code lies
             # beyond.
             low, high = (np.round(end / float(result.scale)) + float(result.zero) for end in ends)

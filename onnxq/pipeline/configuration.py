@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import Any
 
 import onnx
 
@@ -21,13 +20,13 @@ from onnxq.passes.mixed_precision.weight_bits import check_budget
 from onnxq.passes.registry import check_skip
 from onnxq.runtime import UnknownOperatorError, check_libraries, check_provider
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Caution, Cautions
+from onnxq.sites import Caution, Cautions, Settings
 from onnxq.workers import Journal, Workers
 from onnxq.workers.dask import DaskWorkers
 from onnxq.workers.processes import ProcessWorkers
 
 Configuration = Config | str | Path | None
-Overrides = Mapping[str, Any] | None
+Overrides = Settings | None
 
 
 def name_model(model: object) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +35,7 @@ from onnxq.passes.mixed_precision.precisions import (
     find_takers,
     measure_precision,
 )
-from onnxq.passes.mixed_precision.program import Costs, PrecisionProgram
+from onnxq.passes.mixed_precision.program import Costs, PrecisionProgram, Precisions
 from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.pipeline import check
@@ -76,7 +76,7 @@ class _Point:
     of precisions as a whole. measured: of its finished model; time in ms, nan where it was not timed. sure: the noise
     of new samples, all but surely, where an SQNR is asked for."""
 
-    chosen: Mapping[str, str]
+    chosen: Precisions
     predicted: Costs
     forecast: Costs | None
     measured: Costs
@@ -179,7 +179,7 @@ class PrecisionSearch:
             replace(point, predicted=self.program.add_costs(point.chosen)) for point in self.points
         ]
 
-    def _forecast_noise(self, chosen: Mapping[str, str]) -> float:
+    def _forecast_noise(self, chosen: Precisions) -> float:
         """The noise to expect of a mixture, by all that was measured so far."""
         known = [point for point in self.points if point.measured.noise]
         mixtures = [point for point in known if point.forecast is not None]
@@ -193,7 +193,7 @@ class PrecisionSearch:
         pairs = ((self._add_noise(p.chosen, damping), p.measured.noise) for p in self.points)
         return Rescaling.fit_pairs(pairs).expect_measurement(self._add_noise(chosen, damping))
 
-    def _add_noise(self, chosen: Mapping[str, str], damping: float) -> float:
+    def _add_noise(self, chosen: Precisions, damping: float) -> float:
         """The programme's noise, in which few operators of a precision add up more like each alone than all do.
 
         The programme has each operator's share of what its precision loses as a whole (damping 0). With 1, few add what
@@ -288,13 +288,13 @@ class PrecisionSearch:
         placed = calibrate_run(ctx, self.model, "")
         return run_stage(list_passes(ctx), Stage.REFINE, ctx, placed)
 
-    def _list_front(self) -> list[dict[str, str]]:
+    def _list_front(self) -> list[Precisions]:
         """Choices of least noise at so many bytes, or microseconds, from the least that there is to the most."""
         # Along what is limited, or to be small.
         swept = TIME if self.timed and self.limits.size == math.inf else SIZE
         ends = (self.program.solve(minimized, {}) for minimized in (swept, NOISE))
         least, most = (getattr(self.program.add_costs(chosen or {}), swept) for chosen in ends)
-        found: list[dict[str, str]] = []
+        found: list[Precisions] = []
         count = self.ctx.config.search.points
         span = max(most, least) / max(least, 1e-9)
         for k in range(count):
@@ -303,7 +303,7 @@ class PrecisionSearch:
                 found.append(chosen)
         return found
 
-    def _find_distance(self, chosen: Mapping[str, str]) -> float:
+    def _find_distance(self, chosen: Precisions) -> float:
         """How far its predicted noise is from that of the nearest model that was measured, as a logarithm."""
         noise = self.program.add_costs(chosen).noise
         known = [point.predicted.noise for point in self.points if point.predicted.noise]
@@ -311,9 +311,7 @@ class PrecisionSearch:
             min((abs(math.log(noise / one)) for one in known), default=0.0) if noise else math.inf
         )
 
-    def _is_known(
-        self, chosen: Mapping[str, str], others: Iterable[Mapping[str, str]] = ()
-    ) -> bool:
+    def _is_known(self, chosen: Precisions, others: Iterable[Precisions] = ()) -> bool:
         """True where it is one that was measured, or one of others, but for what follows."""
         known = (*(point.chosen for point in self.points), *others)
         return any(
@@ -321,7 +319,7 @@ class PrecisionSearch:
             for one in known
         )
 
-    def _measure(self, chosen: Mapping[str, str], state: PlacedState | None = None) -> None:
+    def _measure(self, chosen: Precisions, state: PlacedState | None = None) -> None:
         """Make and measure the model with these precisions. state: of its plan, where there is one."""
         whole = state is not None
         config = self._settle_config(chosen) if state is None else state.problem.config
@@ -379,7 +377,7 @@ class PrecisionSearch:
         self.float_ms = time.float_ms if math.isnan(self.float_ms) else self.float_ms
         return self.float_ms / time.ratio
 
-    def _settle_config(self, chosen: Mapping[str, str]) -> Config:
+    def _settle_config(self, chosen: Precisions) -> Config:
         """The configuration whose rules give these precisions, and force what the planner would leave float."""
         rules: list[Rule] = []
         # Rules name operators that compute: the others follow them.

@@ -6,6 +6,7 @@ the model came with are planned around, shared where they fit, and never changed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -343,28 +344,12 @@ def _find_fused_activation(
     node, k = index.find_reader(out, *rule.fuses) or (None, 0)
     if node is None or k or not rule.fuses:
         return None, unbounded
-    bound = _read_clip_bound(Candidate(node, index, candidate.shapes))
-    return (None, unbounded) if bound is None else (node, bound)
-
-
-def _read_clip_bound(candidate: Candidate) -> Bound | None:
-    """Bounds of a Relu or Clip that an asymmetric range holding zero can express; None if it cannot."""
-    if candidate.node.op_type == "Relu":
-        return (0.0, None)
-    bounds: list[float | None] = []
-    for k, name in ((1, "min"), (2, "max")):
-        value = candidate.constant(k)
-        if value is not None:
-            bounds.append(float(value.reshape(-1)[0]))
-        elif candidate.tensor(k) is not None:
-            return None
-        else:
-            bounds.append(candidate.attr(name, None))
-    low, high = bounds
-    # Scales are made of ranges that hold zero, so such bounds would clip values that the activation lets through.
-    if (low is not None and low > 0) or (high is not None and high < 0):
-        return None
-    return (low, high)
+    ends = index.read_clip(node)
+    # Scales are made of ranges that hold zero: other ends would clip values that the activation lets through.
+    if ends is None or not ends[0] <= 0 <= ends[1]:
+        return None, unbounded
+    low, high = (None if math.isinf(end) else end for end in ends)
+    return node, (low, high)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

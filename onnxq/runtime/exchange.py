@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, RunValues
 
 
-def write_values(path: Path, values: Mapping[str, Any]) -> None:
+def write_values(path: Path, values: RunValues) -> None:
     """Write a new .npz of values by name."""
     arrays: list[Array] = []
 

@@ -18,7 +18,7 @@ from onnxq.errors import ModelError, PlanError
 from onnxq.graph.scopes import map_entries, replace_items, walk_graphs
 from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
 from torch_frontend.tracing.capture import silence_torch
-from torch_frontend.tracing.modules import Inputs
+from torch_frontend.tracing.modules import Inputs, Kwargs
 from torch_frontend.tracing.values import use_eval_mode
 
 # Keys of node metadata that torch's exporter writes: the scopes of a node as a Python list, and the scope by which
@@ -159,7 +159,7 @@ def active_quantizers(model: nn.Module) -> list[Quantizer]:
 
 @contextmanager
 def prepare_markers(
-    model: nn.Module, quantizers: Sequence[Quantizer], args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: nn.Module, quantizers: Sequence[Quantizer], args: tuple[Any, ...], kwargs: Kwargs
 ) -> Iterator[None]:
     """Run a block, an export, in eval mode with fixed qparams and baked weights.
 

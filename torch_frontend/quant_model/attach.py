@@ -18,7 +18,7 @@ from torch_frontend.qmodules.registry import GROUPS, Registration, find_entry, f
 from torch_frontend.quantizers import Quantizer, create_quantizer
 from torch_frontend.quantizers.borrowed import Follower
 from torch_frontend.tracing.leaves import CallsOutside
-from torch_frontend.tracing.modules import Inputs, make_unique_path, read_stack
+from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path, read_stack
 from torch_frontend.tracing.names import name_input
 from torch_frontend.tracing.signature import CHECKS
 from torch_frontend.tracing.values import use_eval_mode
@@ -156,7 +156,7 @@ INPUTS = "input_quantizers"
 _BY_HAND = {"add": "Add", "mul": "Mul", "matmul": "MatMul", "cat": "Cat"}
 
 
-def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
     """Forward pre-hook: quantize the module's data arguments by its `input_quantizers`."""
     values = list(args)
     named = dict(kwargs)

@@ -23,6 +23,7 @@ from onnxq.sites import Names
 from torch_frontend.qmodules import copy_shallowly, explain_unconvertible
 from torch_frontend.qmodules.registry import register_targets
 from torch_frontend.tracing.modules import (
+    Kwargs,
     call_module,
     find_module,
     make_unique_path,
@@ -149,7 +150,7 @@ def _make_module(
     model: fx.GraphModule,
     root: nn.Module,
     tensors: Mapping[str, fx.Node | None],
-    arguments: dict[str, Any],
+    arguments: Kwargs,
 ) -> BatchNorm:
     """The module of a call. tensors: names of the batch norm's -> the reads of attributes that give them."""
     values = {

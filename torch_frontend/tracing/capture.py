@@ -33,7 +33,7 @@ from torch_frontend.tracing.leaves import (
     mark_leaves,
     restore_leaves,
 )
-from torch_frontend.tracing.modules import Inputs, make_unique_path, name_arguments
+from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path, name_arguments
 from torch_frontend.tracing.signature import CHECKS, read_sizes, require_default, restore_signature
 from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
 from torch_frontend.tracing.tracer import (
@@ -94,7 +94,7 @@ def list_calls(
     return calls
 
 
-def _record_call(function: Any, args: Any, kwargs: dict[str, Any]) -> RecordedCall:
+def _record_call(function: Any, args: Any, kwargs: Kwargs) -> RecordedCall:
     name = getattr(function, "__name__", str(function))
     if function is functional.scaled_dot_product_attention:
         # The fifth argument, behind query, key, value and mask.

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from torch_frontend.tracing.modules import read_stack
+from torch_frontend.tracing.modules import Kwargs, read_stack
 
 IsLeaf = Callable[[nn.Module, str], bool]
 
@@ -57,7 +57,7 @@ class CallsOutside(TorchFunctionMode):
         self,
         model: nn.Module,
         is_leaf: IsLeaf,
-        record: Callable[[str, Any, Any, dict[str, Any]], None],
+        record: Callable[[str, Any, Any, Kwargs], None],
     ) -> None:
         super().__init__()
         self._record = record
@@ -113,7 +113,7 @@ def _mark_inputs(
     path: str,
     module: nn.Module,
     args: Any,
-    kwargs: dict[str, Any],
+    kwargs: Kwargs,
 ) -> Any:
     stack.append(len(calls))
     if len(stack) > 1:

@@ -10,12 +10,15 @@ from torch import fx, nn
 
 _MISSING: Any = object()
 
+# Of a call, by the names of its parameters.
+Kwargs = dict[str, Any]
+
 
 class Inputs(NamedTuple):
     """The arguments of one call of a model."""
 
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Kwargs
 
     def run_model(self, model: nn.Module) -> Any:
         """Result of the model for these arguments."""
@@ -38,12 +41,12 @@ def find_module(model: nn.Module, node: Any) -> nn.Module | None:
     )
 
 
-def name_arguments(node: fx.Node, *names: str) -> dict[str, Any]:
+def name_arguments(node: fx.Node, *names: str) -> Kwargs:
     """Name -> value of a call's arguments. names: of the first positions."""
     return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
-def read_stack(node: fx.Node) -> dict[str, Any]:
+def read_stack(node: fx.Node) -> Kwargs:
     """The modules whose forward makes a call, from the outermost to the innermost."""
     return node.meta.get("nn_module_stack") or {}
 

@@ -15,10 +15,10 @@ from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
 from onnxq.errors import DataError
-from torch_frontend.tracing.modules import Inputs, make_unique_path
+from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path
 
 
-def find_fixed_arguments(model: nn.Module, arguments: Collection[str] | None) -> dict[str, Any]:
+def find_fixed_arguments(model: nn.Module, arguments: Collection[str] | None) -> Kwargs:
     """Name -> default of the forward's arguments that will not be passed.
 
     arguments: names of those that will be passed; None: all without a default.
@@ -32,7 +32,7 @@ def find_fixed_arguments(model: nn.Module, arguments: Collection[str] | None) ->
     }
 
 
-def find_given_arguments(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
+def find_given_arguments(model: nn.Module, inputs: Inputs) -> Kwargs:
     """Name -> value of the forward's arguments that differ from their defaults.
 
     Raises DataError if the arguments do not fit the forward.

@@ -94,7 +94,7 @@ class TrtEngine(engine.Engine):
             return read_inspector(inspection.read_text(encoding="utf-8"))
         return read_layers_message((folder / LAYERS).read_text(encoding="utf-8"))
 
-    def explain_capability(self, capability: tuple[int, ...]) -> str:
+    def explain_capability(self, capability: engine.ComputeCapability) -> str:
         """Turing has none."""
         return "int8 kernels need compute capability 8.0 or more" if capability == _TURING else ""
 
@@ -178,7 +178,7 @@ class RtxEngine(TrtEngine):
     takes = frozenset({"plugin", "compute_capability"})
     builds_ahead = True
 
-    def read_capability(self, text: str | None) -> tuple[int, ...]:
+    def read_capability(self, text: str | None) -> engine.ComputeCapability:
         """(8, 6) for "8.6", the default; () for the GPU of this machine. Raises ConfigError for other text."""
         if text == CURRENT:
             return ()

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -32,7 +31,7 @@ from onnxq.pipeline.finalize import Result, list_files
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models
 from onnxq.runtime.session import import_onnxruntime
-from onnxq.sites import Names
+from onnxq.sites import JsonObject, Names, Settings
 
 # Where transformers.js looks, below the folder of the repository.
 _FOLDER = "onnx"
@@ -55,7 +54,7 @@ class _Recipe:
     dtype: str
     suffix: str
     presets: Names
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
 
 # Suffixes: DEFAULT_DTYPE_SUFFIX_MAPPING of transformers.js 3. In browsers it loads q8 unasked, which
@@ -149,7 +148,7 @@ def variants(
             return _write_files(result, run, targets, force=force)
 
 
-def _check_options(config: Config, overrides: Overrides) -> dict[str, Any]:
+def _check_options(config: Config, overrides: Overrides) -> JsonObject:
     """The options that all variants were made with. Raises ConfigError for those that each has of its own."""
     options = expand_names(overrides, Command.VARIANTS)
     taken = next((key for key in options if key.partition(".")[0] in _OF_PRESETS), None)
@@ -316,7 +315,7 @@ def _find_twin(run: _Run, variant: Variant, earlier: Sequence[Variant]) -> str:
     return ""
 
 
-def _make_config(config: Config, preset: str, settings: Mapping[str, Any]) -> Config:
+def _make_config(config: Config, preset: str, settings: Settings) -> Config:
     """The caller's configuration with the types of a preset."""
     base = load_config(preset, settings)
     # Times of pairs of models would not compare with each other: all files are timed at the end, side by side.

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
 
 from onnxq.arrays import Shape
 from onnxq.backends import find_reference
 from onnxq.errors import VerificationError
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal, warn_synthetic
 from onnxq.runtime import CPU_KINDS, Latency
-from onnxq.sites import Caution, Cautions, Names
+from onnxq.sites import Caution, Cautions, Names, Settings
 from onnxq.wording import show_as_summary
 
 # The name under which hubs know the float model.
@@ -52,7 +51,7 @@ class Variant:
     state: VariantState = VariantState.MADE
     file: str = ""
     preset: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     reason: str = ""
     size_bytes: int = 0
     sqnr_db: tuple[float, float] = (math.nan, math.nan)
@@ -89,7 +88,7 @@ class Variants:
     synthetic: bool = False
     seed: int = 0
     config: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Settings = field(default_factory=dict)
     cpu: str = ""
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)

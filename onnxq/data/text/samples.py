@@ -24,12 +24,15 @@ from onnxq.graph import ModelLike, get_index
 from onnxq.nearest import suggest_files
 from onnxq.runtime import Session
 
+# Numbers of a tokenizer.
+Tokens = tuple[int, ...]
+
 
 class Tokenizer(Protocol):
     """Text -> tokens. prefix, suffix: special tokens around every text. size: number of tokens there are."""
 
-    prefix: tuple[int, ...]
-    suffix: tuple[int, ...]
+    prefix: Tokens
+    suffix: Tokens
     size: int
 
     def encode(self, text: bytes, where: str) -> list[int]:
@@ -43,8 +46,8 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """Every byte is its own token."""
 
-    prefix: tuple[int, ...] = ()
-    suffix: tuple[int, ...] = ()
+    prefix: Tokens = ()
+    suffix: Tokens = ()
     size = 256
 
     def encode(self, text: bytes, where: str) -> list[int]:

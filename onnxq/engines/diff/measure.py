@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import Array, Arrays, RunValues
 from onnxq.config import DiffConfig
 from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
@@ -242,7 +242,7 @@ class OutputSums:
         """The errors; outputs are judged by slices of other scales, too."""
         return Tallies(self.top_k, sliced=True)
 
-    def add(self, values: Mapping[str, Mapping[str, Any]], feeds: Arrays) -> None:
+    def add(self, values: Mapping[str, RunValues], feeds: Arrays) -> None:
         """One sample of all runs."""
         for name in self.names:
             if not _is_numeric(value := values[FLOAT][name]):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, RunValues
 from onnxq.data.scripts import decode_array, encode_array
 from onnxq.errors import DataError
 from onnxq.files import check_input_kind, shorten_error, write_text
@@ -42,7 +42,7 @@ class Recorder:
         return sample < self.limit
 
     def add(
-        self, feeds: Feeds, by_run: Mapping[str, Mapping[str, Any]], seconds: Mapping[str, float]
+        self, feeds: Feeds, by_run: Mapping[str, RunValues], seconds: Mapping[str, float]
     ) -> None:
         """Keep copies of one sample: runners use their buffers again."""
         self.inputs.append({name: _copy_storable(value) for name, value in feeds.items()})

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnxq.annotate import PairInfo
-from onnxq.backends.engine import DevicePlacement, Engine
+from onnxq.backends.engine import ComputeCapability, DevicePlacement, Engine
 from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import DEQUANTIZE, LAYOUT_OPS, GraphIndex, NodeRef
@@ -29,7 +29,7 @@ class Reasons:
     # The nodes that the model's plan left float.
     left: Sequence[Unquantized] = ()
     # Of the GPU that was built for, () unknown.
-    capability: tuple[int, ...] = ()
+    capability: ComputeCapability = ()
     placement: DevicePlacement | None = None
     _by_dequantize: dict[str, PairInfo] = field(default_factory=dict, init=False)
 

@@ -36,7 +36,7 @@ from onnxq.planner import OnnxPlacement
 from onnxq.planner.cut import CutProblem, PlacementCosts, add_costs
 from onnxq.planner.problem import QuantizableOp
 from onnxq.planner.sums import read_constant
-from onnxq.sites import Role
+from onnxq.sites import JsonObject, Role, Settings
 from onnxq.spec import name_int
 
 FLOAT = "float"
@@ -50,8 +50,8 @@ class Precision:
     """A precision by the changes that rules make of the configuration; its own without any."""
 
     name: str
-    weights: Mapping[str, Any] = field(default_factory=dict)
-    activations: Mapping[str, Any] = field(default_factory=dict)
+    weights: Settings = field(default_factory=dict)
+    activations: Settings = field(default_factory=dict)
 
     def make_rules(self, names: Iterable[str]) -> Iterator[Rule]:
         """The rules that give it to operators."""
@@ -117,8 +117,8 @@ def _is_possible(precision: Precision, config: Config) -> bool:
     return True
 
 
-def _change_bits(weights: TensorConfig, bits: int) -> dict[str, Any]:
-    changes: dict[str, Any] = {"bits": bits}
+def _change_bits(weights: TensorConfig, bits: int) -> JsonObject:
+    changes: JsonObject = {"bits": bits}
     if bits <= 4:
         # Both ends as far from zero: the same scale for both sides.
         changes |= {

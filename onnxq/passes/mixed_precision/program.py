@@ -41,6 +41,8 @@ class Costs:
 
 
 QUANTITIES = ("noise", "size", "time")
+# The name of the precision that each operator has, by the name of the operator.
+Precisions = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Condition:
     operator: str
     precisions: frozenset[str]
 
-    def is_met(self, chosen: Mapping[str, str]) -> bool:
+    def is_met(self, chosen: Precisions) -> bool:
         """True with these precisions, by operator."""
         return chosen[self.operator] in self.precisions
 
@@ -63,7 +65,7 @@ class SharedCosts:
     any_of: tuple[Condition, ...]
     given: Condition | None = None
 
-    def is_paid(self, chosen: Mapping[str, str]) -> bool:
+    def is_paid(self, chosen: Precisions) -> bool:
         """True where they are paid."""
         given = self.given is None or self.given.is_met(chosen)
         return given and any(condition.is_met(chosen) for condition in self.any_of)
@@ -86,7 +88,7 @@ class PrecisionProgram:
     ties: Sequence[Implication] = ()
     fixed: Costs = Costs()
 
-    def add_costs(self, chosen: Mapping[str, str]) -> Costs:
+    def add_costs(self, chosen: Precisions) -> Costs:
         """The costs of all with these precisions."""
         parts = [options[chosen[name]] for name, options in self.operators.items()]
         parts += [shared.costs for shared in self.shared if shared.is_paid(chosen)]
@@ -95,7 +97,7 @@ class PrecisionProgram:
             total = total.add_other(costs)
         return total
 
-    def sum_noise(self, chosen: Mapping[str, str], precision: str) -> float:
+    def sum_noise(self, chosen: Precisions, precision: str) -> float:
         """The noise of the operators that have one of the precisions."""
         having = (name for name, other in chosen.items() if other == precision)
         return sum(self.operators[name][precision].noise for name in having)
@@ -113,7 +115,7 @@ class PrecisionProgram:
         shares = [replace(share, costs=scale(share.costs, shared)) for share in self.shared]
         return replace(self, operators=operators, shared=shares)
 
-    def solve(self, minimized: str, limits: Mapping[str, float]) -> dict[str, str] | None:
+    def solve(self, minimized: str, limits: Mapping[str, float]) -> Precisions | None:
         """The precisions at which one of `QUANTITIES` is least and others are at most as given; None where none are."""
         solver = _open_solver()
         chosen = {

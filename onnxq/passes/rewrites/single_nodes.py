@@ -18,6 +18,8 @@ from onnxq.passes.patterns import SINGLE, Edit, rewrite_nodes
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import TensorId
 
+# Of padding: at the beginnings of all axes, then at their ends.
+Amounts = tuple[int, ...]
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 # In a window with any other value, one as low as this is not the largest.
 _LOWEST = float(np.finfo(np.float32).min)
@@ -232,9 +234,7 @@ def fold_pad(edit: Edit, node: NodeRef) -> Iterator[str]:
     edit.remove_node(node)
 
 
-def _match_pad(
-    index: GraphIndex, node: NodeRef
-) -> tuple[TensorId, NodeRefs, tuple[int, ...]] | None:
+def _match_pad(index: GraphIndex, node: NodeRef) -> tuple[TensorId, NodeRefs, Amounts] | None:
     """(padded tensor, what reads it, spatial amounts: begins, then ends) of a Pad that can go."""
     if not node.is_onnx("Pad") or node.attrs.get("mode", "constant") != "constant":
         return None
@@ -269,7 +269,7 @@ def _match_pad(
     return (x, readers, spatial) if pads_alike else None
 
 
-def _pads_with(reader: NodeRef, value: float, amounts: tuple[int, ...]) -> bool:
+def _pads_with(reader: NodeRef, value: float, amounts: Amounts) -> bool:
     """True where pads of a Conv or MaxPool have this value: zero, or one that is never the largest of a window."""
     if reader.op_type == "Conv":
         return value == 0.0
@@ -295,7 +295,7 @@ def _find_padded_rank(index: GraphIndex, readers: NodeRefs) -> int | None:
     return None
 
 
-def pad_amounts(index: GraphIndex, node: NodeRef, rank: int | None) -> tuple[int, ...] | None:
+def pad_amounts(index: GraphIndex, node: NodeRef, rank: int | None) -> Amounts | None:
     """The constant amounts of a Pad as [begin of every axis, end of every axis], None when computed or unclear."""
     pads = index.read_integers(node, "pads", 1)
     if pads is None:
@@ -321,7 +321,7 @@ def _find_pad_value(index: GraphIndex, node: NodeRef) -> float:
     return math.nan if value is None or value.size != 1 else float(value.flat[0])
 
 
-def _add_pads(conv: NodeRef, amounts: tuple[int, ...]) -> list[int]:
+def _add_pads(conv: NodeRef, amounts: Amounts) -> list[int]:
     own = conv.attrs.get("pads") if conv.padding_mode == "NOTSET" else None
     return [a + b for a, b in zip(own or [0] * len(amounts), amounts, strict=True)]
 

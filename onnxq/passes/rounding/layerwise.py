@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import Array, Arrays, RunValues
 from onnxq.data import Dataset, augment_sample
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, bare_proto, infer_shapes, iterate_subgraphs, list_reads
@@ -200,12 +200,10 @@ def _list_names(node: onnx.NodeProto) -> Iterator[str]:
             yield from _list_names(inner)
 
 
-def _run_piece(
-    session: Session, live: Mapping[str, Value], names: Sequence[str]
-) -> Mapping[str, Any]:
+def _run_piece(session: Session, live: Mapping[str, Value], names: Sequence[str]) -> RunValues:
     """These outputs of a piece for one sample. Raises ModelError for one that holds other than tensors."""
     feeds: dict[str, Any] = {v.name: _map_value(read_tensor, live[v.name]) for v in session.inputs}
-    values: Mapping[str, Any] = session.run(feeds, names)
+    values: RunValues = session.run(feeds, names)
     for name, value in values.items():
         parts = value if isinstance(value, list) else [value]
         if not all(isinstance(part, np.ndarray) for part in parts):
