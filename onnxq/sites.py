@@ -73,6 +73,10 @@ Lines = tuple[str, ...]
 JsonObject = dict[str, Any]
 # Values of the configuration by their keys, as files, command lines and callers give them.
 Settings = Mapping[str, Any]
+# A node, a tensor or another subject -> why something is not done with it.
+Causes = Mapping[str, str]
+# An engine's options, or variables of its environment, as text.
+EngineOptions = Mapping[str, str]
 # Of a node's inputs or outputs, as of Edge.
 Indices = tuple[int, ...]
 

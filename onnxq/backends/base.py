@@ -15,7 +15,7 @@ from onnxq.errors import CauseAndFix
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder, SumOrders
-from onnxq.sites import Indices, LeftFloat, Names, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import Causes, Indices, LeftFloat, Names, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import (
     FloatType,
     Granularity,
@@ -351,8 +351,8 @@ class Target:
     strict: bool = False
     # Operators without a quantized kernel in any placement, and those with a slower one: each with the reason. By their
     # names in ONNX, those of ONNX Runtime as "com.microsoft.NAME".
-    no_kernel: Mapping[str, str] = field(default_factory=dict)
-    no_gain: Mapping[str, str] = field(default_factory=dict)
+    no_kernel: Causes = field(default_factory=dict)
+    no_gain: Causes = field(default_factory=dict)
     # The int8 weights of a node that a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations, as
     # `numerics.weights` describes them; None where every kernel is exact.
     sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _order_no_sums

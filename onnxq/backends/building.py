@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from onnxq.files import ScratchFolder, replace_files
 from onnxq.graph import ModelLike, save_model
 from onnxq.graph.scopes import has_bodies
 from onnxq.runtime import NodeError
-from onnxq.sites import JsonObject, Lines
+from onnxq.sites import EngineOptions, JsonObject, Lines
 
 JOB = "job.json"
 RESULT = "result.json"
@@ -82,7 +82,7 @@ def run_child(
     job: JsonObject,
     *,
     timeout: float,
-    environment: Mapping[str, str] = MappingProxyType({}),
+    environment: EngineOptions = MappingProxyType({}),
     builds: bool = False,
 ) -> int:
     """Have an engine do a job in a process of its own, which reads and writes in `folder`; returns its exit code.
@@ -108,7 +108,7 @@ def _prepare_child(
     engine: Engine,
     folder: Path,
     job: JsonObject,
-    environment: Mapping[str, str] = MappingProxyType({}),
+    environment: EngineOptions = MappingProxyType({}),
     *,
     builds: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
@@ -147,7 +147,7 @@ def serve_process(
     title: str,
     command: Sequence[str],
     folder: Path,
-    variables: Mapping[str, str],
+    variables: EngineOptions,
     *,
     timeout: float,
 ) -> Iterator[Ask]:

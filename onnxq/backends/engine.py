@@ -22,7 +22,7 @@ from onnxq.arrays import RunValues, Shape
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import Dims, GraphIndex, ModelLike, NodeRef
 from onnxq.runtime import Feeds, Latency, Session
-from onnxq.sites import Caution, JsonObject, Lines, Names, Refusal, Refusals
+from onnxq.sites import Causes, Caution, EngineOptions, JsonObject, Lines, Names, Refusal, Refusals
 from onnxq.wording import Word
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Job:
     # Float32 factors may be rounded to it.
     tf32: bool = True
     # As of Engine.
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: EngineOptions = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ class EngineTimes:
     device: str = ""
     eager: Mapping[str, Latency] = field(default_factory=dict)
     graph: Mapping[str, Latency] = field(default_factory=dict)
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    reasons: Causes = field(default_factory=dict)
 
 
 class Runner(Protocol):
@@ -266,7 +266,7 @@ class Engine:
     # The check of `quantize` asks it for answers, and for times where it is not emulated.
     judges = False
     # Settings of its library, by the library's names.
-    options: Mapping[str, str] = _NOTHING
+    options: EngineOptions = _NOTHING
     # Kernels on some CPUs add products in 16 bits, as `Backend.sums` describes.
     saturates = False
     # A runner can give the tensors that survive fusion.
@@ -315,7 +315,7 @@ class Engine:
             )
         return ()
 
-    def prepare_environment(self, job: Job, folder: Path) -> Mapping[str, str]:
+    def prepare_environment(self, job: Job, folder: Path) -> EngineOptions:
         """Variables that the child process needs. folder: its own."""
         return _NOTHING
 

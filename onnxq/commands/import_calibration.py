@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -36,7 +36,7 @@ from onnxq.pipeline.quantize_model import draft_placement
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, Values, terminal
-from onnxq.sites import Caution, Cautions, JsonObject, Refusal
+from onnxq.sites import Causes, Caution, Cautions, JsonObject, Refusal
 from onnxq.wording import group_by_text, join_names, list_fields
 
 # Tensors that an error names; a cache of another model lacks hundreds.
@@ -337,7 +337,7 @@ def _leave_missing_float(
     return replace(trial, plan=plan), tuple(absent.values())
 
 
-def _add_float_rule(config: Config, nodes: Mapping[str, str]) -> Config:
+def _add_float_rule(config: Config, nodes: Causes) -> Config:
     rule = Rule(node=match_names(nodes), set=RuleSet(float=True))
     return config.add_rules(rule)
 

@@ -31,7 +31,7 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.plan.forms import spec_dict
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, terminal
-from onnxq.sites import Caution, JsonObject, Names, Role, Unquantized
+from onnxq.sites import Causes, Caution, JsonObject, Names, Role, Unquantized
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, make_granularity, name_int
 from onnxq.wording import join_names, show_as_summary
 
@@ -369,7 +369,7 @@ def _explain_float(plan: Plan, found: FoundWeight) -> str:
     return next(reasons, f"{plan.target} has no place for the form of {found.weight.tensor}")
 
 
-def _refuse(checkpoint: Checkpoint, skipped: Mapping[str, str]) -> CalibrationError:
+def _refuse(checkpoint: Checkpoint, skipped: Causes) -> CalibrationError:
     names = [f"{name}: {reason}" for name, reason in skipped.items()]
     count = len(checkpoint.weights) + len(checkpoint.refused)
     cause = (

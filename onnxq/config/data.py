@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from onnxq.config.values import Command, File, Files, Section, Size, option
+from onnxq.config.values import Command, Ends, File, Files, Section, Size, option
 
 # Pixels per side: a larger image does not fit into memory.
 _Pixels = Annotated[int, Field(ge=1, le=2**16)]
@@ -30,7 +30,7 @@ class ImageConfig(Section):
     color: Literal["RGB", "BGR", "GRAY"] = "RGB"
     layout: Literal["NCHW", "NHWC"] = "NCHW"
     # Pixel values 0…255 are mapped to this interval.
-    range: tuple[float, float] = (0.0, 1.0)
+    range: Ends = (0.0, 1.0)
     # In units of `range`: none, one value, or one per channel.
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()

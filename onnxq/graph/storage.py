@@ -38,6 +38,8 @@ STUB_LOCATION = "onnxq/held"
 # The original tensors that were left out, by place and the name of the initializer or the Constant's output: no two
 # tensors of one graph share a name.
 Omitted = dict[tuple[str, str], TensorProto]
+# Of a file, see `OpenFile.stamp`.
+Stamp = tuple[int, ...]
 # By their names in lower case, as in QuantSpec; which of them there are depends on the onnx release.
 TENSOR_TYPES: dict[str, int] = {
     name.lower(): number for name, number in TensorProto.DataType.items()
@@ -251,7 +253,7 @@ class OpenFile:
         self._end = weakref.finalize(self, os.close, self.descriptor)
 
     @property
-    def stamp(self) -> tuple[int, ...]:
+    def stamp(self) -> Stamp:
         """Size and second of change, by which another process knows the file again; () for a temporary one."""
         about = os.fstat(self.descriptor)
         return () if self._folder is not None else (about.st_size, int(about.st_mtime))

@@ -14,7 +14,7 @@ from onnxq.interop.base import ScaleTable, TensorScale, TensorScales, sort_by_na
 from onnxq.interop.fitting import fit_numbers
 from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
-from onnxq.sites import Caution, Cautions, Names, Site, TensorId
+from onnxq.sites import Causes, Caution, Cautions, Names, Site, TensorId
 from onnxq.spec import QParams
 from onnxq.wording import Word, show_as_summary
 
@@ -297,7 +297,7 @@ def _list_names(index: GraphIndex) -> set[str]:
 def _explain_leftovers(
     table: ScaleTable,
     used: set[int],
-    left: Mapping[str, str],
+    left: Causes,
     before: GraphIndex,
     prepared: GraphIndex,
 ) -> Iterator[UnusedLine]:

@@ -19,7 +19,7 @@ from onnxq.errors import CalibrationError
 from onnxq.graph import Graph, GraphIndex, NodeRef, NodeRefs, walk_graphs
 from onnxq.interop.checkpoints import Checkpoint, CheckpointWeight, WeightCodes
 from onnxq.progress import Task, count_items
-from onnxq.sites import Names, TensorId
+from onnxq.sites import Causes, Names, TensorId
 
 # Exports hold a checkpoint's values in one of these types, or rounded through it.
 _TYPES = (np.float32, np.float16, bfloat16)
@@ -101,7 +101,7 @@ class WeightMatch:
     """The weights that were found. missing: why those of the checkpoint were not, by name."""
 
     found: tuple[FoundWeight, ...]
-    missing: Mapping[str, str] = field(default_factory=dict)
+    missing: Causes = field(default_factory=dict)
 
 
 def match_weights(

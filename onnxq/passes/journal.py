@@ -27,6 +27,10 @@ class Outcome(Enum):
     WORSE = "rolled back: the quantized outputs became worse"
 
 
+# SQNR in dB before a pass and behind it.
+TrialFigures = tuple[float, float]
+
+
 @dataclass(frozen=True)
 class PassReport:
     """One attempt of a pass.
@@ -39,7 +43,7 @@ class PassReport:
     changed: Lines = ()
     skipped: Refusals = ()
     outcome: Outcome = Outcome.KEPT
-    trial_db: tuple[float, float] | None = None
+    trial_db: TrialFigures | None = None
     difference: float | None = None
 
 

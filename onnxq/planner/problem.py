@@ -20,7 +20,7 @@ from onnxq.numerics import needs_bound, quantize
 from onnxq.plan import Bound, SitePlan, SitePlans
 from onnxq.planner.requests import Requests
 from onnxq.planner.sums import count_saturating
-from onnxq.sites import Edge, Edges, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import Causes, Edge, Edges, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import QuantSpec
 
 # ORT moves pairs through these.
@@ -180,7 +180,7 @@ class QuantizableOps:
     reasons: tuple[Unquantized, ...]
     existing: Existing
     complete: frozenset[str]
-    partial: Mapping[str, str]
+    partial: Causes
 
     @cached_property
     def by_name(self) -> dict[str, QuantizableOp]:

@@ -19,7 +19,7 @@ from onnxq.arrays import Array, ArrayDict, Arrays, Shape, hash_parts, view_conte
 from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
-from onnxq.graph.storage import OpenFile, StoredArray, count_tensor_bytes, is_stub, open_data
+from onnxq.graph.storage import OpenFile, Stamp, StoredArray, count_tensor_bytes, is_stub, open_data
 from onnxq.runtime.exchange import read_values, write_values
 from onnxq.runtime.session import import_onnxruntime
 from onnxq.spec import QParams
@@ -44,7 +44,7 @@ class SharedArray:
     offset: int
     dtype: str
     shape: Shape
-    stamp: tuple[int, ...] = ()
+    stamp: Stamp = ()
 
     def open(self) -> StoredArray:
         """The array, to be mapped. Raises ModelError where its file is not there, or has been changed since."""
@@ -260,7 +260,7 @@ def open_array(array: AnyArray) -> Array:
 
 # A model has one or two files of weights, or one for each of them.
 @lru_cache(maxsize=8)
-def _open_file(path: str, stamp: tuple[int, ...]) -> OpenFile:
+def _open_file(path: str, stamp: Stamp) -> OpenFile:
     file = open_data(Path(path))
     if stamp and file.stamp != stamp:
         raise ModelError(

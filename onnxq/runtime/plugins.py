@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from onnxq.sites import EngineOptions
 
 # Of ONNX Runtime's log: warnings and what is worse.
 _WARNING = 2
@@ -22,7 +23,7 @@ def find_plugin_device(provider: str, library: str) -> Any:
 
 
 def open_plugin_session(
-    device: Any, model: Path, settings: Mapping[str, str], entries: Mapping[str, str] | None = None
+    device: Any, model: Path, settings: EngineOptions, entries: EngineOptions | None = None
 ) -> Any:
     """A session of ONNX Runtime on a device of a plugin, and on the CPU for nodes that it does not take.
 

@@ -24,14 +24,16 @@ from torch_frontend.tracing.signature import CHECKS
 from torch_frontend.tracing.values import use_eval_mode
 
 WEIGHT = "weight_quantizer"
+# Site -> path of its quantizer in the module.
+QuantizerPaths = dict[str, str]
 
 
-def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -> dict[str, str]:
+def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -> QuantizerPaths:
     """Insert every quantizer of the placement. Returns site -> module path, activations in order, then weights."""
     holder = make_unique_path(model, "", "quantizers")
     calls = [pair for pair in placement.pairs if pair.weight is None or not pair.weight.module]
     quantizers = make_quantizers(calls, config)
-    paths: dict[str, str] = {}
+    paths: QuantizerPaths = {}
     nodes: dict[str, fx.Node] = {}
     for pair in calls:
         assert pair.value is not None
@@ -103,12 +105,12 @@ def swap_layers(
     pairs: Iterable[Pair],
     config: Config,
     known: Mapping[str, Quantizer] | None = None,
-) -> dict[str, str]:
+) -> QuantizerPaths:
     """Give layers their weight's quantizer and change their class. Returns site -> module path of a new quantizer.
 
     known: quantizers of weights that calls outside of layers read, by site; layers of these weights share them.
     """
-    paths: dict[str, str] = {}
+    paths: QuantizerPaths = {}
     layers: dict[int, nn.Module] = {}
     shared: dict[object, Quantizer] = {}
     for pair in pairs:
@@ -135,7 +137,7 @@ def bind_sums(
     model: nn.Module,
     pairs: Iterable[Pair],
     activations: Mapping[str, Quantizer],
-    paths: Mapping[str, str],
+    paths: QuantizerPaths,
 ) -> None:
     """Let the quantizers of weights keep the sums of the target's kernels, while those of the data are on."""
     for pair in pairs:
@@ -180,7 +182,7 @@ def _quantize_value(quantizer: nn.Module, value: Any) -> Any:
 
 def convert_layers(
     model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: str = ""
-) -> tuple[nn.Module, dict[str, str], Pairs]:
+) -> tuple[nn.Module, QuantizerPaths, Pairs]:
     """A copy of the module tree that shares its tensors, with quantizers where the planner places them.
 
     graph: its layers. prefix: the module's own qualified name, with which sites begin. Activation sites are inputs of
@@ -197,7 +199,7 @@ def convert_layers(
         path: find_layer(module) for path, module in converted.named_modules(remove_duplicate=False)
     }
     weights = swap_layers(converted, placed.pairs, requests.config)
-    paths: dict[str, str] = {}
+    paths: QuantizerPaths = {}
     for path, entry in entries.items():
         if path and entry is not None:
             full = f"{prefix}.{path}" if prefix else path

@@ -18,7 +18,12 @@ from torch_frontend.placement.pairs import Decision, Product, plan_pairs
 from torch_frontend.placement.rules import CallRequests, check_policies
 from torch_frontend.qmodules import multiply_weight_norms
 from torch_frontend.qmodules.registry import GROUPS
-from torch_frontend.quant_model.attach import attach_quantizers, convert_layers, list_unreached
+from torch_frontend.quant_model.attach import (
+    QuantizerPaths,
+    attach_quantizers,
+    convert_layers,
+    list_unreached,
+)
 from torch_frontend.tracing.attention import take_apart
 from torch_frontend.tracing.batch_norms import fold_batch_norms, replace_batch_norms
 from torch_frontend.tracing.capture import capture_model, take_graph
@@ -35,7 +40,7 @@ class ConvertedModel:
     """A module with quantizers. paths: site -> module path of its quantizer, activations first."""
 
     model: nn.Module
-    paths: dict[str, str]
+    paths: QuantizerPaths
     refusals: Refusals
     left_float: tuple[LeftFloat, ...]
     decisions: tuple[Decision, ...]

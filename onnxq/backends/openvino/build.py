@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from onnxq.backends.serving import Answer, answer_samples, read_feeds
 from onnxq.graph.scopes import walk_graphs
 from onnxq.runtime import detect_cpu
 from onnxq.runtime.timing import Block, count_block_runs, measure_rounds, time_runs
-from onnxq.sites import JsonObject
+from onnxq.sites import EngineOptions, JsonObject
 
 _UNSUPPORTED = re.compile(
     r"(?:No conversion rule found for|does not support the following ONNX) operations: ([\w.:, -]+)"
@@ -60,7 +60,7 @@ def build_folder(job: Job, folder: Path) -> BuildResult:
 
 
 def _compile(
-    openvino: Any, path: Path, options: Mapping[str, str], shapes: Profile | None = None
+    openvino: Any, path: Path, options: EngineOptions, shapes: Profile | None = None
 ) -> Any:
     core = openvino.Core()
     model = core.read_model(path)

@@ -12,7 +12,7 @@ from onnxq.backends.openvino.kernels import KERNELS, read_kernels
 from onnxq.backends.serving import serve_model, time_in_child
 from onnxq.graph import ModelLike
 from onnxq.runtime import summarize_rounds
-from onnxq.sites import JsonObject, Names
+from onnxq.sites import EngineOptions, JsonObject, Names
 
 
 class OpenVinoEngine(engine.Engine):
@@ -37,7 +37,7 @@ class OpenVinoEngine(engine.Engine):
         {engine.LOG: "build.log", KERNELS: KERNELS, engine.ENGINE: "model.marked.onnx"}
     )
     # On CPUs with AMX the plugin would compute in bfloat16 what stays float.
-    options: Mapping[str, str] = MappingProxyType({"INFERENCE_PRECISION_HINT": "f32"})
+    options: EngineOptions = MappingProxyType({"INFERENCE_PRECISION_HINT": "f32"})
 
     def build(self, job: engine.Job, folder: Path) -> engine.BuildResult:
         """Compile the model; its kernels are listed."""

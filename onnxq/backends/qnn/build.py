@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from onnxq.backends.serving import Answer, answer_samples
 from onnxq.graph import fix_sizes
 from onnxq.graph.scopes import has_bodies
 from onnxq.runtime.plugins import find_plugin_device, open_plugin_session
-from onnxq.sites import JsonObject
+from onnxq.sites import EngineOptions, JsonObject
 
 PROVIDER = "QNNExecutionProvider"
 _NODE = re.compile(r"[Nn]ode:? ?[`'\"]([^`'\"]+)[`'\"]")
@@ -110,7 +109,7 @@ def _find_device() -> Any:
 
 
 def _compile(
-    device: Any, settings: Mapping[str, str], proto: onnx.ModelProto, folder: Path, compiled: Path
+    device: Any, settings: EngineOptions, proto: onnx.ModelProto, folder: Path, compiled: Path
 ) -> None:
     """Have the provider write the compiled model; the graphs and the record of its nodes go to the folder."""
     (folder / kernels.GRAPHS).mkdir(exist_ok=True)

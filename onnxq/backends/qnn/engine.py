@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +21,7 @@ from onnxq.backends.engine import (
 )
 from onnxq.backends.qnn.kernels import NEEDS, TRACE, read_kernels, read_placement
 from onnxq.graph import QUANTIZE, GraphIndex, ModelLike, NodeRef
-from onnxq.sites import JsonObject, Names
+from onnxq.sites import EngineOptions, JsonObject, Names
 
 if TYPE_CHECKING:
     from onnxq.config.data import RuntimeConfig
@@ -56,7 +55,7 @@ class QnnEngine(Engine):
         products=("conv", "fullyconnected", "matmul", "lstm", "gru"), pools=("pool",), integers=True
     )
     saved = MappingProxyType({LOG: "build.log", TRACE: TRACE, ENGINE: "model.compiled.onnx"})
-    options: Mapping[str, str] = MappingProxyType({"soc_model": _SOC, "htp_arch": _ARCHITECTURE})
+    options: EngineOptions = MappingProxyType({"soc_model": _SOC, "htp_arch": _ARCHITECTURE})
 
     def with_options(self, runtime: RuntimeConfig) -> Engine:
         """The engine for a chip of this name or number, and this architecture of the HTP."""

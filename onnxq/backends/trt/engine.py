@@ -19,7 +19,7 @@ from onnxq.backends.trt.run import POLYGRAPHY, TrtRunner, build_trt
 from onnxq.backends.trt.timing import time_engines, time_job
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import LAYOUT_OPS, Dims, GraphIndex, ModelLike, NodeRef
-from onnxq.sites import JsonObject, Names, Refusal
+from onnxq.sites import EngineOptions, JsonObject, Names, Refusal
 
 # Compute capability that is built for where none is asked for: GeForce 30.
 CAPABILITY = "8.6"
@@ -190,7 +190,7 @@ class RtxEngine(TrtEngine):
             )
         return int(found[1]), int(found[2])
 
-    def prepare_environment(self, job: engine.Job, folder: Path) -> Mapping[str, str]:
+    def prepare_environment(self, job: engine.Job, folder: Path) -> EngineOptions:
         """The environment in which the library finds itself when it meets a plugin."""
         home = find_spec("tensorrt_rtx_libs") if job.plugins and sys.platform == "linux" else None
         if home is None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxq.annotate import WeightSums
 from onnxq.backends.engine import BuildState, DevicePlacement, Kernels, Profile
 from onnxq.engines.saturation.measure import SaturationCost
-from onnxq.sites import Cautions, Lines, Names
+from onnxq.sites import Cautions, EngineOptions, Lines, Names
 from onnxq.wording import Word, show_as_summary
 
 INT8 = "int8"
@@ -119,7 +118,7 @@ class Build:
     # (min, opt, max) of the inputs whose shape is not fixed.
     shapes: Profile
     # Settings of the library, e.g. the chip.
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: EngineOptions = field(default_factory=dict)
     reduced: Reduced | None = None
     # Files written for the user.
     saved: Names = ()

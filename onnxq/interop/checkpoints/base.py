@@ -13,7 +13,7 @@ from onnxq.arrays import Array, Floats
 from onnxq.errors import CalibrationError
 from onnxq.graph.nbits import unpack_bits
 from onnxq.interop.checkpoints.tensors import StoredTensor
-from onnxq.sites import JsonObject
+from onnxq.sites import Causes, JsonObject
 
 # Of what is wrong in a checkpoint.
 fault = partial(CalibrationError, code="Q514")
@@ -166,7 +166,7 @@ class Checkpoint:
     source: str
     format: str
     weights: tuple[CheckpointWeight, ...]
-    refused: Mapping[str, str] = field(default_factory=dict)
+    refused: Causes = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

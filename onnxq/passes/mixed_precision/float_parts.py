@@ -20,7 +20,7 @@ from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import SourceTypes, emulate_types, find_opset, get_index, infer_shapes
 from onnxq.passes.assembly import write_pairs
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import PassReport
+from onnxq.passes.journal import PassReport, TrialFigures
 from onnxq.passes.judging import LIMITS, THRESHOLDS
 from onnxq.passes.rounding.passes import ROUNDED, round_again
 from onnxq.passes.state import Note, PlacedState, PlacedStep
@@ -60,7 +60,7 @@ def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         )
     problem = _state_problem(ctx, state, kind)
     chosen = replace(choose_types(problem), io=io)
-    figures: tuple[float, float] | None = None
+    figures: TrialFigures | None = None
     if plan.calibrated and not ctx.data.synthetic:
         chosen, figures = _try_types(ctx, state, problem, chosen)
     if figures is not None and math.isinf(figures[0]):
@@ -99,13 +99,13 @@ def _find_io(config: Config) -> FloatType | None:
 
 def _try_types(
     ctx: SampledContext, state: PlacedState, problem: PrecisionProblem, chosen: PrecisionPlan
-) -> tuple[PrecisionPlan, tuple[float, float]]:
+) -> tuple[PrecisionPlan, TrialFigures]:
     """The first types that cost the outputs little, with ever more nodes in float32; those given if none do."""
     suspects = list(find_suspects(problem, chosen))
     judges = ctx.data.judges
     floats = judges.float_outputs(state.model)
     before = judges.run_samples(state, state.plan, progress=ctx.progress)
-    first: tuple[float, float] | None = None
+    first: TrialFigures | None = None
     count = 0
     tried = chosen
     while True:

@@ -27,7 +27,7 @@ from onnxq.evaluation.trials import Switchboard, score_settings
 from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index, walk_graphs
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.journal import Outcome, PassReport, TrialFigures
 from onnxq.passes.judging import THRESHOLDS
 from onnxq.passes.rounding.layerwise import augment_samples
 from onnxq.passes.rounding.operators import Operator, list_operators
@@ -357,7 +357,7 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     plan = state.plan
     tables, reasons = choose_tables(state.problem, get_index(state.model), plan.sites)
     after = _add_tables(ctx, state, tables, reasons)
-    figures: tuple[float, float] | None = None
+    figures: TrialFigures | None = None
     free = tuple(table for table in tables if not table.named)
     if free and ctx.config.embeddings == "auto" and plan.calibrated and not ctx.data.synthetic:
         judge = ctx.data.judge

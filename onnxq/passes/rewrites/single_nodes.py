@@ -428,12 +428,13 @@ def read_invariants(_ctx: RunContext, state: FloatState) -> FloatStep:
             # From the last on, so that places in front stay.
             for k in reversed(_find_invariants(index, index.find_node(node.name), body)):
                 source = node.input[k]
+                place = k - inputs
                 rename_reads(body, {body.input[k].name: source})
                 # Results at the end that nobody reads may be left out.
-                for result in node.output[k - inputs : k - inputs + 1]:
+                for result in node.output[place : place + 1]:
                     rename_reads(graph, {result: source})
-                    del node.output[k - inputs]
-                del node.input[k], body.input[k], body.output[k - inputs + conditions]
+                    del node.output[place]
+                del node.input[k], body.input[k], body.output[place + conditions]
                 changed.append(f"{node.name}: reads {source} from outside")
     return (
         replace(state, model=rebuild(state.model, proto)) if changed else state,

@@ -19,6 +19,9 @@ from onnxq.passes.rewrites.single_nodes import find_pooled_axes
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, TensorId
 
+# A number for each axis of a kernel, or two for both its ends.
+PerAxis = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -31,11 +34,11 @@ class Geometry:
 
     groups: int = 1
     kernel: Shape = ()
-    strides: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    pads: tuple[int, ...] = ()
+    strides: PerAxis = ()
+    dilations: PerAxis = ()
+    pads: PerAxis = ()
     auto_pad: str = "NOTSET"
-    upsample: tuple[int, ...] = ()
+    upsample: PerAxis = ()
 
 
 @dataclass(frozen=True, eq=False)
