@@ -8,24 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from onnxq.config import Frozen, Observer
+from onnxq.config import Frozen, Observer, schema
 from onnxq.config.document import Fault
-from onnxq.config.schema import (
-    Axis,
-    Code,
-    Finite,
-    JsonText,
-    Loose,
-    Natural,
-    Opset,
-    PassName,
-    SchemaNumber,
-    SiteName,
-    Words,
-    check_values,
-    find_line,
-    join_faults,
-)
 from onnxq.errors import DataError, Location, PlanError
 from onnxq.spec import ObserverSpec
 
@@ -34,25 +18,27 @@ FIX = "write another"
 
 class Row(Frozen):
     name: str
-    count: Natural = 0
-    scale: Finite = 1.0
+    count: schema.Natural = 0
+    scale: schema.Finite = 1.0
 
 
 class File(Frozen):
-    number: SchemaNumber
+    number: schema.SchemaNumber
     rows: tuple[Row, ...] = ()
-    site: SiteName = ""
-    notes: Words
+    site: schema.SiteName = ""
+    notes: schema.Words
 
 
-class Part(Loose):
+class Part(schema.Loose):
     name: str
-    axis: Axis = 0
+    axis: schema.Axis = 0
 
 
 def test_the_line_of_an_entry_of_json() -> None:
     text = '{\n "a": [1,\n {"b": "}, \\"", "c": []},\n {"b":\n  [[], {},\n 7]}],\n "d": 1\n}'
-    found = {path: find_line(text, path) for path in [("a",), ("a", 1), ("a", 2, "b", 2), ("d",), ("a", 9), ("e",)]}
+    found = {
+        path: schema.find_line(text, path) for path in [("a",), ("a", 1), ("a", 2, "b", 2), ("d",), ("a", 9), ("e",)]
+    }
     assert list(found.values()) == [2, 3, 6, 7, 2, 1]
 
 
@@ -73,14 +59,14 @@ def test_the_line_of_any_entry_is_the_one_it_stands_in(value: Any) -> None:
     """With a line for each entry, entries come in the order of their lines."""
     text = json.dumps({"all": value}, indent=1)
     places = list_places({"all": value})
-    lines = [find_line(text, place) for place in places]
+    lines = [schema.find_line(text, place) for place in places]
     assert lines == sorted(lines)
     assert len(set(lines)) == len(lines)
 
 
 def test_text_is_read_into_its_schema() -> None:
     text = '{"schema": 2, "rows": [{"name": "a", "scale": 0.5}], "site": ["n", 1], "notes": {"k": "v"}}'
-    source = JsonText("p.json", text)
+    source = schema.JsonText("p.json", text)
     assert source.parse(PlanError, FIX)["rows"][0]["name"] == "a"
     found = source.read(File, PlanError, FIX)
     assert (found.number, found.rows, found.site, found.notes) == (2, (Row(name="a", scale=0.5),), ("n", 1), {"k": "v"})
@@ -98,7 +84,7 @@ def test_text_is_read_into_its_schema() -> None:
 )
 def test_text_that_is_no_json_is_refused_with_its_line(text: str, place: str, cause: str) -> None:
     with pytest.raises(PlanError) as caught:
-        JsonText("p.json", text).parse(PlanError, FIX, code="Q401")
+        schema.JsonText("p.json", text).parse(PlanError, FIX, code="Q401")
     assert caught.value.subject == place
     assert caught.value.cause.startswith(cause)
     assert caught.value.code == "Q401"
@@ -125,7 +111,7 @@ def test_text_that_is_no_json_is_refused_with_its_line(text: str, place: str, ca
 )
 def test_what_does_not_fit_the_schema_names_line_and_path(text: str, place: str, cause: str) -> None:
     with pytest.raises(PlanError) as caught:
-        JsonText("p.json", text).read(File, PlanError, FIX, code="Q402")
+        schema.JsonText("p.json", text).read(File, PlanError, FIX, code="Q402")
     assert caught.value.subject == place
     assert caught.value.cause.startswith(cause)
     assert caught.value.fix.endswith(", or write another")
@@ -133,24 +119,24 @@ def test_what_does_not_fit_the_schema_names_line_and_path(text: str, place: str,
 
 
 def test_unknown_keys_are_passed_over_where_a_part_is_read() -> None:
-    found = JsonText("x", '{"name": "a", "more": [1], "axis": -3}').read(Part, DataError, "")
+    found = schema.JsonText("x", '{"name": "a", "more": [1], "axis": -3}').read(Part, DataError, "")
     assert (found.name, found.axis) == ("a", -3)
     with pytest.raises(DataError, match="axis"):
-        JsonText("x", '{"name": "a", "axis": 64}').read(Part, DataError, "")
+        schema.JsonText("x", '{"name": "a", "axis": 64}').read(Part, DataError, "")
 
 
 class Plain(Frozen):
     observer: Observer = ObserverSpec()
-    opset: Opset = 13
-    code: Code = "Q300"
-    by: PassName = Field(default="none", alias="pass")
+    opset: schema.Opset = 13
+    code: schema.Code = "Q300"
+    by: schema.PassName = Field(default="none", alias="pass")
 
 
 def test_plain_values_are_checked_too() -> None:
-    found = check_values({"observer": {"name": "mse", "steps": 4}, "opset": 17}, Plain, "a note", DataError)
+    found = schema.check_values({"observer": {"name": "mse", "steps": 4}, "opset": 17}, Plain, "a note", DataError)
     assert (found.observer, found.opset) == (ObserverSpec("mse", (("steps", 4),)), 17)
     with pytest.raises(DataError) as caught:
-        check_values({"opset": 0, "code": ""}, Plain, "a note", DataError)
+        schema.check_values({"opset": 0, "code": ""}, Plain, "a note", DataError)
     assert caught.value.subject == "a note: opset"
     assert caught.value.details[0].startswith("also a note: code: ")
 
@@ -159,9 +145,9 @@ def test_many_faults_are_one_error_that_lists_some() -> None:
     faults = [
         (Location("f", line), Fault(("a",), f"cause {line}", "mend it" if line == 1 else "")) for line in range(1, 10)
     ]
-    error = join_faults(faults, PlanError, "take another", "Q402")
+    error = schema.join_faults(faults, PlanError, "take another", "Q402")
     assert (error.subject, error.cause, error.line) == ("f:1", "cause 1", 1)
     assert error.fix == "mend it, or take another"
     assert error.details[0] == "also f:2: cause 2; correct it here"
     assert error.details[-1] == "and 3 more"
-    assert join_faults(faults[1:2], PlanError, "").fix == "correct it here"
+    assert schema.join_faults(faults[1:2], PlanError, "").fix == "correct it here"

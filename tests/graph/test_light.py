@@ -10,20 +10,8 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import onnxq
+from onnxq import graph
 from onnxq.errors import ModelError
-from onnxq.graph import (
-    Editor,
-    GraphIndex,
-    LightModel,
-    attach_weights,
-    get_index,
-    infer_shapes,
-    light,
-    load_model,
-    name_nodes,
-    save_model,
-    strip_weights,
-)
 from onnxq.graph.storage import is_stub
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
@@ -41,7 +29,7 @@ def large() -> onnx.ModelProto:
     return kit.model(text, **weights, bias=rng.standard_normal(128).astype(F))
 
 
-def stubs(model: LightModel) -> dict[str, bool]:
+def stubs(model: graph.LightModel) -> dict[str, bool]:
     return {tensor.name: is_stub(tensor) for tensor in model.graph.initializer}
 
 
@@ -49,61 +37,66 @@ def test_a_light_and_a_whole_model_are_the_same_bytes_and_give_the_same_answers(
     proto = large()
     before = proto.SerializeToString(deterministic=True)
     x = {"x": np.random.default_rng(1).standard_normal((3, 128)).astype(F)}
-    model = strip_weights(proto)
+    model = graph.strip_weights(proto)
     assert stubs(model) == {"w": True, "v": True, "unread": True, "bias": False}
     assert model.proto.ByteSize() < 2000 < proto.ByteSize()
     for optimize in (False, True):
         again = Session(model, optimize=optimize)
         np.testing.assert_array_equal(again.run(x)["y"], Session(proto, optimize=optimize).run(x)["y"])
-    index = GraphIndex(infer_shapes(model))
+    index = graph.GraphIndex(graph.infer_shapes(model))
     value = index.find_constant(TensorId("w"))
     assert value is not None
     np.testing.assert_array_equal(value, numpy_helper.to_array(proto.graph.initializer[0]))
     assert not value.flags.writeable
     tapped = tap_tensors(model, [TensorId("n")], only=True)
     assert Session(tapped.proto, optimize=False).run(x)["n"].shape == (3, 128)
-    assert attach_weights(model).SerializeToString(deterministic=True) == before
+    assert graph.attach_weights(model).SerializeToString(deterministic=True) == before
     assert proto.SerializeToString(deterministic=True) == before
 
 
 def test_whole_models_stay_whole_and_light_ones_light() -> None:
     proto = large()
-    model = strip_weights(proto)
-    assert attach_weights(proto) is proto
-    assert strip_weights(model) is model
-    assert isinstance(name_nodes(model), LightModel)
-    assert isinstance(name_nodes(proto), onnx.ModelProto)
-    small = strip_weights(kit.model("m (float[1] x) => (float[1] y) { y = Relu(x) }"))
-    assert attach_weights(small) is small.proto
+    model = graph.strip_weights(proto)
+    assert graph.attach_weights(proto) is proto
+    assert graph.strip_weights(model) is model
+    assert isinstance(graph.name_nodes(model), graph.LightModel)
+    assert isinstance(graph.name_nodes(proto), onnx.ModelProto)
+    small = graph.strip_weights(kit.model("m (float[1] x) => (float[1] y) { y = Relu(x) }"))
+    assert graph.attach_weights(small) is small.proto
 
 
 def test_edits_of_a_light_model_share_its_arrays_and_leave_it_as_it_was() -> None:
     proto = large()
     new = np.full((128, 128), 0.5, F)
-    model = strip_weights(proto)
+    model = graph.strip_weights(proto)
 
     def edited(source: object) -> object:
-        editor = Editor(source)
+        editor = graph.Editor(source)
         editor.replace_initializer(TensorId("v"), new)
         editor.add_initializer("", "int8", np.ones((200, 200), np.int8))
         editor.rename_tensor(TensorId("unread"), "still unread")
         return editor.export()
 
     inner = edited(model)
-    assert isinstance(inner, LightModel)
+    assert isinstance(inner, graph.LightModel)
     assert stubs(inner) == {"w": True, "v": True, "still unread": True, "bias": False, "int8": True}
-    ours, theirs = get_index(inner).find_constant(TensorId("w")), get_index(model).find_constant(TensorId("w"))
+    ours, theirs = (
+        graph.get_index(inner).find_constant(TensorId("w")),
+        graph.get_index(model).find_constant(TensorId("w")),
+    )
     assert ours is theirs
-    assert attach_weights(inner) == edited(proto)
-    assert attach_weights(model) == proto
+    assert graph.attach_weights(inner) == edited(proto)
+    assert graph.attach_weights(model) == proto
 
 
 def test_arrays_are_freed_with_the_last_model_or_session_that_uses_them() -> None:
     gc.disable()
     try:
-        model = strip_weights(large())
-        gone, kept = (weakref.ref(get_index(model).find_constant(TensorId(name)).base) for name in ("unread", "w"))
-        editor = Editor(model)
+        model = graph.strip_weights(large())
+        gone, kept = (
+            weakref.ref(graph.get_index(model).find_constant(TensorId(name)).base) for name in ("unread", "w")
+        )
+        editor = graph.Editor(model)
         editor.remove_initializer(TensorId("unread"))
         inner = editor.export()
         del model, editor
@@ -120,15 +113,15 @@ def test_arrays_are_freed_with_the_last_model_or_session_that_uses_them() -> Non
 
 
 def test_the_index_of_a_light_model_is_made_once() -> None:
-    model = strip_weights(large())
-    assert get_index(model) is get_index(model)
-    assert get_index(name_nodes(model)) is not get_index(model)
+    model = graph.strip_weights(large())
+    assert graph.get_index(model) is graph.get_index(model)
+    assert graph.get_index(graph.name_nodes(model)) is not graph.get_index(model)
 
 
 def test_what_is_written_is_whole_and_a_models_own_location_is_no_stub(tmp_path: Path) -> None:
     proto = large()
-    save_model(strip_weights(proto), tmp_path / "m.onnx")
-    assert load_model(tmp_path / "m.onnx").proto == proto
+    graph.save_model(graph.strip_weights(proto), tmp_path / "m.onnx")
+    assert graph.load_model(tmp_path / "m.onnx").proto == proto
     sly = large()
     tensor = sly.graph.initializer[0]
     tensor.ClearField("raw_data")
@@ -137,7 +130,7 @@ def test_what_is_written_is_whole_and_a_models_own_location_is_no_stub(tmp_path:
         tensor.external_data.add(key=key, value=value)
     onnx.save(sly, tmp_path / "sly.onnx")
     with pytest.raises(ModelError, match="is not there"):
-        load_model(tmp_path / "sly.onnx")
+        graph.load_model(tmp_path / "sly.onnx")
 
 
 def test_a_run_gives_the_bytes_it_gives_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +138,7 @@ def test_a_run_gives_the_bytes_it_gives_without(monkeypatch: pytest.MonkeyPatch)
     feeds = {"x": np.random.default_rng(2).standard_normal((12, 128)).astype(F)}
     done = onnxq.quantize(proto, feeds, overrides={"effort": "balanced", "latency": False})
     assert not any(tensor.data_location for tensor in done.model.graph.initializer)
-    monkeypatch.setattr(light, "SMALLEST_STUB", 1 << 40)
+    monkeypatch.setattr(graph.light, "SMALLEST_STUB", 1 << 40)
     plain = onnxq.quantize(proto, feeds, overrides={"effort": "balanced", "latency": False})
     assert done.model.SerializeToString(deterministic=True) == plain.model.SerializeToString(deterministic=True)
     again = onnxq.apply(proto, done.plan)

@@ -144,9 +144,7 @@ def test_work_beside_gives_its_result_or_its_fault(cores: int, monkeypatch: pyte
         wait_for_result()
 
 
-def test_work_beside_runs_at_the_same_time_and_ends_with_the_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_work_beside_runs_at_the_same_time_and_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "count_cores", lambda: 2)
     barrier = threading.Barrier(2, timeout=60)
     done, here = [], threading.get_ident()

@@ -56,10 +56,7 @@ BODY = parse(
     v=np.random.default_rng(1).standard_normal((4, 4)).astype(np.float32),
     bias=np.random.default_rng(2).standard_normal((1, 4)).astype(np.float32),
 )
-SWITCHED = {
-    "x": np.random.default_rng(3).standard_normal((8, 6)).astype(np.float32),
-    "c": np.arange(8) % 2 == 0,
-}
+SWITCHED = {"x": np.random.default_rng(3).standard_normal((8, 6)).astype(np.float32), "c": np.arange(8) % 2 == 0}
 FOLDED = {
     "bytes, biases": (residual(), images(), EVERYTHING),
     "unbounded sums": (residual(), images(), EVERYTHING.model_copy(update={"saturation": "allow"})),

@@ -312,9 +312,8 @@ LOOPED = """g (float[N,512] x) => (float[N,512] y) {
 
 @pytest.mark.parametrize(("effort", "product"), [("fast", "MatMul"), ("balanced", "MatMul"), ("balanced", "Gemm")])
 def test_weights_of_a_loop_are_integers_once_and_its_data_have_scales_of_each_run(effort: str, product: str) -> None:
-    proto = parse(
-        LOOPED.replace("p = MatMul", f"p = {product}"), steps=np.asarray(6), **random_weights({"w": (512, 512)})
-    )
+    text = LOOPED.replace("p = MatMul", f"p = {product}")
+    proto = parse(text, steps=np.asarray(6), **random_weights({"w": (512, 512)}))
     x = np.random.default_rng(0).standard_normal((64, 4, 512)).astype(np.float32) * 8
     result = quantize(proto, {"x": x}, "ort-int8", effort=effort)
     dynamic = {str(site.site): site.spec.dynamic for site in result.plan.sites if site.role is Role.ACTIVATION}

@@ -10,15 +10,7 @@ from rich.console import Group
 from onnxq.annotate import WeightSums
 from onnxq.engines.saturation.measure import NodeCost, OutputCost, SaturationCost
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
-from onnxq.report.sentences import (
-    describe_pass,
-    describe_rewrite,
-    describe_shortage,
-    explain_saturation,
-    format_cost,
-    make_sums_tables,
-    saturation_summary,
-)
+from onnxq.report import sentences
 from onnxq.report.terminal import TextView
 from onnxq.sites import Refusal
 from tests.report.kit import printed
@@ -66,7 +58,7 @@ Conv_2
 
 
 def table(weights: list[WeightSums], cost: SaturationCost | None, **view: Any) -> str:
-    return printed(Group(*make_sums_tables(weights, cost, TextView(**view))))
+    return printed(Group(*sentences.make_sums_tables(weights, cost, TextView(**view))))
 
 
 def test_only_what_can_overflow_is_listed() -> None:
@@ -99,20 +91,20 @@ def test_top_counts_what_it_hides() -> None:
     ],
 )
 def test_the_summary(weights: list[WeightSums], said: str) -> None:
-    assert saturation_summary(weights) == said
+    assert sentences.saturation_summary(weights) == said
 
 
 def test_the_cause_of_a_divergence() -> None:
-    assert explain_saturation([]) == ""
+    assert sentences.explain_saturation([]) == ""
     one = replace(FIRST, node="Conv_0", rows=1)
-    assert explain_saturation([one]) == (
+    assert sentences.explain_saturation([one]) == (
         "saturates: 1 row of the weight of Conv_0 overflow 16-bit sums on x86 CPUs without VNNI"
     )
-    assert "4 rows of 2 weights (Conv_0, Conv_1)" in explain_saturation([one, replace(FIRST, node="Conv_1")])
+    assert "4 rows of 2 weights (Conv_0, Conv_1)" in sentences.explain_saturation([one, replace(FIRST, node="Conv_1")])
 
 
 def test_the_cost_at_each_output() -> None:
-    assert format_cost(COST) == [
+    assert sentences.format_cost(COST) == [
         "y: 31.3 dB on 8 samples, against exact sums, max abs 0.0123",
         "z: exact on 8 samples, against exact sums, max abs 0",
         "[R112] Gemm_9: its data are made inside of a loop",
@@ -130,7 +122,7 @@ def test_the_cost_at_each_output() -> None:
     ],
 )
 def test_a_rewrite_names_its_first_change_and_counts_all(changed: tuple[str, ...], line: str) -> None:
-    assert describe_rewrite(PassReport("fold", changed)) == line
+    assert sentences.describe_rewrite(PassReport("fold", changed)) == line
 
 
 @pytest.mark.parametrize(
@@ -154,11 +146,11 @@ def test_a_rewrite_names_its_first_change_and_counts_all(changed: tuple[str, ...
     ],
 )
 def test_every_outcome_of_a_pass_has_its_words(report: PassReport, line: str) -> None:
-    assert describe_pass(report) == f"rounding: {line}"
+    assert sentences.describe_pass(report) == f"rounding: {line}"
 
 
 def test_no_outcome_is_without_words() -> None:
-    lines = {outcome: describe_pass(PassReport("p", ("done",), outcome=outcome)) for outcome in Outcome}
+    lines = {outcome: sentences.describe_pass(PassReport("p", ("done",), outcome=outcome)) for outcome in Outcome}
     assert len(set(lines.values())) == len(Outcome)
 
 
@@ -181,4 +173,4 @@ def test_no_outcome_is_without_words() -> None:
     ],
 )
 def test_every_shortage_says_what_was_cut_and_why(one: Shortened, line: str) -> None:
-    assert describe_shortage(one).startswith(f"budget: {line}")
+    assert sentences.describe_shortage(one).startswith(f"budget: {line}")

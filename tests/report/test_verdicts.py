@@ -10,25 +10,11 @@ import pytest
 
 from onnxq.commands.results import show
 from onnxq.evaluation.agreement import ChoiceAgreement
-from onnxq.report.model import (
-    GRADES,
-    SYNTHETIC,
-    EngineCheck,
-    EngineOutput,
-    LatencyRatio,
-    OutputCheck,
-    Report,
-    RunFigure,
-    describe_figures,
-    find_worst_figure,
-    group_reasons,
-    make_verdict,
-    warn_synthetic,
-)
+from onnxq.report import model
 from onnxq.sites import Caution, LeftFloat, Refusal
 from tests.report.kit import shown
 
-FIGURE = RunFigure(output="y", run="as ORT runs it", sqnr_db=31.0)
+FIGURE = model.RunFigure(output="y", run="as ORT runs it", sqnr_db=31.0)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +47,14 @@ def test_agreement_counts_only_where_classes_are_sure() -> None:
 
 def test_the_worst_output_is_named_and_the_agreement_of_another() -> None:
     scores = replace(FIGURE, output="logits", sqnr_db=36.0, top_1=0.99, rows=200, classes=True)
-    assert find_worst_figure([FIGURE, scores]) is FIGURE
+    assert model.find_worst_figure([FIGURE, scores]) is FIGURE
     text = "y has 31.0 dB against float as ORT runs it; logits: top-1 the same in 198 of 200"
-    assert describe_figures([scores, FIGURE]) == text
+    assert model.describe_figures([scores, FIGURE]) == text
     as_file = replace(FIGURE, run="as the file says", sqnr_db=30.5)
-    assert find_worst_figure([as_file, FIGURE]) is FIGURE
-    assert find_worst_figure([replace(as_file, sqnr_db=29.0), FIGURE]) != FIGURE
+    assert model.find_worst_figure([as_file, FIGURE]) is FIGURE
+    assert model.find_worst_figure([replace(as_file, sqnr_db=29.0), FIGURE]) != FIGURE
     lost = replace(scores, top_1=0.6)
-    assert describe_figures([FIGURE, lost]).endswith("as ORT runs it; top-1 the same in 120 of 200")
+    assert model.describe_figures([FIGURE, lost]).endswith("as ORT runs it; top-1 the same in 120 of 200")
 
 
 def test_choices_that_an_output_holds_are_told() -> None:
@@ -76,16 +62,16 @@ def test_choices_that_an_output_holds_are_told() -> None:
         node="a", op="ArgMax", values=("h",), outputs=(), decides=("label",), chosen=1.0, shared=0.96875
     )
     inside = replace(label, node="b", decides=(), shared=0.5)
-    grade, text = make_verdict([FIGURE], [inside, label], ["2.0x smaller"])
+    grade, text = model.make_verdict([FIGURE], [inside, label], ["2.0x smaller"])
     assert (grade.name, text) == (
         "good", "y has 31.0 dB against float as ORT runs it; label: 96.88 % chosen as in float; 2.0x smaller"
     )  # fmt: skip
 
 
-REPORT = Report(
+REPORT = model.Report(
     source="m.onnx", source_bytes=200, output_bytes=100, pairs=2, target="ort",
-    checks=(OutputCheck(name="y", sqnr_db=(32.0, 31.0), cosine=(1.0, 1.0), agreement_db=50.0),),
-    latency=LatencyRatio(float_ms=2.0, int8_ms=1.0),
+    checks=(model.OutputCheck(name="y", sqnr_db=(32.0, 31.0), cosine=(1.0, 1.0), agreement_db=50.0),),
+    latency=model.LatencyRatio(float_ms=2.0, int8_ms=1.0),
 )  # fmt: skip
 FIGURES = "y has 31.0 dB against float as ORT runs it"
 
@@ -94,7 +80,7 @@ FIGURES = "y has 31.0 dB against float as ORT runs it"
     ("report", "line"),
     [
         (REPORT, f"good: {FIGURES}; 2.0x smaller; 2.00x faster"),
-        (replace(REPORT, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0)),
+        (replace(REPORT, latency=model.LatencyRatio(float_ms=1.0, int8_ms=2.0)),
          f"good: {FIGURES}; 2.0x smaller; 0.50x the speed of float"),
         (replace(REPORT, target="trt", latency=None),
          "good: y has 32.0 dB against float as the file says; 2.0x smaller"),
@@ -111,7 +97,7 @@ FIGURES = "y has 31.0 dB against float as ORT runs it"
          "unchanged: what was asked for was refused or would not pay; 2.0x smaller"),
     ],
 )  # fmt: skip
-def test_the_summary_begins_with_the_verdict(report: Report, line: str) -> None:
+def test_the_summary_begins_with_the_verdict(report: model.Report, line: str) -> None:
     lines = shown(show, report, width=None).splitlines()
     assert re.fullmatch(r"verdict +(.*)", lines[1])[1] == line  # type: ignore[index]
 
@@ -120,10 +106,10 @@ def test_the_summary_begins_with_the_verdict(report: Report, line: str) -> None:
     ("sqnr_db", "grade", "codes"), [(29.5, "good", []), (28.5, "acceptable", ["W109"]), (0.6, "broken", ["W109"])]
 )
 def test_an_emulator_counts_where_it_computes_something_else(sqnr_db: float, grade: str, codes: list[str]) -> None:
-    output = EngineOutput(name="y", sqnr_db=sqnr_db, agreement_db=20.0)
-    engine = EngineCheck(engine="HTP", emulated=True, samples=2, outputs=(output,))
+    output = model.EngineOutput(name="y", sqnr_db=sqnr_db, agreement_db=20.0)
+    engine = model.EngineCheck(engine="HTP", emulated=True, samples=2, outputs=(output,))
     report = replace(REPORT, target="qnn", engines=(engine,))
-    assert make_verdict(report.figures)[0].name == grade
+    assert model.make_verdict(report.figures)[0].name == grade
     assert [alarm.code for alarm in report.alarms()] == codes
     assert "no products" in shown(show, report, width=None)
 
@@ -136,8 +122,10 @@ def test_an_emulator_counts_where_it_computes_something_else(sqnr_db: float, gra
     ],
 )  # fmt: skip
 def test_an_engine_that_computes_the_float_model_otherwise_is_named_as_the_cause(float_db: float, text: str) -> None:
-    output = EngineOutput(name="y", sqnr_db=-1.5, agreement_db=-1.0, float_db=float_db)
-    (alarm,) = replace(REPORT, engines=(EngineCheck(engine="OpenVINO", samples=2, outputs=(output,)),)).alarms()[-1:]
+    output = model.EngineOutput(name="y", sqnr_db=-1.5, agreement_db=-1.0, float_db=float_db)
+    (alarm,) = replace(REPORT, engines=(model.EngineCheck(engine="OpenVINO", samples=2, outputs=(output,)),)).alarms()[
+        -1:
+    ]
     assert alarm == f"output y is 33.5 dB worse as OpenVINO runs it than as the file says: {text}"
 
 
@@ -151,13 +139,13 @@ def test_a_float_result_has_one_warning_and_no_alarm() -> None:
 
 def test_the_table_of_the_docs_is_that_of_the_code() -> None:
     page = Path(__file__).resolve().parents[2].joinpath("docs", "cli.md").read_text(encoding="utf-8")
-    rows = [f"| {one.name} | {one.sqnr_db:g} dB | {one.top_1:.0%} |".replace("%", " %") for one in GRADES[:-1]]
+    rows = [f"| {one.name} | {one.sqnr_db:g} dB | {one.top_1:.0%} |".replace("%", " %") for one in model.GRADES[:-1]]
     assert "\n".join(rows) in page
 
 
 def test_a_run_of_weights_alone_is_not_told_of_its_own_mode() -> None:
     left = (LeftFloat("n", "its table costs too much"),)
-    static = Report(source_bytes=100, left_float=left)
+    static = model.Report(source_bytes=100, left_float=left)
     for report, told in ((static, True), (replace(static, mode="weight-only"), False)):
         (alarm,) = report.alarms()
         assert ("`mode: weight-only`" in str(alarm)) == told
@@ -166,11 +154,13 @@ def test_a_run_of_weights_alone_is_not_told_of_its_own_mode() -> None:
 # ---- Warnings that follow from the numbers, and the groups of what is not quantized.
 
 
-def check(off: float, on: float, *, optimized: bool = True) -> OutputCheck:
-    return OutputCheck(name="y", sqnr_db=(off, on), cosine=(1.0, 1.0), agreement_db=50.0, optimized=optimized)
+def check(off: float, on: float, *, optimized: bool = True) -> model.OutputCheck:
+    return model.OutputCheck(name="y", sqnr_db=(off, on), cosine=(1.0, 1.0), agreement_db=50.0, optimized=optimized)
 
 
-GOOD = Report(source="m.onnx", source_bytes=100, output_bytes=50, pairs=2, target="ort", checks=(check(40.0, 40.0),))
+GOOD = model.Report(
+    source="m.onnx", source_bytes=100, output_bytes=50, pairs=2, target="ort", checks=(check(40.0, 40.0),)
+)
 
 
 @pytest.mark.parametrize(
@@ -191,14 +181,14 @@ GOOD = Report(source="m.onnx", source_bytes=100, output_bytes=50, pairs=2, targe
         (replace(GOOD, checks=(check(137.0, 125.0),)), []),
         (replace(GOOD, checks=(check(math.inf, 41.0),)), []),
         (replace(GOOD, checks=(replace(check(20.0, 20.0), top_1=(0.7, 0.4), rows=100, classes=True),)), ["W108"]),
-        (replace(GOOD, pairs=0, latency=LatencyRatio(float_ms=1.0, int8_ms=1.1)), ["W111"]),
+        (replace(GOOD, pairs=0, latency=model.LatencyRatio(float_ms=1.0, int8_ms=1.1)), ["W111"]),
         (replace(GOOD, target="trt", checks=(check(40.0, 5.0),)), ["W109"]),
-        (replace(GOOD, latency=LatencyRatio(float_ms=1.0, int8_ms=1.1)), ["W110"]),
-        (replace(GOOD, latency=LatencyRatio(float_ms=1.0, int8_ms=0.9)), []),
-        (replace(GOOD, latency=LatencyRatio(float_ms=1.0, int8_ms=0.0)), []),
+        (replace(GOOD, latency=model.LatencyRatio(float_ms=1.0, int8_ms=1.1)), ["W110"]),
+        (replace(GOOD, latency=model.LatencyRatio(float_ms=1.0, int8_ms=0.9)), []),
+        (replace(GOOD, latency=model.LatencyRatio(float_ms=1.0, int8_ms=0.0)), []),
     ],
 )
-def test_alarms(report: Report, codes: list[str]) -> None:
+def test_alarms(report: model.Report, codes: list[str]) -> None:
     assert [alarm.code for alarm in report.alarms()] == codes
 
 
@@ -215,7 +205,7 @@ def test_what_another_placement_would_gain_stands_in_the_alarm_that_nothing_is_q
 
 
 def test_an_alarm_names_the_reason_where_it_is_known() -> None:
-    slow = replace(GOOD, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0, reason="no VNNI"))
+    slow = replace(GOOD, latency=model.LatencyRatio(float_ms=1.0, int8_ms=2.0, reason="no VNNI"))
     assert slow.alarms()[0] == "the quantized model is slower than the float one: no VNNI"
     far = replace(GOOD, checks=(check(30.0, 2.0),))
     assert "far from the float model's (2.0 dB)" in far.alarms()[0]
@@ -238,13 +228,13 @@ def test_weights_alone_are_not_calibrated(roles: tuple[tuple[str, int], ...], ca
 
 def test_reasons_are_grouped_most_frequent_first_then_by_name() -> None:
     found = [Refusal("a", "z"), LeftFloat("b", "y"), Refusal("c", "y"), Refusal("d", "x")]
-    groups = group_reasons(found)
+    groups = model.group_reasons(found)
     subjects = {reason: "".join(one.subject for one in members) for reason, members in groups}
     assert list(subjects.items()) == [("y", "bc"), ("x", "d"), ("z", "a")]
 
 
 def test_made_up_inputs_have_one_code_and_one_way_out() -> None:
-    warnings = [SYNTHETIC, warn_synthetic("costs were measured")]
+    warnings = [model.SYNTHETIC, model.warn_synthetic("costs were measured")]
     assert {warning.code for warning in warnings} == {"W101"}
     assert all("`data=…`" in warning for warning in warnings)
     assert warnings[1].startswith("no samples were given: costs were measured on made-up inputs")

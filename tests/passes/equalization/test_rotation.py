@@ -11,16 +11,7 @@ from onnx import numpy_helper
 
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
-from onnxq.passes.equalization.rotation import (
-    Hadamard,
-    find_base,
-    list_fixed,
-    list_rotations,
-    make_paley,
-    multiply_row,
-    split_size,
-    write_rotations,
-)
+from onnxq.passes.equalization import rotation
 from onnxq.plan import Rotation
 from onnxq.sites import TensorId
 from tests.passes.equalization.decoders import HD, D, make_decoder, make_feeds
@@ -49,11 +40,11 @@ def count_ops(model: onnx.ModelProto) -> Counter[str]:
 @pytest.mark.parametrize("form", list(FORMS))
 def test_a_rotated_decoder_computes_the_same(form: str) -> None:
     model = make_decoder(**FORMS[form])
-    rotations = list_rotations(model, 1)
+    rotations = rotation.list_rotations(model, 1)
     # The residual stream, and the values of each head.
     assert [(one.tensor.name, one.size) for one in rotations] == [("x0", D), ("v0", HD)]
-    assert not list_fixed(model)
-    after, _ = write_rotations(model, rotations)
+    assert not rotation.list_fixed(model)
+    after, _ = rotation.write_rotations(model, rotations)
     before = run(model, "genai" in form or form == "fused")
     limit = 1e-5 * np.abs(before).max()
     np.testing.assert_allclose(run(after, "genai" in form or form == "fused"), before, rtol=0, atol=limit)
@@ -71,7 +62,7 @@ def test_outliers_of_single_channels_become_parts_of_all() -> None:
     table = np.random.default_rng(0).standard_normal((40, D)).astype(np.float32)
     table[:, 5] *= 50
     model = make_decoder(E=table)
-    after, _ = write_rotations(model, list_rotations(model, 1)[:1])
+    after, _ = rotation.write_rotations(model, rotation.list_rotations(model, 1)[:1])
     turned = GraphIndex(after).find_constant(TensorId("E"))
     assert np.abs(turned).max() < np.abs(table).max() / 3
     np.testing.assert_allclose(np.linalg.norm(turned, axis=1), np.linalg.norm(table, axis=1), rtol=1e-6)
@@ -88,7 +79,7 @@ def test_a_tied_table_is_written_twice_where_a_norm_scales_it_for_one_reader_onl
         return model
 
     for model, copies in ((make(), ("E",)), (make(n2g=np.full(D, 3)), ())):
-        after, copied = write_rotations(model, list_rotations(model, 1))
+        after, copied = rotation.write_rotations(model, rotation.list_rotations(model, 1))
         assert copied == copies
         for old, new in zip(infer(model, make_feeds()), infer(after, make_feeds()), strict=True):
             np.testing.assert_allclose(new, old, rtol=0, atol=1e-5 * np.abs(old).max())
@@ -110,19 +101,19 @@ def test_a_stream_whose_channels_somebody_asks_for_is_left(met: str) -> None:
     opset = 11 if "ReduceSum" in met else 17
     model = make_decoder(more=met, outputs=", float[a,b,c] y", opset=opset)
     left = {"v0"} if met.endswith("(v)") else {"x0"}
-    fixed = list_fixed(model)
+    fixed = rotation.list_fixed(model)
     assert {one.subject for one in fixed} == left
     assert MET[met] in fixed[0].reason
     assert fixed[0].code == "R112"
     # The values of heads alone are not worth a trial.
-    assert [one.tensor.name for one in list_rotations(model, 1)] == (["x0"] if left == {"v0"} else [])
+    assert [one.tensor.name for one in rotation.list_rotations(model, 1)] == (["x0"] if left == {"v0"} else [])
 
 
 def test_rotations_of_another_network_are_refused() -> None:
     model = make_decoder(more="y = Relu(x1)", outputs=", float[a,b,c] y")
     for name, size in (("x0", D), ("v0", D), ("nowhere", HD)):
         with pytest.raises(PlanError, match="no stream") as caught:
-            write_rotations(model, [Rotation(tensor=TensorId(name), seed=0, size=size)])
+            rotation.write_rotations(model, [Rotation(tensor=TensorId(name), seed=0, size=size)])
         assert caught.value.code == "Q404"
 
 
@@ -131,51 +122,53 @@ def test_rotations_of_another_network_are_refused() -> None:
 
 @pytest.mark.parametrize("order", [1, 2, 4, 12, 20, 28, 36, 60, 84])
 def test_paley_gives_orthogonal_signs(order: int) -> None:
-    found = make_paley(order)
+    found = rotation.make_paley(order)
     assert found is not None
     assert set(np.unique(found)) <= {-1, 1}
     assert np.array_equal(found.astype(int) @ found.T.astype(int), order * np.eye(order))
 
 
 def test_sizes_are_doubled_from_a_small_matrix_or_cut_into_blocks() -> None:
-    assert make_paley(92) is None
-    assert [find_base(size) for size in (1, 64, 80, 96, 768, 896, 2304, 30)] == [1, 1, 20, 12, 12, 28, 36, 0]
-    assert [split_size(size) for size in (768, 30, 27, 100)] == [(768,), (28, 2), (24, 2, 1), (96, 4)]
+    assert rotation.make_paley(92) is None
+    assert [rotation.find_base(size) for size in (1, 64, 80, 96, 768, 896, 2304, 30)] == [1, 1, 20, 12, 12, 28, 36, 0]
+    assert [rotation.split_size(size) for size in (768, 30, 27, 100)] == [(768,), (28, 2), (24, 2, 1), (96, 4)]
 
 
 @pytest.mark.parametrize("level", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 27, 64, 80, 96])
 def test_a_rotation_is_orthogonal_and_spreads_single_channels(size: int, level: bool) -> None:
-    q = Hadamard(3, size, level).turn_channels(np.eye(size), -1)
+    q = rotation.Hadamard(3, size, level).turn_channels(np.eye(size), -1)
     np.testing.assert_allclose(q @ q.T, np.eye(size), atol=1e-12)
     if level:
         np.testing.assert_allclose(q.sum(axis=1), 1, atol=1e-12)
-    if len(split_size(size)) == 1:
+    if len(rotation.split_size(size)) == 1:
         assert np.abs(q).max() * np.sqrt(size) < (4 if level else 1.000001)
 
 
 def test_both_sides_of_a_product_turn_alike_and_parts_one_by_one() -> None:
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((5, 48)), rng.standard_normal((48, 7))
-    for matrix in (Hadamard(1, 48), Hadamard(1, 24, level=True), Hadamard(7, 16)):
+    for matrix in (rotation.Hadamard(1, 48), rotation.Hadamard(1, 24, level=True), rotation.Hadamard(7, 16)):
         np.testing.assert_allclose(matrix.turn_channels(x, -1) @ matrix.turn_channels(w, 0), x @ w, atol=1e-12)
     scale = rng.uniform(0.5, 2, 48)
     np.testing.assert_allclose(
-        Hadamard(1, 48).turn_channels(x, 1) @ Hadamard(1, 48).turn_channels(w, 0, scale), x * scale @ w, atol=1e-12
+        rotation.Hadamard(1, 48).turn_channels(x, 1) @ rotation.Hadamard(1, 48).turn_channels(w, 0, scale),
+        x * scale @ w,
+        atol=1e-12,
     )
-    parts = Hadamard(7, 16).turn_channels(x, -1)
-    np.testing.assert_array_equal(parts[:, 16:32], Hadamard(7, 16).turn_channels(x[:, 16:32], -1))
+    parts = rotation.Hadamard(7, 16).turn_channels(x, -1)
+    np.testing.assert_array_equal(parts[:, 16:32], rotation.Hadamard(7, 16).turn_channels(x[:, 16:32], -1))
 
 
 def test_a_seed_stands_for_bytes_of_the_arrays_own_type() -> None:
     w = np.linspace(-1, 1, 80 * 70, dtype=np.float32).reshape(80, 70)
-    turned = Hadamard(5, 80, level=True).turn_channels(w, 0)
+    turned = rotation.Hadamard(5, 80, level=True).turn_channels(w, 0)
     assert turned.dtype == np.float32
     assert hashlib.sha256(turned.tobytes()).hexdigest()[:16] == "12d5803da4c3845a"
-    assert not np.array_equal(turned, Hadamard(6, 80, level=True).turn_channels(w, 0))
+    assert not np.array_equal(turned, rotation.Hadamard(6, 80, level=True).turn_channels(w, 0))
 
 
 def test_a_row_times_a_matrix() -> None:
     rng = np.random.default_rng(0)
     row, matrix = rng.standard_normal(9), rng.standard_normal((9, 4))
-    np.testing.assert_allclose(multiply_row(row, matrix), row @ matrix, atol=1e-12)
+    np.testing.assert_allclose(rotation.multiply_row(row, matrix), row @ matrix, atol=1e-12)

@@ -22,10 +22,7 @@ EQUATIONS = {
     "scores": ("bhid,bhjd->bhij", ["Transpose", "MatMul"]),
     "scores of heads behind": ("nihd,njhd->nijh", ["Transpose", "Transpose", "MatMul", "Transpose"]),
     "turned scores": ("aecd,abcd->acbe", ["Transpose", "Transpose", "MatMul"]),
-    "positions in rows": (
-        "bhwc,hkc->bhwk",
-        ["Transpose", "Reshape", "Transpose", "MatMul", "Reshape", "Transpose"],
-    ),
+    "positions in rows": ("bhwc,hkc->bhwk", ["Transpose", "Reshape", "Transpose", "MatMul", "Reshape", "Transpose"]),
     "masks of queries": ("bic,bchw->bihw", ["Reshape", "MatMul", "Reshape"]),
     "graphs": ("nkctv,kvw->nctw", ["Transpose", "Reshape", "Reshape", "MatMul"]),
     "the weight in front": ("di,bi->bd", ["Transpose", "MatMul"]),

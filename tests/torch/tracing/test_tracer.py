@@ -11,30 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from onnxq.errors import ConfigError, DataError
-from tests.torch.nets import (
-    Around,
-    Block,
-    Branching,
-    Dense,
-    Encoder,
-    Mobile,
-    Network,
-    ResNet,
-    calibrate,
-    images,
-    settled,
-)
+from tests.torch import nets
 from torch_frontend.qmodules import WeightQuantized
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.tracing.modules import Inputs
 from torch_frontend.tracing.values import bind_inputs
 
 
-@pytest.mark.parametrize("make", [ResNet, Mobile, Dense])
+@pytest.mark.parametrize("make", [nets.ResNet, nets.Mobile, nets.Dense])
 @pytest.mark.parametrize("target", ["ort", "virtual"])
 def test_conversion_changes_no_value_and_no_module_of_the_users(make: type[nn.Module], target: str) -> None:
     torch.manual_seed(0)
-    model, x = settled(make()), images()
+    model, x = nets.settled(make()), nets.images()
     before = copy.deepcopy(model.state_dict())
     expected = model(x)
     quantized = QuantModel(model, target=target, example_inputs=x)
@@ -45,7 +33,7 @@ def test_conversion_changes_no_value_and_no_module_of_the_users(make: type[nn.Mo
 
 
 def test_parameters_keep_their_names_and_with_copy_false_their_identity() -> None:
-    model = settled(ResNet())
+    model = nets.settled(nets.ResNet())
     quantized = QuantModel(model, {"target": "virtual", "torch": {"fuse_bn": False}}, copy=False)
     theirs = dict(quantized.model.named_parameters())
     for name, parameter in model.named_parameters():
@@ -54,7 +42,7 @@ def test_parameters_keep_their_names_and_with_copy_false_their_identity() -> Non
 
 
 def test_sites_are_named_after_modules_and_the_calls_of_one() -> None:
-    quantized = QuantModel(settled(ResNet()), target="virtual", example_inputs=images())
+    quantized = QuantModel(nets.settled(nets.ResNet()), target="virtual", example_inputs=nets.images())
     sites = list(quantized.quantizers)
     assert sites[0] == "input:x"
     assert {"layer1.0.relu.out", "layer1.0.relu@1.out", "layer1.0.add.out", "layer1.1.conv2.weight"} <= set(sites)
@@ -64,7 +52,7 @@ def test_sites_are_named_after_modules_and_the_calls_of_one() -> None:
 def test_shared_layers_and_tied_weights_have_one_quantizer_and_a_site_for_each_call() -> None:
     conv, tied = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
     tied.weight = conv.weight
-    net = Network(lambda m, x: m.other(m.again(m.conv(x))), conv=conv, other=tied, again=conv)
+    net = nets.Network(lambda m, x: m.other(m.again(m.conv(x))), conv=conv, other=tied, again=conv)
     quantized = QuantModel(net, target="virtual")
     assert list(quantized.quantizers) == ["input:x", "conv.out", "conv@1.out", "conv.weight"]
     assert len({id(m) for m in quantized.modules() if isinstance(m, WeightQuantized)}) == 2
@@ -74,7 +62,7 @@ def test_shared_layers_and_tied_weights_have_one_quantizer_and_a_site_for_each_c
 
 
 def test_a_tied_embedding_shares_the_quantizer_of_the_head() -> None:
-    quantized = QuantModel(Encoder().eval(), target="virtual")
+    quantized = QuantModel(nets.Encoder().eval(), target="virtual")
     assert "embed.weight" in quantized.quantizers
     assert "head.weight" not in quantized.quantizers
     assert quantized.model.get_submodule("head").weight is quantized.model.get_submodule("embed").weight
@@ -87,7 +75,7 @@ def test_parts_of_a_split_have_sites_of_their_own_and_constants_stay() -> None:
         return {"out": functional.interpolate(both, size=x.shape[2:], mode="bilinear"), "q": q}
 
     parts = {"a": nn.Conv2d(3, 8, 1), "b": nn.Conv2d(4, 4, 1), "c": nn.Conv2d(4, 4, 1)}
-    model, x = Network(compute, **parts).eval(), images()
+    model, x = nets.Network(compute, **parts).eval(), nets.images()
     quantized = QuantModel(model, target="virtual", example_inputs=x)
     assert {"chunk.out0", "chunk.out1"} <= set(quantized.quantizers)
     assert not quantized.refusals
@@ -97,20 +85,20 @@ def test_parts_of_a_split_have_sites_of_their_own_and_constants_stay() -> None:
 
 def test_skipped_modules_stay_float_and_are_a_decision() -> None:
     config = {"target": "virtual", "torch": {"skip_trace": ["layer1.1", "fc"]}}
-    quantized = QuantModel(settled(ResNet()), config, example_inputs=images())
+    quantized = QuantModel(nets.settled(nets.ResNet()), config, example_inputs=nets.images())
     assert [site for site in quantized.quantizers if site.startswith(("layer1.1", "fc"))] == ["layer1.1.out"]
-    assert type(quantized.model.get_submodule("layer1.1")) is Block
+    assert type(quantized.model.get_submodule("layer1.1")) is nets.Block
     assert [d.subject for d in quantized.decisions if d.rule == "skip-trace"] == ["layer1.1", "fc"]
     assert not quantized.refusals
 
 
 def test_a_skip_pattern_without_a_module_is_a_typo() -> None:
     with pytest.raises(ConfigError, match=r"layer2.*matches no module"):
-        QuantModel(ResNet(), {"target": "virtual", "torch": {"skip_trace": "layer2.*"}})
+        QuantModel(nets.ResNet(), {"target": "virtual", "torch": {"skip_trace": "layer2.*"}})
 
 
 def test_a_part_that_cannot_be_traced_is_named_and_its_layers_are_quantized() -> None:
-    model, x = Around().eval(), torch.randn(3, 16)
+    model, x = nets.Around().eval(), torch.randn(3, 16)
     quantized = QuantModel(model, target="virtual", example_inputs=x)
     assert torch.equal(quantized(x), model(x))
     assert [(r.subject, "control flow" in r.reason) for r in quantized.refusals] == [("inside", True)]
@@ -125,11 +113,11 @@ def test_a_subclass_that_computes_something_else_is_looked_into() -> None:
             weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
             return functional.conv2d(x, weight, self.bias, self.stride, self.padding)
 
-    model, x = nn.Sequential(Standardized(3, 4, 3)), images()
+    model, x = nn.Sequential(Standardized(3, 4, 3)), nets.images()
     quantized = QuantModel(model, target="virtual", example_inputs=x)
     assert list(quantized.quantizers) == ["input:input", "0.sub.out"]
     assert torch.equal(quantized(x), model(x))
-    calibrate(quantized, x).set_quant()
+    nets.calibrate(quantized, x).set_quant()
     weight = quantized.weights()["0.sub.out"]
     torch.testing.assert_close(weight, model[0].weight - model[0].weight.mean((1, 2, 3), keepdim=True))
     assert not torch.equal(quantized(x), model(x))
@@ -142,11 +130,11 @@ def _modes(network: Any, x: Tensor) -> Tensor:
 
 def test_a_forward_that_differs_between_train_and_eval_says_so() -> None:
     for mode, lost in ((False, "train"), (True, "eval")):
-        net = Network(_modes, fc=nn.Linear(4, 4), drop=nn.Dropout(0.5)).train(mode)
+        net = nets.Network(_modes, fc=nn.Linear(4, 4), drop=nn.Dropout(0.5)).train(mode)
         (refusal,) = QuantModel(net, target="virtual").refusals
         assert (refusal.subject, refusal.rule) == ("Network", "mode")
         assert f"other things in {lost} mode" in refusal.reason
-    model = settled(ResNet())
+    model = nets.settled(nets.ResNet())
     model.bn.train()
     quantized = QuantModel(model, {"target": "virtual", "torch": {"fuse_bn": False}}, copy=False)
     assert not quantized.refusals
@@ -224,7 +212,7 @@ def test_control_flow_on_shapes_goes_the_examples_way_and_says_so() -> None:
 
 def test_control_flow_on_values_is_not_decided_by_the_example() -> None:
     for example in (None, torch.ones(3, 16)):
-        assert not QuantModel(Branching(), target="virtual", example_inputs=example).traced
+        assert not QuantModel(nets.Branching(), target="virtual", example_inputs=example).traced
 
 
 def _write(network: Any, x: Tensor) -> Tensor:
@@ -239,7 +227,7 @@ def _write(network: Any, x: Tensor) -> Tensor:
 
 def test_what_an_in_place_call_wrote_is_what_later_readers_get() -> None:
     parts = {"relu": nn.ReLU(inplace=True), "conv": nn.Conv2d(3, 3, 3, padding=1)}
-    model, x = Network(_write, **parts), images()
+    model, x = nets.Network(_write, **parts), nets.images()
     expected = model(x.clone())
     given = x.clone()
     quantized = QuantModel(model, target="virtual")
@@ -249,7 +237,7 @@ def test_what_an_in_place_call_wrote_is_what_later_readers_get() -> None:
 
 @pytest.mark.parametrize(("always", "mode"), [(False, False), (False, True), (True, False)])
 def test_a_functional_dropout_follows_the_mode_unless_it_is_told_to_drop_always(always: bool, mode: bool) -> None:
-    net = Network(lambda m, x: functional.dropout(m.fc(x), 0.5, always or m.training), fc=nn.Linear(16, 16))
+    net = nets.Network(lambda m, x: functional.dropout(m.fc(x), 0.5, always or m.training), fc=nn.Linear(16, 16))
     quantized, x = QuantModel(net.train(mode), target="virtual"), torch.ones(8, 16)
     assert always or torch.equal(quantized.eval()(x), quantized(x))
     assert not always or (quantized.eval()(x) == 0).any()
@@ -257,7 +245,7 @@ def test_a_functional_dropout_follows_the_mode_unless_it_is_told_to_drop_always(
 
 
 def test_an_input_given_twice_is_told_from_one_that_is_not_there() -> None:
-    net, x = settled(Mobile()), images()
+    net, x = nets.settled(nets.Mobile()), nets.images()
     model = QuantModel(net, example_inputs=x)
     name = next(iter(inspect.signature(net.forward).parameters))
     graph = model.model.graph
