@@ -247,12 +247,14 @@ class Graph(ABC):
         # Inputs from opset 11 on, attributes before.
         for k, name, missing in ((1, "min", -np.inf), (2, "max", np.inf)):
             if self.find_input(node, k) is None:
-                ends.append(node.read_float(name, missing))
+                # A call of torch has None where it has no end.
+                end = node.attrs.get(name)
+                ends.append(missing if end is None else float(end))
                 continue
             value = self.input_value(node, k)
             if value is None or value.size != 1:
                 return None
-            ends.append(float(value.reshape(())))
+            ends.append(value.item())
         return ends[0], ends[1]
 
     def input_shape(self, node: NodeRef | None, k: int) -> Dims | None:

@@ -114,8 +114,8 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
         for name in yielding & balance.chosen:
             del reasons[name]
     # In front of a loop whose body is not worth integers; the person may have a weight twice.
-    copied = [op.name for op in ops if op.name in balance.chosen - sides.keys()]
-    copied = [name for name in copied if _is_copied(ops, ops.by_name[name], balance.chosen)]
+    free = balance.chosen - sides.keys()
+    copied = [op.name for op in ops if op.name in free and _is_copied(ops, op, balance.chosen)]
     if copied:
         balance = _balance(problem, cut, {**sides, **dict.fromkeys(copied, False)})
         reasons |= {name: LeftFloat(name, _COPIED, COPY, "F103") for name in copied}
