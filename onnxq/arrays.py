@@ -22,6 +22,8 @@ ArrayDict = dict[str, Array]
 RunValues = Mapping[str, Any]
 # Fixed sizes of a tensor.
 Shape = tuple[int, ...]
+# Some of a tensor's axes.
+Axes = tuple[int, ...]
 # Both ends of a range of values.
 Interval = tuple[float, float]
 
@@ -31,7 +33,7 @@ def is_float(value: Array) -> bool:
     return value.dtype.kind == "f" or value.dtype.name == "bfloat16"
 
 
-def list_other_axes(array: Array, axis: int) -> tuple[int, ...]:
+def list_other_axes(array: Array, axis: int) -> Axes:
     """All axes of an array but this one, for a reduction of each of its channels."""
     return tuple(k for k in range(array.ndim) if k != axis)
 

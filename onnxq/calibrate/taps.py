@@ -8,7 +8,7 @@ from itertools import islice
 
 import onnx
 
-from onnxq.arrays import Array, ArrayDict
+from onnxq.arrays import Array, ArrayDict, Shape
 from onnxq.data import Batch
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, get_index
@@ -16,7 +16,7 @@ from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memo
 from onnxq.sites import Refusals, TensorId
 
 Group = tuple[TensorId, ...]
-Signature = tuple[tuple[str, tuple[int, ...]], ...]
+Signature = tuple[tuple[str, Shape], ...]
 
 # Batches among which the largest is found, to size the groups by.
 _LOOK_AHEAD = 16

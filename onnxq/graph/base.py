@@ -152,6 +152,10 @@ class Graph(ABC):
     def scopes(self) -> Names:
         """The main graph, "", and the bodies inside it."""
 
+    def is_looped(self, scope: str) -> bool:
+        """True for a body that runs any number of times, whose tensors no run shows."""
+        return False
+
     @abstractmethod
     def find_node(self, name: str) -> NodeRef:
         """The node of this name."""

@@ -19,7 +19,7 @@ from onnxq.graph.load import ModelSource, load_model
 from onnxq.graph.precision.widen import read_types
 from onnxq.graph.scopes import replace_items
 from onnxq.graph.shapes import infer_shapes
-from onnxq.interop.marker_flow import Flow, MarkerGroup, check_quantizers, find_flow
+from onnxq.interop.marker_flow import Flow, MarkerGroup, Perm, check_quantizers, find_flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
 from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.model import Saturation
@@ -113,7 +113,7 @@ class _Stripper:
         # Base of a group -> the tensor under its lasting name.
         self.names: dict[TensorId, TensorId] = {}
         # (base, order of axes) -> the tensor that holds the weight in that order.
-        self.turned: dict[tuple[TensorId, tuple[int, ...]], TensorId] = {}
+        self.turned: dict[tuple[TensorId, Perm], TensorId] = {}
         # Marker -> the Identity in its place.
         self.stand_ins: dict[str, str] = {}
 

@@ -362,12 +362,12 @@ def state_placement(
     config, cautions = _match_signs(existing, config)
     engine = find_target(config.target, config.mode)
     looped = list_looped(index, engine, closed)
-    requests = Requests(config, index, looped=frozenset(node.name for node in looped))
+    requests = Requests(config, index, looped=looped)
     requests.check_used(before or index)
     bare = index if existing.view is None else get_index(existing.view)
 
     def is_closed(node: NodeRef) -> bool:
-        return node not in looped and any(is_within(node.scope, scope) for scope in closed)
+        return node.name not in looped and any(is_within(node.scope, scope) for scope in closed)
 
     problem = state_problem(
         bare, requests, engine, shapes=shapes or {}, existing=existing, closed=is_closed

@@ -282,9 +282,9 @@ def _is_copied(ops: QuantizableOps, op: QuantizableOp, quantized: Collection[str
         for edge in ops.index.list_consumers(tensor)
         if edge.node not in quantized
     )
-    # The subgraph of a Loop or a Scan is called so.
     return any(
-        edge.scope.endswith(".body") or ops.index.find_node(edge.node).op_type in ("Loop", "Scan")
+        ops.index.is_looped(edge.scope)
+        or ops.index.find_node(edge.node).op_type in ("Loop", "Scan")
         for edge in edges
     )
 

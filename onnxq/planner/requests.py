@@ -29,10 +29,10 @@ _TABLES = {
 }
 
 
-def list_looped(index: GraphIndex, engine: Target, closed: Collection[str]) -> frozenset[NodeRef]:
-    """The nodes in closed bodies of loops that the engine quantizes on scales of each run, which need no ranges."""
+def list_looped(index: GraphIndex, engine: Target, closed: Collection[str]) -> frozenset[str]:
+    """Names of nodes in closed bodies of loops that the engine quantizes on scales of each run, without ranges."""
     return frozenset(
-        node
+        node.name
         for node in index.nodes
         if node.op_type in engine.looped_ops
         and node.scope in closed
@@ -41,10 +41,10 @@ def list_looped(index: GraphIndex, engine: Target, closed: Collection[str]) -> f
 
 
 def list_refusals(
-    index: GraphIndex, closed: Mapping[str, Refusal], looped: Collection[NodeRef]
+    index: GraphIndex, closed: Mapping[str, Refusal], looped: Collection[str]
 ) -> Iterator[Refusal]:
     """Those of the closed scopes in which something needs ranges."""
-    opened = {node.scope for node in looped}
+    opened = {index.find_node(name).scope for name in looped}
     convolved = {node.scope for node in index.nodes if node.op_type == "Conv"}
     yield from (closed[scope] for scope in closed if scope not in opened - convolved)
 

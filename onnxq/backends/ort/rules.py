@@ -369,12 +369,7 @@ _NO_DYNAMIC_GAIN = {
     "Conv": "ORT's ConvInteger, which quantizes its data at each run, is several times slower than the float Conv",
 }
 ORT_DYNAMIC = replace(
-    ORT,
-    rules=DYNAMIC_RULES,
-    no_gain=_NO_DYNAMIC_GAIN,
-    quantizes_alone=False,
-    dynamic=True,
-    looped_ops=(),
+    ORT, rules=DYNAMIC_RULES, no_gain=_NO_DYNAMIC_GAIN, quantizes_alone=False, dynamic=True
 )
 _GRU = PlacementRule(
     name="gru",

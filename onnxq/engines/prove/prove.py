@@ -15,7 +15,15 @@ import onnx
 from onnxq.annotate import Inspection, WeightSums, inspect_model, read_plan_note
 from onnxq.backends import Engine, find_backend, find_engine, find_usual_engine, list_engines
 from onnxq.backends.building import build_engine, check_library, fail_alike
-from onnxq.backends.engine import LOG, BuildResult, BuildState, DevicePlacement, Job, Kernel
+from onnxq.backends.engine import (
+    LOG,
+    BuildResult,
+    BuildState,
+    ComputeCapability,
+    DevicePlacement,
+    Job,
+    Kernel,
+)
 from onnxq.config import ProveConfig, RuntimeConfig, matches_any
 from onnxq.data import Dataset
 from onnxq.engines.prove.compare import find_changes, read_proof
@@ -155,7 +163,10 @@ def _find_shapes(
 
 
 def _make_job(
-    engine: Engine, capability: tuple[int, ...], shapes: Mapping[str, Sizes], request: ProveRequest
+    engine: Engine,
+    capability: ComputeCapability,
+    shapes: Mapping[str, Sizes],
+    request: ProveRequest,
 ) -> Job:
     # A timing cache grows from build to build.
     cache = "" if request.save is None else str((request.save / _CACHE).resolve())

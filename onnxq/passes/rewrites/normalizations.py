@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Shape, is_float
+from onnxq.arrays import Array, Array64, Axes, Shape, is_float
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.base import RunContext
@@ -178,7 +178,7 @@ class _Centred:
     """d = x - mean(x, axes)."""
 
     x: TensorId
-    axes: tuple[int, ...]
+    axes: Axes
     nodes: NodeRefs
 
 
@@ -260,7 +260,7 @@ def _match_centred(index: GraphIndex, tensor: TensorId | None) -> _Centred | Non
     return None if axes is None else _Centred(x, axes, (sub, mean))
 
 
-def _axes(index: GraphIndex, mean: NodeRef, x: TensorId) -> tuple[int, ...] | None:
+def _axes(index: GraphIndex, mean: NodeRef, x: TensorId) -> Axes | None:
     """The trailing axes a ReduceMean with kept dims runs over, counted from the end."""
     axes = index.read_integers(mean, "axes", 1)
     if axes is None or not mean.attrs.get("keepdims", 1):

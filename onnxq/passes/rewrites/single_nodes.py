@@ -417,6 +417,9 @@ def read_invariants(_ctx: RunContext, state: FloatState) -> FloatStep:
     tf2onnx makes a loop of a Keras LSTM and state of its weights, so that no operator in it seems to have any.
     """
     index = get_index(state.model)
+    # Most models have no bodies, and need no copy.
+    if len(index.scopes) == 1:
+        return state, PassReport("invariants")
     proto = copy_proto(state.model)
     changed = list[str]()
     for _, graph in walk_graphs(proto.graph):

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Floats, Integers, Mask, Shape
+from onnxq.arrays import Array, Array64, Axes, Floats, Integers, Mask, Shape
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.rewrites.single_nodes import find_pooled_axes
 from onnxq.plan import Plan, SitePlan
@@ -248,7 +248,7 @@ class Operator:
     kind: str
 
     @property
-    def _kernel_axes(self) -> tuple[int, ...]:
+    def _kernel_axes(self) -> Axes:
         """Of a weight whose first axis is split by group."""
         return tuple(range(3, self.weight.ndim + 1))
 

@@ -9,13 +9,13 @@ ranges stay as calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from onnxq.arrays import Array, hash_parts
-from onnxq.calibrate.constants import dequantize_constant, find_tensor
+from onnxq.calibrate.constants import dequantize_constant
 from onnxq.emit import emit_pairs
 from onnxq.evaluation.compare import add_own_choices
 from onnxq.evaluation.selections import find_selections
@@ -403,10 +403,17 @@ class _Walk:
     def make_result(self, prepared: ModelLike) -> SequentialRounding:
         """The plan as far as it is rounded. prepared: the model in its own opset, which the plan is applied to."""
         sites = [self.sites[site.site] for site in self.plan.sites]
-        rounded = {self._describe_numbers(site): site for site in sites if site.values is not None}
+        looped = {
+            site.quantized_tensor: site
+            for site in sites
+            if site.values is not None and self.index.is_looped(site.site.scope)
+        }
         for k, site in enumerate(sites):
-            twin = rounded.get(self._describe_numbers(site))
-            if twin is not None and site.values is None:
+            if not site.role.is_weight or site.values is not None:
+                continue
+            # The step in front of a loop, see `list_operators`.
+            twin = looped.get(site.quantized_tensor)
+            if twin is not None and (twin.spec, twin.sum_orders) == (site.spec, site.sum_orders):
                 sites[k] = replace(site, qparams=twin.qparams, values=twin.values)
         # By these a plan finds the operators in another export, which may name them otherwise.
         ids = compute_structural_ids(prepared) if self.biases else {}
@@ -416,10 +423,6 @@ class _Walk:
             nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
         plan = replace(self.plan, sites=tuple(sites), biases=tuple(self.biases), nodes=nodes)
         return SequentialRounding(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
-
-    def _describe_numbers(self, site: SitePlan) -> Hashable:
-        """Equal for sites of one tensor that can hold the same numbers."""
-        return find_tensor(self.index, site.site), site.role, site.spec, site.sum_orders
 
 
 def _list_rounded(plan: Plan, index: GraphIndex) -> Iterator[tuple[Edge, Array]]:
