@@ -23,6 +23,8 @@ _NODES = 20_000
 _TIE = 1e-4
 # Largest share of a limit, or of what is usual, that counts: solvers lose digits where numbers are far apart.
 _BEYOND = 1e4
+# Smallest share that counts: HiGHS refuses a row with a coefficient below.
+_LEAST = 1e-9
 # Beside a limit: sums of floats in another order.
 _SLACK = 1e-9
 
@@ -156,7 +158,7 @@ class PrecisionProgram:
         def total(name: str, unit: float) -> Any:
             parts = ((variable, getattr(costs, name) / unit) for variable, costs in paid)
             # One that is far beyond the limit alone is no more impossible if it is further.
-            return _sum(variable * min(share, _BEYOND) for variable, share in parts if share)
+            return _sum(variable * min(share, _BEYOND) for variable, share in parts if share > _LEAST)
 
         for name, limit in limits.items():
             left = limit - getattr(self.fixed, name)

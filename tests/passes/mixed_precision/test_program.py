@@ -89,6 +89,11 @@ def test_a_limit_of_nothing_allows_no_cost_below_the_tolerance_of_the_solver() -
     assert PrecisionProgram({"op": options}).solve("size", {"noise": 0}) == {"op": "float"}
 
 
+def test_a_cost_that_the_solver_cannot_hold_beside_the_limit_is_none() -> None:
+    operators = {name: {"float": Costs(size=400), "w8a8": Costs(noise=noise)} for name, noise in (("a", 1e-12), ("b", 1))}
+    assert PrecisionProgram(operators).solve("size", {"noise": 0.1}) == {"a": "w8a8", "b": "float"}
+
+
 @given(program=programs(), factors=st.tuples(st.floats(0, 9), st.floats(0, 9), st.floats(0, 9)))
 def test_noise_is_scaled_by_precision(program: PrecisionProgram, factors: tuple[float, float, float]) -> None:
     eight, four, shared = factors
