@@ -90,7 +90,9 @@ def test_a_limit_of_nothing_allows_no_cost_below_the_tolerance_of_the_solver() -
 
 
 def test_a_cost_that_the_solver_cannot_hold_beside_the_limit_is_none() -> None:
-    operators = {name: {"float": Costs(size=400), "w8a8": Costs(noise=noise)} for name, noise in (("a", 1e-12), ("b", 1))}
+    operators = {
+        name: {"float": Costs(size=400), "w8a8": Costs(noise=noise)} for name, noise in (("a", 1e-12), ("b", 1))
+    }
     assert PrecisionProgram(operators).solve("size", {"noise": 0.1}) == {"a": "w8a8", "b": "float"}
 
 
