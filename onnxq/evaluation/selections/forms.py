@@ -164,10 +164,14 @@ def _give_inside(graph: GraphProto, scope: str, choice: str, inner: ValueInfoPro
         )
         node, body, at = next(item for item in bodies if is_within(scope, item[2]))
         part = f"{choice}/{node.name}"
-        # Input 0 of its body counts the iterations.
+        # Input 0 of its body counts the iterations, some exporters declare it as a vector of one.
         if node.op_type == "Loop":
-            body.node.append(
-                helper.make_node("Gather", [outer, body.input[0].name], [part], name=part, axis=0)
+            count = f"{part}/iteration"
+            body.node.extend(
+                (
+                    helper.make_node("Squeeze", [body.input[0].name], [count], name=count),
+                    helper.make_node("Gather", [outer, count], [part], name=part, axis=0),
+                )
             )
         # What it cuts into iterations stands last among its inputs; axes and directions, where they
         # are listed, have an entry for each.
