@@ -102,6 +102,10 @@ _RUN = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _PRESENT = "as calibrated"
 # Of the samples that candidates are made of, those that errors come from as well.
 _AGAIN = 12
+# Of larger maps a band of so many positions is judged: of 20 samples most see it all.
+_POSITIONS = 1 << 12
+# By sample: the values that an error is measured on, and how many times they count.
+JudgedValues = dict[int, tuple[Array, float]]
 # Everything is 0 in such steps.
 _COARSEST = QParams(np.asarray(2.0**100, np.float32), np.asarray(0, np.int32))
 
@@ -198,6 +202,19 @@ def _count_positions(node: NodeRef, value: Array) -> int:
     return value.size // value.shape[axis] if value.ndim > 1 and value.size else value.size
 
 
+def _take_band(node: NodeRef, value: Array, place: float) -> tuple[Array, float]:
+    """Rows of a large map that a node reads, at a place from 0 to 1, and how many of its rows each stands for."""
+    convolved = node.op_type == "Conv"
+    axis = 2 if convolved else value.ndim - 2
+    rows = value.shape[axis]
+    kernel = node.attrs.get("kernel_shape", [rows if convolved else 1])[0]
+    reach = kernel * node.attrs.get("dilations", [1])[0]
+    taken = min(rows, max(rows * _POSITIONS // _count_positions(node, value), reach))
+    start = int((rows - taken) * place)
+    band = np.split(value, [start, start + taken], axis)[1]
+    return np.ascontiguousarray(band), rows / taken
+
+
 class _RangeErrors:
     """The float model on its way through the graph; errors of every candidate so far."""
 
@@ -228,15 +245,20 @@ class _RangeErrors:
             ranges = {_PRESENT: site.qparams}
             # A vector has an axis for its channels and none for positions.
             if positions >= FEWEST_POSITIONS and values[0].ndim > 1:
-                ranges |= self._make_candidates(values, site, site.qparams)
+                others = RangeCandidates(site.spec)
+                for feeds, value in zip(self.feeds[: self.fitted], values, strict=False):
+                    # Without positions of padding.
+                    meant = read_mask(feeds, value.shape)
+                    others.add_sample(value if meant is None else value[meant])
+                ranges |= others.list_qparams(site.bound, site.qparams)
             self.candidates[site.site] = ranges
             self.errors[site.site] = dict.fromkeys(ranges, 0.0)
         candidates = self.candidates[site.site]
         errors = self.errors[site.site]
         if len(candidates) < 2:
             return
-        judged = self._list_judges(values)
-        measure_noise = self._open_reader(node, k, site.spec, values)
+        judged = self._choose_values(node, k, values)
+        measure_noise = self._open_reader(node, k, site.spec, judged)
         # With the coarsest step nothing is left of a tensor.
         signal = sum(map_in_threads(partial(measure_noise, _COARSEST), judged))
         most = np.inf
@@ -247,31 +269,24 @@ class _RangeErrors:
                 # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
                 most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
 
-    def _list_judges(self, values: Sequence[Array]) -> list[int]:
-        """Samples that errors come from, those that reach the ends of the range among them: there clipping costs.
-
-        Extremes are rare and seldom held back, and without them every clipped range looks good.
+    def _choose_values(self, node: NodeRef, k: int, values: Sequence[Array]) -> JudgedValues:
+        """The values that errors come from: all of the samples that reach the ends of the range, for there clipping
+        costs and extremes are seldom held back; of large maps of others a band.
         """
         fitted = [j for j in range(self.fitted) if values[j].size]
         lowest = min(fitted, key=lambda j: values[j].min(), default=0)
         highest = max(fitted, key=lambda j: values[j].max(), default=0)
-        return [j for j in sorted({lowest, highest, *self.judges}) if values[j].size]
-
-    def _make_candidates(
-        self, values: Sequence[Array], site: SitePlan, present: QParams
-    ) -> dict[str, QParams]:
-        ranges = RangeCandidates(site.spec)
-        for j in range(self.fitted):
-            ranges.add_sample(self._drop_padding(j, values[j]))
-        return ranges.list_qparams(site.bound, present)
-
-    def _drop_padding(self, sample: int, value: Array) -> Array:
-        """Without positions of padding."""
-        meant = read_mask(self.feeds[sample], value.shape)
-        return value if meant is None else value[meant]
+        judged = [j for j in sorted({lowest, highest, *self.judges}) if values[j].size]
+        chosen = {}
+        for place, j in enumerate(judged):
+            value = values[j]
+            whole = k or value.ndim < 3 or node.op_type == "ConvTranspose" or j in (lowest, highest)
+            whole = whole or read_mask(self.feeds[j], value.shape) is not None
+            chosen[j] = (value, 1.0) if whole else _take_band(node, value, place / len(judged))
+        return chosen
 
     def _open_reader(
-        self, node: NodeRef, k: int, spec: QuantSpec, values: Sequence[Array]
+        self, node: NodeRef, k: int, spec: QuantSpec, judged: JudgedValues
     ) -> Callable[[QParams, int], float]:
         """The function that measures a pair at input k of a node: squares of what it changes a sample's output by.
 
@@ -305,7 +320,8 @@ class _RangeErrors:
         session = Session(part, fuse_pairs=False, threads=share_cores(len(self.judges)))
 
         def measure_noise(qparams: QParams, sample: int) -> float:
-            feeds = {"value": values[sample], "scale": np.asarray(qparams.scale, np.float32)}
+            value, weight = judged[sample]
+            feeds = {"value": value, "scale": np.asarray(qparams.scale, np.float32)}
             feeds["zero"] = np.asarray(qparams.zero_point, spec.code_type)
             if others:
                 feeds["other"] = others[sample]
@@ -313,7 +329,7 @@ class _RangeErrors:
             rows = session.run(feeds)["noise"]
             # A mask is of positions, and tensors that it fits have an axis of channels behind them.
             meant = read_mask(self.feeds[sample], (*rows.shape, 1))
-            return float((rows if meant is None else rows[meant]).sum(dtype=np.float64))
+            return weight * float((rows if meant is None else rows[meant]).sum(dtype=np.float64))
 
         return measure_noise
 
@@ -329,7 +345,6 @@ def _write_error(spec: QuantSpec) -> Iterator[NodeProto]:
     yield helper.make_node("Sub", ["rounded", "value"], ["error"])
 
 
-# Wider ranges of tensors that the samples show in few positions: more of them is chance.
 # An average pool leaves one vector of an image. Of 28 images the largest value is chance, and of new ones some reach
 # further: a ResNet had 38.7 dB on its samples and 35.7 on 1,000 others, of which nearly all noise was clipping there.
 

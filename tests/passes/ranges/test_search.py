@@ -91,6 +91,30 @@ def test_what_a_range_would_cut_off_is_judged_wherever_it_is() -> None:
     assert scale(after, "x") == scale(before, "x") > 0.3
 
 
+@pytest.mark.parametrize(
+    ("attributes", "rows"),
+    [("<kernel_shape = [3, 3]>", 8), ("<kernel_shape = [3, 3], dilations = [13, 1]>", 39), ("", 48)],
+)
+def test_a_band_of_large_maps_says_what_the_maps_say(
+    attributes: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = np.random.default_rng(0).standard_normal((6, 4, 3, 3)).astype(np.float32)
+    # The outlier is heard as loudly as rounding.
+    weight[:, 0] = 0.2 * np.sign(weight[:, 0])
+    text = f"g (float[N, 4, 48, 32] x) => (float[N, 6, H, W] y) {{ y = Conv {attributes} (x, w) }}"
+    maps = np.random.default_rng(1).standard_normal((24, 4, 48, 32)).astype(np.float32)
+    maps[[6, 9], 0, 20, 7] = 40.0
+    taken = picked(parse(text, w=weight), {"x": maps})[2]
+    run, judged = ranges.Session.run, set()
+    monkeypatch.setattr(
+        ranges.Session, "run", lambda *a: judged.update(v.shape[2] for k, v in a[1].items() if k == "value") or run(*a)
+    )
+    monkeypatch.setattr(ranges, "_POSITIONS", 256)
+    assert picked(parse(text, w=weight), {"x": maps})[2] == taken
+    # Those with the outlier are judged as a whole.
+    assert judged == {rows, 48}
+
+
 def test_the_outputs_are_judged_on_samples_of_the_calibration_too(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     real = Evaluator.score
