@@ -2,7 +2,8 @@
 
 Every QuantizeLinear/DequantizeLinear pair goes into the branch of an If, with the plain tensor in the other; every
 dequantized constant, and every bias that differs from the float model's, becomes an input that is fed the one value or
-the other. One session serves all settings, and a pair that is off costs next to nothing.
+the other. One session serves any settings; a group of many gets one in which all that it does not switch is constant
+(`Switchboard.fix_switches`).
 """
 
 from __future__ import annotations
