@@ -424,16 +424,6 @@ class FloatOutputs:
             tick()
         return errors
 
-    def measure(
-        self,
-        model: ModelRunner,
-        *,
-        limit: int | None = None,
-        tick: Callable[[], None] = lambda: None,
-    ) -> ModelErrors:
-        """Return the errors of a model, which takes the choices, over all samples; as of `sum_runs`."""
-        return self.sum_runs([model.run], limit=limit, tick=tick)[0]
-
 
 def add_own_choices(model: ModelLike, samples: Iterable[Feeds]) -> Iterator[Feeds]:
     """Each sample with what a float model chooses on it, as other forms of the model take it."""

@@ -128,7 +128,7 @@ def measure_sensitivity(
 ) -> Profile:
     """The error of every group of sites at the outputs: isolated, and left out.
 
-    float_model: prepared as `quantized` was, nodes named alike. Streaming: one session, only sums are kept. crew:
+    float_model: prepared as `quantized` was, nodes named alike. Streaming: only sums are kept. crew:
     measures them; the result does not depend on it.
     Raises ModelError and DataError from the runs, ConfigError for a kind that does not exist.
     """

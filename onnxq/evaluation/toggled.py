@@ -2,17 +2,18 @@
 
 Every QuantizeLinear/DequantizeLinear pair goes into the branch of an If, with the plain tensor in the other; every
 dequantized constant, and every bias that differs from the float model's, becomes an input that is fed the one value or
-the other. One session serves all settings, and a pair that is off costs next to nothing.
+the other. One session serves any settings; a group of many gets one in which all that it does not switch is constant
+(`Switchboard.fix_switches`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from onnxq.annotate.bits import read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains
@@ -24,7 +25,7 @@ from onnxq.evaluation.trials import Switchboard, score_settings
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, choose_name, inline_functions, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.integer_products import dequantize_node, read_integer_products
-from onnxq.graph.light import bare_proto, is_large_model, rebuild
+from onnxq.graph.light import copy_proto, is_large_model, rebuild
 from onnxq.graph.precision.widen import read_types, widen_model
 from onnxq.graph.scopes import collect_reads, replace_items, walk_graphs
 from onnxq.graph.storage import Spool, release_pages
@@ -60,13 +61,8 @@ Setting = frozenset[Switch]
 
 @dataclass(frozen=True, eq=False)
 class ToggledModel:
-    """The model and its switches, in the order it runs. fixed: pairs that cannot be switched and stay on, and why.
+    """The model and its switches, in the order it runs. fixed: pairs that cannot be switched and stay on, and why."""
 
-    board: the session of `model`, in so many threads.
-    """
-
-    model: ModelLike
-    threads: int
     board: Switchboard
     switches: tuple[Switch, ...]
     fixed: Refusals
@@ -92,9 +88,7 @@ def measure_settings(
     different = list(dict.fromkeys(settings))
     feeds = [[switch.feed for switch in setting] for setting in different]
     with progress(title, len(reference.samples) * len(different)) as task:
-        errors = score_settings(
-            toggled.board, toggled.model, toggled.threads, reference, feeds, crew, task
-        )
+        errors = score_settings(toggled.board, reference, feeds, crew, task)
     by_setting = dict(zip(different, errors, strict=True))
     return [by_setting[setting] for setting in settings]
 
@@ -111,63 +105,87 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     named = read_integer_products(named)
     # In float32 around the pairs, as all that is compared with them.
     named = widen_model(named) if read_types(named).narrow else named
-    work = _ToggleWork(GraphIndex(float_model), GraphIndex(named), named)
+    work = _ToggleWork(GraphIndex(float_model), named)
     work.toggle_pairs()
     work.toggle_corrections()
-    model = work.finish_model()
-    session = Session(model, fuse_pairs=False, threads=threads)
-    # Without those of pairs that no output needs, which went with the rest of what none needs.
-    present = {value.name for value in session.inputs}
+    board = work.open_board(work.finish_model(), threads)
     order = {node.name: node.order for node in work.index.nodes}
 
     def find_place(switch: Switch) -> tuple[int, str]:
         return min((order.get(name, 0) for name in switch.readers), default=len(order)), switch.site
 
+    # Without those of pairs that no output needs, which went with the rest of what none needs.
     switches = sorted(
-        (switch for switch in work.switches if switch.feed in present), key=find_place
+        (switch for switch in work.switches if switch.feed in board.off), key=find_place
     )
-    feeds = {switch.feed for switch in switches}
-    on, off = (
-        {name: values[name] for name in values if name in feeds} for values in (work.on, work.off)
-    )
-    board = Switchboard(session, on, off, large=work.spool is not None)
-    return ToggledModel(model, threads, board, tuple(switches), tuple(work.fixed))
+    return ToggledModel(board, tuple(switches), tuple(work.fixed))
 
 
-@dataclass
-class _ToggleWork:
-    real: GraphIndex
-    index: GraphIndex
-    source: ModelLike
-    switches: list[Switch] = field(default_factory=list)
-    fixed: list[Refusal] = field(default_factory=list)
-    on: ArrayDict = field(default_factory=dict)
-    off: ArrayDict = field(default_factory=dict)
+class ConstantSwitches:
+    """A copy of a model, `proto`, some of whose constants are inputs. on, off: the values of both positions, by input.
 
-    def __post_init__(self) -> None:
-        self.proto = ModelProto.FromString(bare_proto(self.source).SerializeToString())
+    source: the model, its nodes named. large: the constants of both positions together do not fit into memory.
+    """
+
+    def __init__(self, source: ModelLike, *, large: bool) -> None:
+        self.source, self.proto = source, copy_proto(source)
+        self.on, self.off = ArrayDict(), ArrayDict()
         self.by_name = {
             node.name: node for _, graph in walk_graphs(self.proto.graph) for node in graph.node
         }
+        self.spool = Spool() if large else None
+        self.taken = {*self.by_name}
+        for node in self.by_name.values():
+            self.taken.update(node.input, node.output)
+
+    def feed_constant(self, base: str, edges: Sequence[Edge], on: Array, off: Array) -> str:
+        """Have these inputs of nodes read a new input of the model, which gets a name like `base`."""
+        feed = self.make_unique(base)
+        for edge in edges:
+            inputs = self.by_name[edge.node].input
+            # A bias that the node did not have may lie behind others that are left out.
+            inputs.extend([""] * (edge.index + 1 - len(inputs)))
+            inputs[edge.index] = feed
+        dtype = helper.np_dtype_to_tensor_dtype(on.dtype)
+        self.proto.graph.input.append(helper.make_tensor_value_info(feed, dtype, on.shape))
+        self.on[feed] = np.ascontiguousarray(on)
+        # Not copied: those of a large model lie in its file.
+        self.off[feed] = np.ascontiguousarray(off.astype(on.dtype, copy=False))
+        if self.spool is not None:
+            self.on[feed] = self.spool.keep_array(on)
+            release_pages(self.off[feed])
+        return feed
+
+    def make_unique(self, base: str) -> str:
+        """A name like this that nothing in the model has."""
+        return choose_name(base, self.taken)
+
+    def open_board(self, model: ModelLike, threads: int = 0) -> Switchboard:
+        """The board of a model made of `proto`, which may have lost some of the inputs."""
+        present = {value.name for value in model.graph.input}
+        on, off = (
+            {name: value for name, value in values.items() if name in present}
+            for values in (self.on, self.off)
+        )
+        return Switchboard(model, on, off, threads, large=self.spool is not None)
+
+
+class _ToggleWork(ConstantSwitches):
+    def __init__(self, real: GraphIndex, source: ModelLike) -> None:
+        super().__init__(source, large=is_large_model(real.proto))
+        self.real, self.index = real, GraphIndex(source)
+        self.switches: list[Switch] = []
+        self.fixed: list[Refusal] = []
         self.branches: dict[str, NodeProto] = {}
-        # Of a large model the constants of both positions are twice as large as itself.
-        self.spool = Spool() if is_large_model(self.real.proto) else None
         self.known = {node.name for node in self.real.nodes}
-        present = {node.name for node in self.index.nodes}
         gone = [
             node
             for node in self.real.nodes
-            if node.op_type in ("Relu", "Clip") and node.name not in present
+            if node.op_type in ("Relu", "Clip") and node.name not in self.by_name
         ]
         # Their inputs may have kept their names, or their outputs.
         self.activations = {
             name: node for node in gone for name in (node.inputs[0], node.outputs[0])
-        }
-        self.taken = present | {
-            name
-            for _, graph in walk_graphs(self.proto.graph)
-            for node in graph.node
-            for name in (*node.input, *node.output)
         }
 
     def toggle_pairs(self) -> None:
@@ -250,14 +268,14 @@ class _ToggleWork:
         if source is None:
             return ""
         # Names are unique over all scopes in ONNX, those inside a branch among them.
-        rename = {name: self._make_unique(f"{name}/in") for node in inside for name in node.output}
+        rename = {name: self.make_unique(f"{name}/in") for node in inside for name in node.output}
         for node in inside:
-            node.name = self._make_unique(f"{node.name}/in")
+            node.name = self.make_unique(f"{node.name}/in")
             node.input[:] = [rename.get(name, name) for name in node.input]
             node.output[:] = [rename[name] for name in node.output]
         dtype = self.index.find_dtype(source) or TensorProto.FLOAT
-        feed = self._make_unique(f"onnxq/{last.name}/on")
-        skip = self._make_unique(f"{result}/plain")
+        feed = self.make_unique(f"onnxq/{last.name}/on")
+        skip = self.make_unique(f"{result}/plain")
         outside = self._make_bypass(plain, skip, f"{last.name}/plain")
         branches = [
             helper.make_graph(
@@ -279,14 +297,14 @@ class _ToggleWork:
         onnxruntime.quantization leaves out activations whose bounds the integers keep anyway.
         """
         node = self.activations.get(plain)
-        name = self._make_unique(base)
+        name = self.make_unique(base)
         if node is None:
             return [helper.make_node("Identity", [plain], [result], name=name)]
         again = helper.make_node(node.op_type, [plain], [result], name=name, **node.attrs)
         nodes = []
         for k, bound in enumerate(node.inputs[1:], start=1):
             value = self.real.input_value(node, k) if bound else None
-            again.input.append(self._make_unique(f"{result}/bound{k}") if value is not None else "")
+            again.input.append(self.make_unique(f"{result}/bound{k}") if value is not None else "")
             if value is not None:
                 tensor = numpy_helper.from_array(np.asarray(value))
                 nodes.append(
@@ -307,7 +325,7 @@ class _ToggleWork:
             or self.index.is_output(tensor)
         ):
             return ""
-        return self._feed_constant(
+        return self.feed_constant(
             f"onnxq/{chain.last.name}", edges, value, plain.reshape(value.shape)
         )
 
@@ -323,7 +341,7 @@ class _ToggleWork:
         )
         if plain is None or stored is None or qparams is None or plain.shape != stored.shape:
             return ""
-        feed = self._make_unique(f"onnxq/{lookup.name}")
+        feed = self.make_unique(f"onnxq/{lookup.name}")
         result = chain.last.outputs[0]
         kind = stored_qparams.element_type
         ids = self.by_name[lookup.name].input[1]
@@ -355,20 +373,6 @@ class _ToggleWork:
         ]
         return None if not values or any(value is None for value in values) else values[-1]
 
-    def _feed_constant(self, base: str, edges: Sequence[Edge], on: Array, off: Array) -> str:
-        feed = self._make_unique(base)
-        for edge in edges:
-            self.by_name[edge.node].input[edge.index] = feed
-        dtype = helper.np_dtype_to_tensor_dtype(on.dtype)
-        self.proto.graph.input.append(helper.make_tensor_value_info(feed, dtype, on.shape))
-        self.on[feed] = np.ascontiguousarray(on)
-        # Not copied: those of a large model lie in its file.
-        self.off[feed] = np.ascontiguousarray(off.astype(on.dtype, copy=False))
-        if self.spool is not None:
-            self.on[feed] = self.spool.keep_array(on)
-            release_pages(self.off[feed])
-        return feed
-
     def toggle_corrections(self) -> None:
         """Float constants that differ from the float model's: corrected biases."""
         for node in self.index.nodes:
@@ -391,7 +395,7 @@ class _ToggleWork:
                 ):
                     continue
                 edge = node.make_edge(k)
-                feed = self._feed_constant(
+                feed = self.feed_constant(
                     f"onnxq/{edge}", [edge], value, plain.reshape(value.shape)
                 )
                 # The operator whose bias this is: the MatMul in front of an Add.
@@ -416,9 +420,6 @@ class _ToggleWork:
         inputs = self.proto.graph.input
         replace_items(inputs, [value for value in inputs if value.name in used])
         return rebuild(self.source, self.proto)
-
-    def _make_unique(self, base: str) -> str:
-        return choose_name(base, self.taken)
 
 
 def _dequantize_constant(index: GraphIndex, chain: Chain) -> Array | None:

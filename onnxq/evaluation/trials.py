@@ -7,17 +7,23 @@ samples, so that the result does not depend on the crew.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
+from typing import Any
 
 from onnxq.arrays import ArrayDict, Arrays
 from onnxq.calibrate.parts import split_evenly
 from onnxq.data.dataset import SharedSamples, share_samples
+from onnxq.errors import ModelError
 from onnxq.evaluation.accumulator import AxisSums, ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors, SampleErrors
 from onnxq.evaluation.selections import Selections
 from onnxq.graph import ModelLike, release_pages
+from onnxq.graph.light import copy_proto, copy_store, rebuild
+from onnxq.graph.scopes import replace_items
+from onnxq.graph.values import encode_tensor
 from onnxq.progress import Task
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds
@@ -28,8 +34,10 @@ for _kind in (ModelErrors, ErrorAccumulator, SliceSums, AxisSums):
 
 # Pieces of one model's trial: enough for some workers, each of which opens the models.
 TRIAL_PIECES = 8
-# Pieces of all settings; each runs the float model once more.
-_SETTING_PIECES = 32
+# Pieces of all settings, each with a session of its own; workers run the float model once more for each.
+_SETTING_PIECES = 16
+# Runs of a piece, below which its session takes longer to make than it saves.
+_LEAST_RUNS = 96
 # Settings, below which sharing models with workers takes longer than they save.
 _WORTH_SHARING = 8
 
@@ -160,25 +168,55 @@ def _open_trial(
     return TrialModel(open_model(model), fuse_pairs).open(selections, threads)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Switchboard:
-    """A session whose inputs switch parts of its model. on, off: their values in both positions, by input.
+    """A model whose inputs switch parts of it, in a session. on, off: their values in both positions, by input.
 
-    large: they lie in files, and are let go of after each run.
+    threads: of the session. large: the values lie in files, and are let go of after each run. Raises ModelError where
+    ORT refuses the model.
     """
 
-    session: Session
+    model: ModelLike
     on: Arrays
     off: Arrays
+    threads: int = 0
     large: bool = False
+
+    def __post_init__(self) -> None:
+        self._session = Session(self.model, fuse_pairs=False, threads=self.threads)
 
     def run(self, feeds: Feeds, on: Collection[str]) -> ArrayDict:
         """The outputs with these inputs on and all others off."""
-        values = {name: (self.on if name in on else self.off)[name] for name in self.off}
-        outputs = self.session.run({**feeds, **values})
+        values = self._choose_values(on, self.off)
+        outputs = self._session.run({**feeds, **values})
         if self.large:
             release_pages(*values.values())
         return outputs
+
+    def fix_switches(self, settings: Sequence[frozenset[str]]) -> Switchboard:
+        """The board for these settings alone: inputs that are alike in all of them are constants.
+
+        ORT takes out roundings that are off, computes on the constants once, and fuses what is left. Those that only
+        bodies of If, Loop and Scan read stay inputs: ORT refuses some bodies with constants, or fails as they run.
+        """
+        varied = frozenset.union(*settings) - frozenset.intersection(*settings)
+        proto = copy_proto(self.model)
+        store = copy_store(self.model)
+        graph = proto.graph
+        read = {name for node in graph.node for name in node.input}
+        # In one order: sets have none, and the same part is the same model in every process.
+        names = sorted(read.intersection(self.off) - varied)
+        fixed = self._choose_values(settings[0], names)
+        graph.initializer.extend(
+            encode_tensor(name, value, store=store) for name, value in fixed.items()
+        )
+        replace_items(graph.input, [value for value in graph.input if value.name not in fixed])
+        rest = self.off.keys() - fixed
+        on, off = (self._choose_values(chosen, rest) for chosen in (rest, ()))
+        return Switchboard(rebuild(self.model, proto, store), on, off, self.threads)
+
+    def _choose_values(self, on: Collection[str], names: Iterable[str]) -> ArrayDict:
+        return {name: (self.on if name in on else self.off)[name] for name in names}
 
 
 @dataclass(frozen=True)
@@ -189,6 +227,7 @@ class SharedBoard:
     on: SharedFeeds
     off: SharedFeeds
     threads: int
+    large: bool
 
 
 @dataclass(frozen=True)
@@ -202,35 +241,41 @@ class SettingsTask:
 
 def score_settings(
     board: Switchboard,
-    model: ModelLike,
-    threads: int,
     reference: FloatOutputs,
     settings: Sequence[Collection[str]],
     crew: Crew | None,
     task: Task,
 ) -> list[ModelErrors]:
-    """The errors of every setting, in order, over all samples. model, threads: of the board's session."""
+    """The errors of every setting, in order, over all samples.
+
+    Settings behind each other are best of the same switches; the parts do not depend on the crew.
+    """
+    count = len(reference.samples)
+    size = max(-(-len(settings) // _SETTING_PIECES), -(-_LEAST_RUNS // max(count, 1)))
+    # A piece is known by its text, and sets have no order.
+    parts = [
+        tuple(tuple(sorted(setting)) for setting in settings[first : first + size])
+        for first in range(0, len(settings), size)
+    ]
     if crew is None or crew.plain or len(settings) < _WORTH_SHARING:
-        runs = [partial(board.run, on=frozenset(setting)) for setting in settings]
-        return reference.sum_runs(runs, tick=task.advance)
+        return [
+            errors
+            for part in parts
+            for errors in _score_part(board, reference, part, tick=task.advance)
+        ]
     shared = SharedBoard(
-        crew.share_model(model), crew.share_feeds(board.on), crew.share_feeds(board.off), threads
+        crew.share_model(board.model),
+        crew.share_feeds(board.on),
+        crew.share_feeds(board.off),
+        board.threads,
+        board.large,
     )
     shared_reference = _share_reference(crew, reference)
-    size = -(-len(settings) // _SETTING_PIECES)
-    pieces = []
-    for first in range(0, len(settings), size):
-        # A piece is known by its text, and sets have no order.
-        part = tuple(tuple(sorted(setting)) for setting in settings[first : first + size])
-        some = SettingsTask(shared, shared_reference, part)
-        pieces.append(
-            WorkPiece(
-                f"settings {first + 1} to {first + len(part)}",
-                some,
-                hash_run("settings", repr(some)),
-            )
-        )
-    count = len(reference.samples)
+    works = [SettingsTask(shared, shared_reference, part) for part in parts]
+    pieces = [
+        WorkPiece(f"settings, part {number}", work, hash_run("settings", repr(work)))
+        for number, work in enumerate(works, start=1)
+    ]
     done = crew.map(
         measure_piece, pieces, on_done=lambda piece: task.advance(count * len(piece.task.settings))
     )
@@ -240,11 +285,24 @@ def score_settings(
 def measure_piece(task: SettingsTask) -> list[ModelErrors]:
     """The errors of some settings over all samples."""
     board = _open_board(task.board)
-    runs = [partial(board.run, on=frozenset(setting)) for setting in task.settings]
-    return _open_reference(task.reference).sum_runs(runs, threads=1)
+    return _score_part(board, _open_reference(task.reference), task.settings, threads=1)
+
+
+def _score_part(
+    board: Switchboard, reference: FloatOutputs, settings: Sequence[Collection[str]], **how: Any
+) -> list[ModelErrors]:
+    """The errors of some settings over all samples. how: as of `sum_runs`."""
+    switched = [frozenset(setting) for setting in settings]
+    # Of a large model no session holds all weights.
+    if not board.large and len(settings) * len(reference.samples) >= _LEAST_RUNS:
+        # ORT refuses some loops whose weights are constants of the graph around them.
+        with suppress(ModelError):
+            board = board.fix_switches(switched)
+    runs = [partial(board.run, on=setting) for setting in switched]
+    return reference.sum_runs(runs, **how)
 
 
 @lru_cache(maxsize=1)
 def _open_board(shared: SharedBoard) -> Switchboard:
-    session = Session(open_model(shared.model), fuse_pairs=False, threads=shared.threads)
-    return Switchboard(session, read_feeds(shared.on), read_feeds(shared.off))
+    on, off = map(read_feeds, (shared.on, shared.off))
+    return Switchboard(open_model(shared.model), on, off, shared.threads, shared.large)

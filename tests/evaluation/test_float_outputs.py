@@ -75,13 +75,14 @@ def test_sums_over_samples_and_of_each() -> None:
     proto, other = model(), model(1.1)
     kept = FloatOutputs(proto, data(proto))
     ticks: list[int] = []
-    (whole,) = kept.measure(Session(other, optimize=False), tick=lambda: ticks.append(1)).results()
+    runs = [Session(other, optimize=False).run]
+    (whole,) = kept.sum_runs(runs, tick=lambda: ticks.append(1))[0].results()
     with silent("") as task:
         each = measure_each(TrialModel(other), kept, Crew(), task)
     assert whole.sqnr_db == pytest.approx(20.0, abs=0.01)
     assert len(each) == len(ticks) == 5
     assert all(one.worst_db() == pytest.approx(20.0, abs=0.01) for one in each)
-    few = kept.measure(Session(other, optimize=False), limit=2)
+    (few,) = kept.sum_runs(runs, limit=2)
     assert few.outputs["y"].signal == sum(one.outputs["y"].signal for one in each[:2])
 
 
@@ -121,11 +122,11 @@ def test_a_large_model_is_let_go_of_between_two_others(monkeypatch: pytest.Monke
     monkeypatch.setattr(compare, "Session", Counted)
     monkeypatch.setattr(compare, "is_large_model", lambda _: large)
     floats = FloatOutputs(proto, data(proto))
-    first = floats.measure(other, limit=2).results()
+    first = floats.sum_runs([other.run], limit=2)[0].results()
     gc.collect()
     assert (opened[0]() is None) == large
-    assert floats.measure(other, limit=2).results() == first
-    floats.measure(other)
+    assert floats.sum_runs([other.run], limit=2)[0].results() == first
+    floats.sum_runs([other.run])
     # Two samples were kept, so that only the others ask for the model again.
     assert len(opened) == (2 if large else 1)
 

@@ -181,7 +181,8 @@ def check_equivalent(ctx: EqualizeContext, after: FloatState, report: PassReport
     floats = ctx.base.validation
     with ctx.progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
         other = Session(floats.selections.take_choices(after.model), fuse_pairs=False)
-        outputs = floats.measure(other, limit=_PROOF, tick=task.advance).results()
+        (errors,) = floats.sum_runs([other.run], limit=_PROOF, tick=task.advance)
+    outputs = errors.results()
     worst = max((output.max_abs for output in outputs), default=0.0)
     # An output of zeros has no decibels, and rounding alone makes it another.
     if all(output.whole_db >= EQUIVALENT_DB or output.max_abs < 1e-6 for output in outputs):

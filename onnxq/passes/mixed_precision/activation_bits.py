@@ -108,11 +108,13 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     wide = _list_always_wide(state, narrow_plan)
     order = _order_operators(state, work, noises, wide)
 
+    def choose_widths(order: Names, count: int) -> dict[str, int]:
+        return {name: least if k < count else most for k, name in enumerate(order)}
+
     # The plan that holds is asked for again, and calibration is most of its time.
     @cache
     def place(order: Names, count: int) -> Plan:
-        widths = {name: least if k < count else most for k, name in enumerate(order)}
-        return _place_widths(ctx, state, widths, (wide_plan, narrow_plan))
+        return _place_widths(ctx, state, choose_widths(order, count), (wide_plan, narrow_plan))
 
     def measure(plan: Plan) -> float:
         with ctx.progress("judging widths", len(samples)) as task:
@@ -143,8 +145,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         low = _find_most(0, fewest, lambda count: measure(place(order, count)) <= good)
     low = max(low, 0)
     best = place(order, low)
-    widths = {name: least if k < low else most for k, name in enumerate(order)}
-    problem = replace_problem(state.problem, widths=widths)
+    problem = replace_problem(state.problem, widths=choose_widths(order, low))
     line = _describe_widths(work, order[low:], best, least, most)
     report = PassReport(NAME, (line,), outcome=Outcome.KEPT if low else Outcome.NO_GAIN)
     return _NARROW.erase(replace(state, plan=best, problem=problem)), report

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 
 from onnxq import backends
-from onnxq.arrays import ArrayDict
+from onnxq.arrays import Array
 from onnxq.calibrate.constants import dequantize_constant
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import FloatOutputs
-from onnxq.evaluation.trials import Switchboard, score_settings
-from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index, walk_graphs
-from onnxq.graph.light import bare_proto, rebuild
+from onnxq.evaluation.toggled import ConstantSwitches
+from onnxq.evaluation.trials import score_settings
+from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index, is_large_model
+from onnxq.graph.light import rebuild
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport, TrialFigures
 from onnxq.passes.judging import THRESHOLDS
@@ -38,7 +38,7 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.planner import EMBEDDING_ROWS, Table, choose_tables
 from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress
-from onnxq.runtime import Feeds, Session
+from onnxq.runtime import Feeds
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, LeftFloat, Role, Site, Unquantized, split_unquantized
 from onnxq.spec import QuantSpec, name_int
@@ -64,7 +64,6 @@ def measure_isolated(
     measures the weights; the result does not depend on it.
     """
     proto = ensure_opset(proto, plan.opset)
-    operators = list_operators(GraphIndex(proto), plan)
     alone = plan
     if rounded:
         # With `alone`, each weight is rounded as if no other was, in one pass over the samples.
@@ -77,70 +76,41 @@ def measure_isolated(
             crew=crew,
             progress=progress,
         ).plan
-    open_, places, usual = _open_constants(proto, operators)
-    by_site: dict[Site, list[Operator]] = {}
-    for op in operators:
-        by_site.setdefault(op.site.site, []).append(op)
-    changes = {site: _list_changes(alone, readers, places) for site, readers in by_site.items()}
+    constants = ConstantSwitches(proto, large=is_large_model(proto))
+    feeds: dict[Site, list[str]] = {}
+    for operator in list_operators(GraphIndex(proto), plan):
+        for edge, plain, changed in _list_constants(operator, alone):
+            feed = constants.feed_constant(f"onnxq/{edge}", [edge], changed, plain)
+            feeds.setdefault(operator.site.site, []).append(feed)
     reference = FloatOutputs(proto, judged)
-    model = reference.selections.take_choices(open_)
-    on = usual | {name: value for values in changes.values() for name, value in values.items()}
-    board = Switchboard(Session(model, fuse_pairs=False), on, usual)
-    with progress("measuring weights", len(changes) * len(judged)) as task:
-        errors = score_settings(
-            board, model, 0, reference, list(map(tuple, changes.values())), crew, task
-        )
+    model = reference.selections.take_choices(rebuild(proto, constants.proto))
+    board = constants.open_board(model)
+    with progress("measuring weights", len(feeds) * len(judged)) as task:
+        errors = score_settings(board, reference, list(feeds.values()), crew, task)
     # Of labels and indices a step is no smaller for a smaller error.
     exact = reference.run(0, judged[0]).items() if len(judged) else ()
     floats = {name for name, value in exact if hasattr(value, "dtype") and value.dtype.kind == "f"}
-    return {site: sums.noise(floats) for site, sums in zip(changes, errors, strict=True)}
+    return {site: sums.noise(floats) for site, sums in zip(feeds, errors, strict=True)}
 
 
-def _open_constants(
-    proto: ModelLike, operators: Sequence[Operator]
-) -> tuple[ModelLike, dict[Edge, str], ArrayDict]:
-    """A copy whose weights and biases of these operators are read from inputs of the model, their names and values."""
-    copy = onnx.ModelProto.FromString(bare_proto(proto).SerializeToString())
-    nodes = {node.name: node for _, graph in walk_graphs(copy.graph) for node in graph.node}
-    places: dict[Edge, str] = {}
-    usual: ArrayDict = {}
-    for op in operators:
-        constants = {Edge(op.node.name, 1, op.node.scope): op.weight}
-        if op.bias_edge is not None:
-            constants[op.bias_edge] = np.asarray(op.bias.reshape(op.bias_shape), np.float32)
-        for edge, value in constants.items():
-            # In a body the name is read from the graph around it, where inputs are visible.
-            node = nodes[edge.node]
-            name = f"{edge.node}/in{edge.index}/given"
-            places[edge], usual[name] = name, np.ascontiguousarray(value, np.float32)
-            # An operator without a bias gets one of zeros.
-            node.input.extend([""] * (edge.index + 1 - len(node.input)))
-            node.input[edge.index] = name
-            copy.graph.input.append(
-                onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value.shape)
-            )
-    return rebuild(proto, copy), places, usual
-
-
-def _list_changes(plan: Plan, readers: Sequence[Operator], places: Mapping[Edge, str]) -> ArrayDict:
-    """The values of the inputs that these operators read, as the plan rounds them."""
+def _list_constants(operator: Operator, plan: Plan) -> Iterator[tuple[Edge, Array, Array]]:
+    """The inputs that read the weight and the bias, with the float values there and those of the plan."""
     sites = plan.by_site
-    biases = {bias.edge: bias.values for bias in plan.biases}
-    changes: ArrayDict = {}
-    for op in readers:
-        changes[places[Edge(op.node.name, 1, op.node.scope)]] = dequantize_constant(
-            sites[op.site.site], op.weight
-        )
-        if op.bias_edge is None:
-            continue
-        name = places[op.bias_edge]
-        site = op.bias_site
-        if op.bias_edge in biases:
-            changes[name] = np.asarray(biases[op.bias_edge].reshape(op.bias_shape), np.float32)
-        elif site is not None and sites[site.site].values is not None:
-            # Only integers that rounding chose: those of calibration are the model's own bias, rounded.
-            changes[name] = dequantize_constant(sites[site.site], op.bias).reshape(op.bias_shape)
-    return changes
+    node = operator.node
+    weight = dequantize_constant(sites[operator.site.site], operator.weight)
+    yield Edge(node.name, 1, node.scope), operator.weight, weight
+    edge = operator.bias_edge
+    if edge is None:
+        return
+    # Of integers only those that rounding chose: those of calibration are the model's own bias, rounded.
+    site = None if operator.bias_site is None else sites[operator.bias_site.site]
+    bias = operator.bias
+    if site is not None and site.values is not None:
+        bias = dequantize_constant(site, bias)
+    for correction in plan.biases:
+        bias = correction.values if correction.edge == edge else bias
+    shape = operator.bias_shape
+    yield edge, operator.bias.reshape(shape), np.asarray(bias.reshape(shape), np.float32)
 
 
 _WEIGHT_BITS = "weight_bits"

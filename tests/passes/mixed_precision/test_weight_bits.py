@@ -152,11 +152,9 @@ def test_measured_errors_are_those_of_each_weight_alone() -> None:
         value = numpy_helper.to_array(tensor)
         tensor.raw_data = fake_quant(value, site.qparams, site.spec).astype(np.float32).tobytes()
         other = Session(changed, optimize=False)
-        error = power = 0.0
-        for sample in samples:
-            one, two = plain.run(sample)["y"].astype(np.float64), other.run(sample)["y"].astype(np.float64)
-            error, power = error + float(((one - two) ** 2).sum()), power + float((one**2).sum())
-        assert found[site.site] == pytest.approx(error / power, rel=1e-3)
+        exact, got = ([net.run(sample)["y"].astype(np.float64) for sample in samples] for net in (plain, other))
+        error = np.square(np.subtract(exact, got)).sum() / np.square(exact).sum()
+        assert found[site.site] == pytest.approx(float(error), rel=1e-3)
 
 
 def test_rows_that_change_places_are_no_error_of_a_weight() -> None:
