@@ -279,7 +279,7 @@ def spool_samples(
     inputs: Inputs,
     where: str,
     limit: int | None,
-    tick: Tick = lambda: None,
+    tick: Tick,
 ) -> SampleSource:
     """Iterate once over the items and keep at most `limit` samples, so that endless streams are possible.
 

@@ -228,7 +228,7 @@ _OTHER_GUESSES = (0, 32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
 def make_synthetic(
     inputs: Inputs,
     *,
-    samples: int = SAMPLES,
+    samples: int,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
     model: ModelLike | None = None,
