@@ -111,7 +111,7 @@ class MeanMagnitude:
         total = sum_groups(x.detach().abs(), self.spec).cpu()
         if not bool(total.isfinite().all()):
             raise CalibrationError(
-                str(self.role),
+                self.role,
                 "holds NaN or inf",
                 "find what makes it in the float model",
                 code="Q501",

@@ -99,7 +99,7 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
         labels = flow.labels.get(tensor)
         if labels is None or labels.size != values.size:
             raise PlanError(
-                str(tensor), "has no channels that could be equalized this way", _FIX, code="Q404"
+                tensor, "has no channels that could be equalized this way", _FIX, code="Q404"
             )
         roots = flow.root[labels]
         wide = values.astype(np.float64)
@@ -108,7 +108,7 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
             ((wide != 1.0) & ~flow.free[labels]).any()
         ):
             raise PlanError(
-                str(tensor), "cannot take the factors that the plan gives it", _FIX, code="Q404"
+                tensor, "cannot take the factors that the plan gives it", _FIX, code="Q404"
             )
         s[roots], scaled[roots] = wide, True
     edit = Edit(proto)
@@ -231,7 +231,7 @@ def write_shifts(proto: ModelLike, shifts: Shifts) -> ModelLike:
         source = sources.get(tensor)
         if source is None or c.shape != (source.op.channels,):
             cause = "cannot take the shifts that the plan gives it"
-            raise PlanError(str(tensor), cause, "plan the model again", code="Q404")
+            raise PlanError(tensor, cause, "plan the model again", code="Q404")
         wide = c.astype(np.float64)
         add_gain(source.op, -wide)
         for reader, times in source.readers.values():

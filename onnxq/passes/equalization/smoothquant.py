@@ -220,7 +220,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
     for tensor, s in factors.items():
         if tensor not in groups or groups[tensor].channels != s.size:
             cause = "feeds no layers that could be smoothed this way"
-            raise PlanError(str(tensor), cause, "plan the model again", code="Q404")
+            raise PlanError(tensor, cause, "plan the model again", code="Q404")
     # A linear operator in front of one group may itself be a layer of another: both factors meet in its weight.
     # Factors, not products: weights are multiplied one after another, so that one of them is in memory.
     weights: dict[str, tuple[Linear, list[Array64]]] = {}
