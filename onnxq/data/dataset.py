@@ -337,4 +337,4 @@ def read_mask(feeds: Arrays, shape: Shape) -> Mask | None:
         # Of either meaning; padding stands behind the tokens.
         mask = mask == mask[:, :1]
     # Other values than 0 and 1 make it something else, e.g. an additive mask; a mask without ones hides everything.
-    return mask if bool(np.isin(value, (0, 1)).all()) and bool(mask.any()) else None
+    return mask if np.isin(value, (0, 1)).all() and mask.any() else None

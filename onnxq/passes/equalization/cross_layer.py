@@ -38,9 +38,7 @@ def list_channel_axes(proto: ModelLike) -> dict[TensorId, int]:
     flow = find_scaled_channels(get_index(proto))
     joint = flow.free & ~flow.rectified
     return {
-        tensor: flow.axes[tensor]
-        for tensor, labels in flow.labels.items()
-        if bool(joint[labels].any())
+        tensor: flow.axes[tensor] for tensor, labels in flow.labels.items() if joint[labels].any()
     }
 
 
@@ -104,9 +102,7 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
         roots = flow.root[labels]
         wide = values.astype(np.float64)
         # Channels of one root, as an Add makes them, can only be multiplied alike.
-        if bool((scaled[roots] & (s[roots] != wide)).any()) or bool(
-            ((wide != 1.0) & ~flow.free[labels]).any()
-        ):
+        if (scaled[roots] & (s[roots] != wide)).any() or ((wide != 1.0) & ~flow.free[labels]).any():
             raise PlanError(
                 tensor, "cannot take the factors that the plan gives it", _FIX, code="Q404"
             )
@@ -116,7 +112,7 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
     for op in flow.ops:
         rows = s[flow.root[op.rows]]
         columns = np.ones(op.inputs) if op.columns is None else s[flow.root[op.columns]]
-        if bool((rows == 1.0).all() and (columns == 1.0).all()):
+        if (rows == 1.0).all() and (columns == 1.0).all():
             continue
         linear = op.linear
         changed = True
