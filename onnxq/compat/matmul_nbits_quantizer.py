@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from onnxq.compat.calibrate import read_samples
 from onnxq.compat.options import (
     CompatOption,
-    CompatWarning,
     Overrides,
     convert_options,
     name_value,
+    warn_caller,
     warn_meaningless,
 )
 from onnxq.compat.quant_utils import QuantFormat
@@ -126,8 +125,7 @@ class MatMulNBitsQuantizer:
             own.append(
                 {"node": match_any(sorted(self.nodes_to_include)), "set": {"quantize": True}}
             )
-        for caution in (*cautions, *wish.cautions):
-            warnings.warn(CompatWarning(caution), stacklevel=2)
+        warn_caller((*cautions, *wish.cautions))
         whole = getattr(config, "channel_wised_quantize", False)
         overrides = {**self._make_overrides(whole), "rules": [*own, *wish.rules]}
         preset = "ort-int8-weights" if whole else "ort-int4-weights"
