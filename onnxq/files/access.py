@@ -273,7 +273,7 @@ def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
 
 @contextmanager
 def replace_files(
-    targets: Sequence[Path], *, overwrite: bool, inputs: Sequence[Path] = ()
+    targets: Sequence[Path], *, overwrite: bool = False, inputs: Sequence[Path] = ()
 ) -> Iterator[list[BinaryIO]]:
     """Open one temporary file per target; on success they replace the targets, the last one first.
 
