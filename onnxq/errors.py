@@ -99,7 +99,7 @@ class Location:
 class OnnxqError(Exception):
     """A fault with a subject (node, tensor, file:line), a cause and a fix.
 
-    subject: a name; or a path or Location, which also sets `file` and `line`.
+    subject: a name, or a value whose text is one; or a path or Location, which also sets `file` and `line`.
     code: an entry of the catalogue; "" for the code of the class.
     file, line: position of the fault; "" and None for a fault that is in no file.
     details: lines below the others, e.g. further faults.
@@ -112,7 +112,7 @@ class OnnxqError(Exception):
 
     def __init__(
         self,
-        subject: str | os.PathLike[str] | Location,
+        subject: object,
         cause: str,
         fix: str = "",
         *,

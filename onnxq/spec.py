@@ -65,7 +65,7 @@ class PerBlock:
 Granularity = PerTensor | PerChannel | PerBlock
 
 
-def make_granularity(axis: int | None, size: int | None = None) -> Granularity:
+def make_granularity(axis: int | None, size: int | None) -> Granularity:
     """Blocks of `size` elements along the axis, its channels without a size, and the whole tensor without an axis."""
     if axis is None:
         return PerTensor()

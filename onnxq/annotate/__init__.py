@@ -1,7 +1,7 @@
 """The Q/DQ pairs of a model of any tool: found, named by site, their bits read and written."""
 
 from onnxq.annotate.annotate import BITS_ATTRIBUTE_WARNING, annotate_model, strip_notes
-from onnxq.annotate.bits import Disagreement, Inspection, Origin, PairInfo
+from onnxq.annotate.bits import Inspection, Origin, PairInfo
 from onnxq.annotate.check import check_notes
 from onnxq.annotate.existing import describe_quantized, find_existing, read_plan_note
 from onnxq.annotate.forms import FORMS
@@ -13,7 +13,6 @@ from onnxq.annotate.write import assign_bits, write_bits
 __all__ = [
     "BITS_ATTRIBUTE_WARNING",
     "FORMS",
-    "Disagreement",
     "Inspection",
     "OperatorInfo",
     "Origin",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,24 +38,35 @@ _OPSET = 13
 
 
 _Steps = tuple[tuple[str, Array | None], ...]
-# Way of rounding -> in numpy, as an operator of ONNX, and what is added to the magnitude where that is rounded.
-_ROUNDING: dict[str, tuple[Callable[[Array], Array], str, float | None]] = {
-    "ROUND": (np.rint, "Round", None),
-    "HALF_EVEN": (np.rint, "Round", None),
-    "CEIL": (np.ceil, "Ceil", None),
-    "FLOOR": (np.floor, "Floor", None),
-    "UP": (lambda x: np.sign(x) * np.ceil(np.abs(x)), "Ceil", 0.0),
-    "DOWN": (np.trunc, "Floor", 0.0),
-    "HALF_UP": (lambda x: np.sign(x) * np.floor(np.abs(x) + 0.5), "Floor", 0.5),
-    "HALF_DOWN": (lambda x: np.sign(x) * np.ceil(np.abs(x) - 0.5), "Ceil", -0.5),
+T = TypeVar("T")
+# Gives the result of an operator of ONNX on values and then on constants, by the parts that name these.
+_Apply = Callable[..., T]
+# Way of rounding -> the operator of ONNX, and what is added to the magnitude where that is rounded: ways that are alike
+# on both sides of 0.
+_ROUNDING: dict[str, tuple[str, float | None]] = {
+    "ROUND": ("Round", None),
+    "HALF_EVEN": ("Round", None),
+    "CEIL": ("Ceil", None),
+    "FLOOR": ("Floor", None),
+    "UP": ("Ceil", 0.0),
+    "DOWN": ("Floor", 0.0),
+    "HALF_UP": ("Floor", 0.5),
+    "HALF_DOWN": ("Ceil", -0.5),
 }
-_ARITHMETIC = {
+_NUMPY: dict[str, Callable[..., Array]] = {
     "Div": np.divide,
     "Add": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
     "Min": np.minimum,
     "Max": np.maximum,
+    "Round": np.rint,
+    "Ceil": np.ceil,
+    "Floor": np.floor,
+    "Sign": np.sign,
+    "Abs": np.abs,
+    "GreaterOrEqual": np.greater_equal,
+    "Where": np.where,
 }
 
 
@@ -256,7 +267,7 @@ class _Writer:
         source = name
         value = self.index.input_value(node, 0)
         if value is not None:
-            value = _compute(value.astype(np.float32), quantizer.steps)
+            value = _apply_steps(quantizer.steps, value.astype(np.float32), _compute)
         if spec is None:
             source = (
                 self._write_steps(quantizer, source)
@@ -339,38 +350,12 @@ class _Writer:
     def _write_steps(self, quantizer: _Quantizer, source: str) -> str:
         """The float operators in front of a quantizer; returns the name of their result."""
         node = quantizer.node
-        for step, operand in quantizer.steps:
-            if operand is not None:
-                source = self._insert(
-                    node, step, [source, self._add(node, node.name, step, operand)]
-                )
-            elif step == "sign":
-                source = self._insert(
-                    node,
-                    "GreaterOrEqual",
-                    [source, self._add(node, node.name, "zero", np.float32(0))],
-                )
-                ends = [
-                    self._add(node, node.name, part, np.float32(x))
-                    for part, x in (("high", 1), ("low", -1))
-                ]
-                source = self._insert(node, "Where", [source, *ends])
-            else:
-                source = self._round(node, source, *_ROUNDING[step][1:])
-        return source
 
-    def _round(self, node: NodeRef, source: str, op_type: str, offset: float | None) -> str:
-        """Round by an operator; offset: added to the magnitude, which is rounded in the place of the value."""
-        if offset is None:
-            return self._insert(node, op_type, [source])
-        # ONNX has Round, Ceil and Floor; ways of rounding that are alike on both sides of 0 round
-        # the magnitude.
-        sign, size = (self._insert(node, kind, [source]) for kind in ("Sign", "Abs"))
-        if offset:
-            size = self._insert(
-                node, "Add", [size, self._add(node, node.name, "offset", np.float32(offset))]
-            )
-        return self._insert(node, "Mul", [sign, self._insert(node, op_type, [size])])
+        def write(op_type: str, *inputs: str, **constants: ArrayLike) -> str:
+            added = [self._add(node, node.name, part, value) for part, value in constants.items()]
+            return self._insert(node, op_type, [*inputs, *added])
+
+        return _apply_steps(quantizer.steps, source, write)
 
     def _insert(self, node: NodeRef, op_type: str, inputs: list[str]) -> str:
         name = self.editor.fresh(f"{node.name}/{op_type}")
@@ -390,13 +375,25 @@ class _Writer:
         )
 
 
-def _compute(x: Array, steps: _Steps) -> Array:
-    """The result of steps on a constant."""
+def _apply_steps(steps: _Steps, x: T, apply: _Apply[T]) -> T:
+    """The result of steps on a value, an array or the name of a tensor."""
     for step, operand in steps:
         if operand is not None:
-            x = _ARITHMETIC[step](x, operand)
+            x = apply(step, x, **{step: operand})
         elif step == "sign":
-            x = np.where(x >= 0, np.float32(1), np.float32(-1))
+            x = apply("Where", apply("GreaterOrEqual", x, zero=0.0), high=1.0, low=-1.0)
         else:
-            x = _ROUNDING[step][0](x)
-    return np.asarray(x, np.float32)
+            op_type, offset = _ROUNDING[step]
+            if offset is None:
+                x = apply(op_type, x)
+                continue
+            sign = apply("Sign", x)
+            size = apply("Abs", x)
+            size = apply("Add", size, offset=offset) if offset else size
+            x = apply("Mul", sign, apply(op_type, size))
+    return x
+
+
+def _compute(op_type: str, *values: Array, **constants: ArrayLike) -> Array:
+    floats = [np.asarray(value, np.float32) for value in constants.values()]
+    return _NUMPY[op_type](*values, *floats)

@@ -32,9 +32,7 @@ from onnxq.wording import join_names
 Given = Sequence[tuple[str, int]]
 
 
-def assign_bits(
-    pairs: Iterable[PairInfo], *, given: Given = (), plan: Plan | None = None
-) -> PairInfos:
+def assign_bits(pairs: Iterable[PairInfo], *, given: Given, plan: Plan | None = None) -> PairInfos:
     """The pairs with the bits a person gave.
 
     given: (pattern, bits); a pattern is a glob or /regex/ over the site and the pair's node names, and the first match
@@ -61,8 +59,8 @@ def write_named_bits(
     proto: ModelProto,
     pairs: PairInfos,
     *,
-    rename: bool = False,
-    bits_attribute: bool = False,
+    rename: bool,
+    bits_attribute: bool,
 ) -> tuple[ModelProto, PairInfos]:
     """A copy of the model with the pairs' bits in it, and the pairs with the names that their nodes have there.
 

@@ -64,7 +64,7 @@ def find_tensor(index: GraphIndex, site: Site) -> TensorId:
         return tensor
     missing = "the model has no such tensor"
     cause = missing if tensor is not None else "this input is not connected in the model"
-    raise PlanError(str(site), cause, "plan this model again", code="Q404")
+    raise PlanError(site, cause, "plan this model again", code="Q404")
 
 
 def check_constants(index: GraphIndex) -> None:
@@ -93,7 +93,7 @@ def check_constants(index: GraphIndex) -> None:
                     if count
                 )
                 cause = f"is a weight of {node.name} ({node.op_type}) and holds {counts}"
-                raise CalibrationError(str(tensor), cause, "repair the float model", code="Q503")
+                raise CalibrationError(tensor, cause, "repair the float model", code="Q503")
 
 
 def _count_broken(index: GraphIndex, tensor: TensorId) -> tuple[int, int]:

@@ -147,7 +147,7 @@ def _name_sample(
                 guilty = position
                 break
     return CalibrationError(
-        str(tensor),
+        tensor,
         f"{error.cause}, in {dataset.name(guilty)}",
         "mend or leave out that sample, or the node that made it",
         code="Q501",

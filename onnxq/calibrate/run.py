@@ -66,7 +66,7 @@ def calibrate(
     if watch.readers:
         if dataset is None:
             cause = "has no scale, and there are no samples"
-            raise PlanError(str(next(iter(wants))), cause, "give samples, `data=…`", code="Q405")
+            raise PlanError(next(iter(wants)), cause, "give samples, `data=…`", code="Q405")
         limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
         taps = Taps(proto, sorted(watch.readers, key=order_tensors(proto)), limit)
         unseen = taps.refusals

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from onnxq.compat.calibrate import read_samples
 from onnxq.compat.options import (
     CompatOption,
-    CompatWarning,
     Overrides,
     convert_options,
     name_value,
+    warn_caller,
     warn_meaningless,
 )
 from onnxq.compat.quant_utils import QuantFormat
@@ -126,8 +125,7 @@ class MatMulNBitsQuantizer:
             own.append(
                 {"node": match_any(sorted(self.nodes_to_include)), "set": {"quantize": True}}
             )
-        for caution in (*cautions, *wish.cautions):
-            warnings.warn(CompatWarning(caution), stacklevel=2)
+        warn_caller((*cautions, *wish.cautions))
         whole = getattr(config, "channel_wised_quantize", False)
         overrides = {**self._make_overrides(whole), "rules": [*own, *wish.rules]}
         preset = "ort-int8-weights" if whole else "ort-int4-weights"
@@ -136,28 +134,21 @@ class MatMulNBitsQuantizer:
 
     def _make_overrides(self, whole: bool) -> Overrides:
         config = self.algo_config
-        bits = getattr(config, "bits", self.bits)
-        ops = config.op_types_to_quantize
+        settings = {**vars(self), **vars(config)}
+        bits = settings["bits"]
         # GPTQ's own block is one of its updates, not of scales.
-        size = (
-            self.block_size
-            if config.algorithm == "GPTQ"
-            else getattr(config, "block_size", self.block_size)
-        )
-        blocks = self._describe_blocks(
-            bits, size, getattr(config, "is_symmetric", self.is_symmetric)
-        )
-        blocks = {
-            key: value
-            for key, value in blocks.items()
-            if not (whole and key in ("granularity", "block_size"))
-        }
-        level = getattr(config, "accuracy_level", self.accuracy_level)
+        size = self.block_size if config.algorithm == "GPTQ" else settings["block_size"]
+        blocks = self._describe_blocks(bits, size, settings["is_symmetric"])
+        if whole:
+            del blocks["granularity"], blocks["block_size"]
+        level = settings["accuracy_level"]
         return {
             **{f"weights.{key}": value for key, value in blocks.items()},
             # The preset keeps a byte for the weight that makes the outputs; here the width is the caller's.
             "projection_bits": bits,
-            "embeddings": ("int4" if bits <= 4 else "int8") if "Gather" in ops else "float",
+            "embeddings": ("int4" if bits <= 4 else "int8")
+            if "Gather" in config.op_types_to_quantize
+            else "float",
             "emit": "nbits" if self._is_packed else "qdq",
             **({"accuracy_level": level} if level is not None and self._is_packed else {}),
             "latency": False,

@@ -6,7 +6,8 @@ which one warning says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -227,6 +228,12 @@ WHOLE_EXTRAS: Mapping[str, CompatOption] = {
 def warn_meaningless(name: str, reason: str) -> Caution:
     """The warning about an argument."""
     return Caution("W130", f"{name} means nothing here: {reason}")
+
+
+def warn_caller(cautions: Iterable[Caution], depth: int = 1) -> None:
+    """Warn where a public function was called. depth: functions from that one to the one that calls this."""
+    for caution in cautions:
+        warnings.warn(CompatWarning(caution), stacklevel=depth + 2)
 
 
 def name_value(value: Any) -> Any:

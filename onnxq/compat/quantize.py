@@ -6,7 +6,6 @@ by the tables of options.py; docs/from-onnxruntime.md lists all of them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from onnxq.compat.options import (
     STATIC_EXTRAS,
     WHOLE_ARGUMENTS,
     WHOLE_EXTRAS,
-    CompatWarning,
     Overrides,
     UnaskedFlag,
     UnaskedMethod,
@@ -30,6 +28,7 @@ from onnxq.compat.options import (
     choose_observer,
     convert_options,
     name_value,
+    warn_caller,
     warn_meaningless,
 )
 from onnxq.compat.quant_utils import QuantFormat, QuantType
@@ -208,7 +207,7 @@ def _quantize(
     from onnxq.compat.selection import describe_floats, read_selection
 
     wish = read_selection(model, selection)
-    _warn_caller([*cautions, *wish.cautions])
+    warn_caller([*cautions, *wish.cautions], depth=2)
     chosen = {**overrides, **_OF_ALL, **({"rules": list(wish.rules)} if wish.rules else {})}
     # Files of whole graphs run on their accelerator, which has no part in ONNX Runtime's sums.
     settings = load_config(config, target=overrides.get("target"))
@@ -226,7 +225,7 @@ def _quantize(
     else:
         # As in onnxruntime, an existing output is overwritten.
         result = quantize_model(model, data, config, overrides=chosen, out=output, force=True)
-    _warn_caller([*result.report.alarms(), *describe_floats(result, wish.named)])
+    warn_caller([*result.report.alarms(), *describe_floats(result, wish.named)], depth=2)
     return result
 
 
@@ -250,16 +249,10 @@ def _apply_plan(
             *cautions,
             warn_meaningless("all that says so beside calibration_cache_path", reason),
         ]
-    _warn_caller(cautions)
+    warn_caller(cautions, depth=2)
     result = apply(model, plan, data, overrides=allowed | _OF_ALL, out=output, force=True)
-    _warn_caller(result.report.alarms())
+    warn_caller(result.report.alarms(), depth=2)
     return result
-
-
-def _warn_caller(cautions: Iterable[Caution]) -> None:
-    """Warn where a public function was called: past this function, the one that runs, and the public one."""
-    for caution in cautions:
-        warnings.warn(CompatWarning(caution), stacklevel=4)
 
 
 @dataclass

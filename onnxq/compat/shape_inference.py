@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.compat.options import CompatOption, CompatWarning, convert_options
+from onnxq.compat.options import CompatOption, convert_options, warn_caller
 from onnxq.compat.theirs import hand_on
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ def quant_pre_process(
         raise ConfigError(name, "is not given", "give the path of a model", code="Q304")
     arguments = {name: value for name, value in locals().items() if name in _OPTIONS}
     saving, cautions = convert_options({**arguments, **deprecated_kwargs}, _OPTIONS)
-    for caution in cautions:
-        warnings.warn(CompatWarning(caution), stacklevel=2)
+    warn_caller(cautions)
     proto = ensure_opset(name_nodes(load_model(_repair_model(source)).proto), _OPSET)
     save_model(
         infer_shapes(proto),

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -24,11 +24,8 @@ from onnxq.data.fit import DType, Feeds
 from onnxq.errors import DataError, OnnxqError
 from onnxq.files import check_input_kind, explain_unreadable, shorten_error
 
-# Bytes read and unpacked at a time.
+# Bytes unpacked at a time.
 _BLOCK_BYTES = 2**20
-# Distance in bytes of the positions from which unpacking can resume. zlib keeps about 45 KB for each.
-_CHECKPOINT_BYTES = 32 * 2**20
-
 # Bytes of a file that rows in Fortran order are collected from at a time.
 _PIECE_BYTES = 16 * 2**20
 
@@ -36,23 +33,21 @@ _PIECE_BYTES = 16 * 2**20
 class DeflatedArray:
     """An array in C order, read by rows of its first axis, with the interface that numpy and `Cut` need.
 
-    Unpacked rows are kept in an unnamed temporary file.
-    member: entry of the zip. start: offset of its data in the file. header: bytes before the values.
+    Rows between those that are read are unpacked and forgotten, and a row in front of the last one is reached from the
+    beginning. Unpacked rows are kept in an unnamed temporary file.
+    member: entry of the zip. header: bytes before the values.
     """
 
     def __init__(
-        self,
-        path: Path,
-        member: zipfile.ZipInfo,
-        start: int,
-        header: int,
-        dtype: DType,
-        shape: Shape,
+        self, path: Path, member: zipfile.ZipInfo, header: int, dtype: DType, shape: Shape
     ) -> None:
         self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
         name = member.filename.removesuffix(".npy")
         self._where = f"{path}, array {name!r}"
-        self._stream = _Inflater(path, member, start)
+        # Open as long as the array.
+        archive = zipfile.ZipFile(path)
+        weakref.finalize(self, archive.close)
+        self._stream = archive.open(member)
         self._header = header
         self._row = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
         file = tempfile.TemporaryFile(prefix="onnxq-")  # noqa: SIM115, as old as the array
@@ -80,21 +75,34 @@ class DeflatedArray:
     def _fill(self, row: int) -> None:
         if self._there[row]:
             return
+        start = self._header + row * self._row
         try:
+            if start < self._stream.tell():
+                self._stream.seek(0)
+            # A piece at a time: zipfile's own `seek` holds 16 MiB.
+            while self._stream.tell() < start:
+                self._read_block(start)
             # Written to the file, not to the mapping, where a full disk would kill the process.
             self._file.seek(row * self._row)
-            for part in self._stream.read(self._header + row * self._row, self._row):
-                self._file.write(part)
+            while self._stream.tell() < start + self._row:
+                self._file.write(self._read_block(start + self._row))
             self._file.flush()
-        except (zlib.error, EOFError) as error:
-            fix = "copy or make it again; it may be truncated"
-            raise DataError(self._where, f"is damaged ({error})", fix, code="Q204") from error
+        except (zlib.error, zipfile.BadZipFile, EOFError) as error:
+            cause = _FAULTS.get(type(error), str(error))
+            raise DataError(self._where, f"is damaged ({cause})", _DAMAGED, code="Q204") from error
         except OSError as error:
             fix = "check the space left in the temporary folder, or set TMPDIR"
             raise DataError(
                 self._where, f"cannot be unpacked ({error.strerror or error})", fix, code="Q204"
             ) from error
         self._there[row] = True
+
+    def _read_block(self, end: int) -> bytes:
+        """The next bytes, up to `end`. Raises EOFError behind the last one."""
+        block = self._stream.read(min(_BLOCK_BYTES, end - self._stream.tell()))
+        if not block:
+            raise EOFError
+        return block
 
 
 class ScatteredArray:
@@ -132,72 +140,6 @@ class ScatteredArray:
         return np.asarray(self._values, dtype)
 
 
-class _Inflater:
-    """Random access to the unpacked bytes of one deflated zip entry, by unpacking from the nearest checkpoint.
-
-    The checksum is compared when the end is reached for the first time.
-    """
-
-    def __init__(self, path: Path, member: zipfile.ZipInfo, start: int) -> None:
-        self._path, self._end, self._member = path, start + member.compress_size, member
-        # (offset in the file, offset in the entry, zlib's state) of each.
-        self._checkpoints: list[tuple[int, int, Any]] = [
-            (start, 0, zlib.decompressobj(-zlib.MAX_WBITS))
-        ]
-        # Bytes covered by the checksum so far: it has to be computed in order.
-        self._summed, self._sum = 0, 0
-        self._go_to(0)
-
-    def read(self, position: int, size: int) -> Iterator[bytes]:
-        """Yield `size` bytes from `position` on, part by part. Raises zlib.error and EOFError for damaged data."""
-        behind = self._checkpoints[-1][1]
-        # Backwards, or where a checkpoint lies between here and there, unpacking goes on
-        # from a checkpoint.
-        if position < self._at or (self._at + len(self._block) < behind <= position):
-            self._go_to(position)
-        with self._path.open("rb") as file:
-            while True:
-                low = max(position, self._at)
-                high = min(position + size, self._at + len(self._block))
-                if low < high:
-                    yield self._block[low - self._at : high - self._at]
-                if high == position + size:
-                    return
-                self._advance(file)
-
-    def _go_to(self, position: int) -> None:
-        self._source, self._at, state = next(
-            point for point in reversed(self._checkpoints) if point[1] <= position
-        )
-        self._state, self._pending, self._block = state.copy(), b"", b""
-
-    def _advance(self, file: BinaryIO) -> None:
-        """Unpack the next block."""
-        at = self._at + len(self._block)
-        if not self._pending:
-            file.seek(self._source)
-            self._pending = file.read(min(_BLOCK_BYTES, self._end - self._source))
-            self._source += len(self._pending)
-        packed = len(self._pending)
-        block = self._state.decompress(self._pending, _BLOCK_BYTES)
-        self._pending = self._state.unconsumed_tail
-        if not block and not packed:
-            raise EOFError("it ends too early")
-        # The checksum is that of each byte once, however often it is unpacked.
-        if at == self._summed:
-            self._sum = zlib.crc32(block, self._sum)
-            self._summed += len(block)
-            if self._summed > self._member.file_size:
-                raise zlib.error("it is longer than the archive says")
-            if self._summed == self._member.file_size and self._sum != self._member.CRC:
-                raise zlib.error("its checksum is wrong")
-        self._at, self._block = at, block
-        reached = at + len(block)
-        # Only where no packed bytes wait does the state belong to a place in the file.
-        if not self._pending and reached >= self._checkpoints[-1][1] + _CHECKPOINT_BYTES:
-            self._checkpoints.append((self._source, reached, self._state.copy()))
-
-
 # Bytes of compressed arrays, together, that are unpacked in memory; the others go into a temporary file.
 _IN_MEMORY = 64 * 2**20
 # Bytes read at a time when a member is copied or summed.
@@ -212,6 +154,11 @@ _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Bytes of a header, as numpy's `max_header_size`, which it compares only when it has read them all.
 _LONGEST_HEADER = 10_000
 _DAMAGED = "copy or make it again; it may be truncated"
+# What zipfile says by the class alone, or in words about the archive.
+_FAULTS: dict[type[Exception], str] = {
+    EOFError: "it ends too early",
+    zipfile.BadZipFile: "its checksum is wrong",
+}
 
 
 def load_npy(path: Path) -> Array:
@@ -280,7 +227,7 @@ def _read_member(
         return np.frombuffer(data, dtype).reshape(shape, order="F" if order else "C")
     # Rows are contiguous in C order only.
     if not order and len(shape) > 1 and size:
-        return DeflatedArray(path, info, _find_data(path, info), start, dtype, shape)
+        return DeflatedArray(path, info, start, dtype, shape)
     # Unnamed; it lives as long as the array that is mapped from it.
     with tempfile.TemporaryFile(prefix="onnxq-") as file:
         while block := stream.read(_COPY_BYTES):

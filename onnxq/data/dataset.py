@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Arrays, Mask, Shape
 from onnxq.data.fit import Feeds, Inputs, fit_array, refuse_empty
-from onnxq.data.sources import LazySource, SampleSource, find_batch_axis, find_batch_symbols
+from onnxq.data.sources import SampleSource, find_batch_axis, find_batch_symbols, read_lazily
 from onnxq.graph.base import ValueInfos
 from onnxq.runtime.crew import Crew, SharedFeeds, read_feeds
 from onnxq.sites import Names
@@ -251,7 +251,7 @@ class SharedSamples:
     def open(self) -> Dataset:
         """Return them as a set of their own; each is read when it is asked for."""
         items = list(zip(self.feeds, self.names, strict=True))
-        source = LazySource(items, lambda item: read_feeds(item[0]), lambda item: str(item[1]))
+        source = read_lazily(items, lambda item: read_feeds(item[0]), lambda item: str(item[1]))
         return Dataset(source, self.inputs, range(len(items)))
 
 
@@ -337,4 +337,4 @@ def read_mask(feeds: Arrays, shape: Shape) -> Mask | None:
         # Of either meaning; padding stands behind the tokens.
         mask = mask == mask[:, :1]
     # Other values than 0 and 1 make it something else, e.g. an additive mask; a mask without ones hides everything.
-    return mask if bool(np.isin(value, (0, 1)).all()) and bool(mask.any()) else None
+    return mask if np.isin(value, (0, 1)).all() and mask.any() else None

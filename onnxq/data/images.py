@@ -11,7 +11,7 @@ import numpy as np
 from onnxq.arrays import Array
 from onnxq.config import ImageConfig
 from onnxq.data.fit import Inputs, classify_dtype, find_input_dtype, format_shape
-from onnxq.data.sources import LazySource
+from onnxq.data.sources import SampleSource, read_lazily
 from onnxq.errors import DataError, MissingDependencyError
 from onnxq.files import register_input
 from onnxq.graph import ValueInfo
@@ -34,7 +34,7 @@ def find_images(folder: Path) -> list[Path]:
 
 def open_images(
     files: Sequence[Path], folder: Path, inputs: Inputs, config: ImageConfig | None
-) -> LazySource:
+) -> SampleSource:
     """Make a source with one sample per image.
 
     Raises DataError without a preprocessing, for an input that is not [N, C, H, W] or [N, H, W, C], and for a model
@@ -48,7 +48,7 @@ def open_images(
     _import_pillow()  # a missing package shows now, not in the middle of the work
     for file in files:
         register_input(file)
-    return LazySource(
+    return read_lazily(
         files,
         lambda path: {value.name: read_image(path, config, value)},
         lambda path: str(path.relative_to(folder)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from onnxq.data.fit import Feeds, Inputs, check_dtype, refuse_empty
 from onnxq.data.images import SUFFIXES, find_images, open_images
 from onnxq.data.scripts import DEFAULT_FUNCTION, call_function, guard_user_code, read_json_feeds
 from onnxq.data.sources import (
-    ArraySource,
-    JoinedSource,
-    LazySource,
     SampleSource,
+    divide_arrays,
+    join_sources,
     name_arrays,
+    read_lazily,
     spool_samples,
 )
 from onnxq.data.synthetic import SAMPLES, make_synthetic
@@ -136,7 +136,7 @@ class _Opener:
         named = isinstance(source, Mapping)
         if named or hasattr(source, "__array__"):
             arrays = name_arrays(source, self.inputs, "data")
-            return ArraySource(arrays, self.inputs, "data"), "arrays" if named else "array"
+            return divide_arrays(arrays, self.inputs, "data"), "arrays" if named else "array"
         if isinstance(source, (list, tuple)):
             feeds = [name_arrays(item, self.inputs, f"item {k}") for k, item in enumerate(source)]
             return self.join_feeds({f"item {k}": feed for k, feed in enumerate(feeds)}), "samples"
@@ -202,8 +202,8 @@ class _Opener:
 
     def join_feeds(self, feeds: Mapping[str, Arrays]) -> SampleSource:
         """Arrays for one run each, by their names in messages."""
-        return JoinedSource(
-            [ArraySource(feed, self.inputs, where, feed=True) for where, feed in feeds.items()]
+        return join_sources(
+            [divide_arrays(feed, self.inputs, where, feed=True) for where, feed in feeds.items()]
         )
 
     def _open_file(self, path: Path) -> SampleSource:
@@ -215,14 +215,14 @@ class _Opener:
             check_input_kind(path, DataError)
         suffix = path.suffix.lower()
         if suffix == ".npz":
-            return ArraySource(load_npz(path), self.inputs, path.name)
+            return divide_arrays(load_npz(path), self.inputs, path.name)
         if suffix == ".npy":
             return self._open_npy(path)
         if suffix == ".pb":
             name, array = read_tensor(path)
             # Of one input there is no doubt, whatever the file calls it.
             alone = self.inputs[0].name if len(self.inputs) == 1 else name
-            return ArraySource({alone: array}, self.inputs, path.name, feed=True)
+            return divide_arrays({alone: array}, self.inputs, path.name, feed=True)
         if suffix == ".json":
             return self.join_feeds(
                 {f"{path.name}, item {k}": feed for k, feed in enumerate(read_json_feeds(path))}
@@ -241,7 +241,7 @@ class _Opener:
             names = ", ".join(value.name for value in self.inputs)
             cause = f"holds one array, the model has {len(self.inputs)} inputs: {names}"
             raise DataError(path, cause, "use a .npz file", code="Q207")
-        return ArraySource({self.inputs[0].name: load_npy(path)}, self.inputs, path.name)
+        return divide_arrays({self.inputs[0].name: load_npy(path)}, self.inputs, path.name)
 
     def _open_folder(self, folder: Path) -> SampleSource:
         sets = find_sets(folder)
@@ -259,7 +259,7 @@ class _Opener:
         layouts: dict[str, Callable[[], SampleSource]] = {}
         if sets:
             layouts["ONNX test data (input_*.pb)"] = partial(
-                LazySource,
+                read_lazily,
                 sets,
                 lambda path: read_set(path, self.inputs),
                 lambda path: str(path.name),
@@ -290,14 +290,14 @@ class _Opener:
         return next(iter(layouts.values()))()
 
     def _join_files(self, paths: Sequence[Path]) -> SampleSource:
-        return JoinedSource([self._open_file(path) for path in paths])
+        return join_sources([self._open_file(path) for path in paths])
 
     def _open_npy_files(self, folder: Path, files: Sequence[Path]) -> SampleSource:
         """Open .npy files: one array per input if they are named after them, else all samples of the only input."""
         names = {_to_file_name(value.name): value.name for value in self.inputs}
         if names.keys() <= {path.stem for path in files}:
             arrays = {names.get(path.stem, path.stem): load_npy(path) for path in files}
-            return ArraySource(arrays, self.inputs, folder.name)
+            return divide_arrays(arrays, self.inputs, folder.name)
         if len(self.inputs) != 1:
             cause = (
                 f"has no .npy file for each input ({', '.join(f'{stem}.npy' for stem in names)})"
@@ -319,8 +319,8 @@ class _Opener:
         sources: list[SampleSource] = []
         for paths in zip(*files.values(), strict=True):
             arrays = {name: load_npy(path) for name, path in zip(files, paths, strict=True)}
-            sources.append(ArraySource(arrays, self.inputs, paths[0].name))
-        return JoinedSource(sources)
+            sources.append(divide_arrays(arrays, self.inputs, paths[0].name))
+        return join_sources(sources)
 
 
 def _to_file_name(name: str) -> str:
@@ -391,7 +391,8 @@ def _choose_samples(
         for value in inputs
     ]
     # Without repetitions: a source of many files has its own remarks on dtypes already.
-    source.notes = tuple(dict.fromkeys([*source.notes, *(note for note in notes if note)]))
+    remarks = tuple(dict.fromkeys(filter(None, (*source.notes, *notes))))
+    source = replace(source, notes=remarks)
     chosen: Sequence[int] = range(total)
     spare: Sequence[int] = ()
     if config.samples is not None and config.samples < total:

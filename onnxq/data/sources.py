@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import ValueInfo
 from onnxq.progress import Tick
 from onnxq.sites import Lines
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -145,127 +147,93 @@ def _cut_fixed_batch(rows: int, value: ValueInfo, where: str) -> Cut:
     return Cut(rows // size, size=size, left_over=rows % size)
 
 
-class SampleSource(Protocol):
-    """Samples by number."""
+@dataclass(frozen=True, eq=False)
+class SampleSource:
+    """Samples by number.
 
-    # Remarks for reports on how the samples are read.
-    notes: Lines
+    read_sample: arrays by input name, with the input's rank, before conversion of dtypes. name_sample: for messages.
+    notes: remarks for reports on how the samples are read. keep: an object that must live as long as the source.
+    """
 
-    def __len__(self) -> int: ...
+    count: int
+    read_sample: Callable[[int], Feeds]
+    name_sample: Callable[[int], str]
+    notes: Lines = ()
+    keep: object = None
 
-    def read_sample(self, i: int) -> Feeds:
-        """Read the arrays of sample i by input name, with the input's rank, before conversion of dtypes."""
-        ...
-
-    def name_sample(self, i: int) -> str:
-        """Name sample i for messages."""
-        ...
+    def __len__(self) -> int:
+        return self.count
 
 
-class ArraySource:
-    """Arrays by input name, divided into samples (see `onnxq.data.sources`).
+def divide_arrays(
+    arrays: Arrays, inputs: Inputs, where: str, *, feed: bool = False
+) -> SampleSource:
+    """The samples of arrays by input name (see `onnxq.data.sources`).
 
     feed: the arrays were given for one run of the model, so they are divided only along axes that are surely batches.
     """
-
-    def __init__(self, arrays: Arrays, inputs: Inputs, where: str, *, feed: bool = False) -> None:
-        self._where = where
-        self._arrays, extra = match_inputs(inputs, arrays, where)
-        notes = [f"array {name!r} is no input of the model: not used" for name in extra]
-        notes += [check_dtype(self._arrays[value.name].dtype, value, where) for value in inputs]
-        symbols = find_batch_symbols(inputs)
-        shapes = {value.name: self._arrays[value.name].shape for value in inputs}
-        self._cuts = {
-            v.name: find_cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs
-        }
-        counts = {name: cut.count for name, cut in self._cuts.items() if cut.count is not None}
-        uneven = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
-        uneven = uneven if len(set(counts.values())) > 1 else ""
-        same = [name for name, shape in shapes.items() if name not in counts and shape]
-        several = any(count > 1 for count in counts.values())
-        # Batches that disagree, or belong to only some inputs, are none: then the feed is one sample.
-        if (
-            feed
-            and (uneven or (several and same))
-            and all(fits_whole(shapes[v.name], v) for v in inputs)
-        ):
-            self._cuts = {value.name: Cut(None) for value in inputs}
-        elif uneven:
-            raise DataError(
-                where,
-                f"the inputs disagree on the number of samples: {uneven}",
-                "give each as many",
-                code="Q212",
-            )
-        self._count = next((cut.count for cut in self._cuts.values() if cut.count is not None), 1)
-        left = {cut.left_over for cut in self._cuts.values()} - {0}
-        notes += [
-            f"{rows} rows left over that do not fill the model's batch: not used"
-            for rows in sorted(left)
-        ]
-        if self._count > 1:
-            notes += [f"input {name}: one array, used for every sample" for name in same]
-        self.notes: Lines = tuple(note for note in notes if note)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def read_sample(self, i: int) -> Feeds:
-        """The arrays of sample i."""
-        return {name: self._cuts[name].take(array, i) for name, array in self._arrays.items()}
-
-    def name_sample(self, i: int) -> str:
-        """The place of the arrays, with the number of the sample where there are several."""
-        return self._where if self._count == 1 else f"{self._where}, sample {i}"
+    matched, extra = match_inputs(inputs, arrays, where)
+    notes = [f"array {name!r} is no input of the model: not used" for name in extra]
+    notes += [check_dtype(matched[value.name].dtype, value, where) for value in inputs]
+    symbols = find_batch_symbols(inputs)
+    shapes = {value.name: matched[value.name].shape for value in inputs}
+    cuts = {v.name: find_cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs}
+    counts = {name: cut.count for name, cut in cuts.items() if cut.count is not None}
+    uneven = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
+    uneven = uneven if len(set(counts.values())) > 1 else ""
+    same = [name for name, shape in shapes.items() if name not in counts and shape]
+    several = any(count > 1 for count in counts.values())
+    # Batches that disagree, or belong to only some inputs, are none: then the feed is one sample.
+    if (
+        feed
+        and (uneven or (several and same))
+        and all(fits_whole(shapes[v.name], v) for v in inputs)
+    ):
+        cuts = {value.name: Cut(None) for value in inputs}
+    elif uneven:
+        cause = f"the inputs disagree on the number of samples: {uneven}"
+        raise DataError(where, cause, "give each as many", code="Q212")
+    total = next((cut.count for cut in cuts.values() if cut.count is not None), 1)
+    left = {cut.left_over for cut in cuts.values()} - {0}
+    notes += [
+        f"{rows} rows left over that do not fill the model's batch: not used"
+        for rows in sorted(left)
+    ]
+    if total > 1:
+        notes += [f"input {name}: one array, used for every sample" for name in same]
+    return SampleSource(
+        total,
+        lambda i: {name: cuts[name].take(array, i) for name, array in matched.items()},
+        lambda i: where if total == 1 else f"{where}, sample {i}",
+        tuple(filter(None, notes)),
+    )
 
 
-class JoinedSource:
-    """Several sources in sequence. keep: an object that must live as long as they do."""
+def join_sources(parts: Sequence[SampleSource], keep: object = None) -> SampleSource:
+    """Several sources in sequence."""
+    ends = list(accumulate(part.count for part in parts))
 
-    def __init__(self, parts: Sequence[SampleSource], keep: object = None) -> None:
-        self._parts, self._keep = tuple(parts), keep
-        self._ends = list(accumulate(len(part) for part in self._parts))
-        self.notes: Lines = tuple(
-            dict.fromkeys(note for part in self._parts for note in part.notes)
-        )
+    def find_part(i: int) -> tuple[SampleSource, int]:
+        p = bisect_right(ends, i)
+        return parts[p], i - (ends[p - 1] if p else 0)
 
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def read_sample(self, i: int) -> Feeds:
-        """The arrays of sample i, of the part that has it."""
-        part, k = self._find(i)
+    def read_sample(i: int) -> Feeds:
+        part, k = find_part(i)
         return part.read_sample(k)
 
-    def name_sample(self, i: int) -> str:
-        """The name that its part gives to the sample."""
-        part, k = self._find(i)
+    def name_sample(i: int) -> str:
+        part, k = find_part(i)
         return part.name_sample(k)
 
-    def _find(self, i: int) -> tuple[SampleSource, int]:
-        p = bisect_right(self._ends, i)
-        return self._parts[p], i - (self._ends[p - 1] if p else 0)
+    notes = dict.fromkeys(note for part in parts for note in part.notes)
+    return SampleSource(ends[-1] if ends else 0, read_sample, name_sample, tuple(notes), keep)
 
 
-class LazySource:
+def read_lazily(
+    items: Sequence[T], read: Callable[[T], Feeds], label: Callable[[T], str]
+) -> SampleSource:
     """One sample per item, read on request."""
-
-    def __init__(
-        self, items: Sequence[Any], read: Callable[[Any], Feeds], label: Callable[[Any], str]
-    ) -> None:
-        self._items, self._read, self._label = tuple(items), read, label
-        self.notes: Lines = ()
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def read_sample(self, i: int) -> Feeds:
-        """Read item i."""
-        return self._read(self._items[i])
-
-    def name_sample(self, i: int) -> str:
-        """The label of item i."""
-        return self._label(self._items[i])
+    return SampleSource(len(items), lambda i: read(items[i]), lambda i: label(items[i]))
 
 
 # Bytes kept in memory. One item more may be alive while it is written.
@@ -311,8 +279,8 @@ def spool_samples(
     inputs: Inputs,
     where: str,
     limit: int | None,
-    tick: Tick = lambda: None,
-) -> JoinedSource:
+    tick: Tick,
+) -> SampleSource:
     """Iterate once over the items and keep at most `limit` samples, so that endless streams are possible.
 
     tick: called for each item.
@@ -327,14 +295,14 @@ def spool_samples(
             name: store.store_array(array)
             for name, array in name_arrays(item, inputs, label).items()
         }
-        parts.append(_StoredSource(stored, inputs, label))
+        parts.append(_open_stored(stored, inputs, label))
         count += len(parts[-1])
         tick()
         if limit is not None and count >= limit:
             break
     if not parts:
         raise refuse_empty(where)
-    return JoinedSource(parts, keep=store)
+    return join_sources(parts, keep=store)
 
 
 def _guard_items(items: Iterable[Any], where: str) -> Iterator[Any]:
@@ -351,38 +319,23 @@ def _guard_items(items: Iterable[Any], where: str) -> Iterator[Any]:
         yield item
 
 
-# Arrays by input name, or the files that hold them.
-_Stored = Mapping[str, Array | Path]
+def _open_stored(stored: Mapping[str, Array | Path], inputs: Inputs, where: str) -> SampleSource:
+    """The samples of one item. stored: arrays by input name, or the files that hold them."""
 
+    def open_arrays() -> SampleSource:
+        arrays = {
+            name: np.load(value, mmap_mode="r", allow_pickle=False)
+            if isinstance(value, Path)
+            else value
+            for name, value in stored.items()
+        }
+        return divide_arrays(arrays, inputs, where, feed=True)
 
-class _StoredSource:
-    """The samples of one item. Arrays in files are mapped while a sample is read: mapped pages count as memory."""
-
-    def __init__(self, stored: _Stored, inputs: Inputs, where: str) -> None:
-        self._stored, self._inputs, self._where = stored, inputs, where
-        source = self._open()
-        self._count, self.notes = len(source), source.notes
-        # Without files there is nothing to close.
-        self._source = None if any(isinstance(value, Path) for value in stored.values()) else source
-
-    def __len__(self) -> int:
-        return self._count
-
-    def read_sample(self, i: int) -> Feeds:
-        return (self._source or self._open()).read_sample(i)
-
-    def name_sample(self, i: int) -> str:
-        return self._where if self._count == 1 else f"{self._where}, sample {i}"
-
-    def _open(self) -> ArraySource:
-        arrays = {}
-        for name, value in self._stored.items():
-            arrays[name] = (
-                np.load(value, mmap_mode="r", allow_pickle=False)
-                if isinstance(value, Path)
-                else value
-            )
-        return ArraySource(arrays, self._inputs, self._where, feed=True)
+    source = open_arrays()
+    if not any(isinstance(value, Path) for value in stored.values()):
+        return source
+    # Files are mapped while a sample is read: mapped pages count as memory.
+    return replace(source, read_sample=lambda i: open_arrays().read_sample(i))
 
 
 class _Store:

@@ -12,6 +12,7 @@ from onnx import TensorProto
 from onnxq.arrays import Array, Arrays, Shape, are_finite
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape, get_length
+from onnxq.data.sources import SampleSource
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes, walk_from
 from onnxq.runtime import Session
@@ -227,7 +228,7 @@ _OTHER_GUESSES = (0, 32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
 def make_synthetic(
     inputs: Inputs,
     *,
-    samples: int = SAMPLES,
+    samples: int,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
     model: ModelLike | None = None,
@@ -260,7 +261,10 @@ def make_synthetic(
 
     def draw(other: int | None = None, lengths: bool = True) -> Dataset:
         shapes = _choose_shapes(inputs, dims or {}, other)
-        source = _RandomSource(inputs, shapes, samples, seed, rows, lengths)
+        drawer = _SampleDrawer(inputs, shapes, seed, rows, lengths)
+        source = SampleSource(
+            samples, drawer.draw_sample, lambda i: f"synthetic sample {i}", drawer.notes
+        )
         return Dataset(
             source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True
         )
@@ -416,21 +420,20 @@ def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
     return 32 if rank == 2 and kind == "int" else _OTHER_SIZE
 
 
-class _RandomSource:
-    """Random samples. Sample i depends on the seed and i only, so that choosing others does not change it."""
+class _SampleDrawer:
+    """Draws random samples. Sample i depends on the seed and i only, so that choosing others does not change it."""
 
     def __init__(
         self,
         inputs: Inputs,
         shapes: Mapping[str, Shape],
-        samples: int,
         seed: int,
         rows: Mapping[str, int],
         lengths: bool,
     ) -> None:
         self._rows = rows
         self._lengths = lengths
-        self._inputs, self._shapes, self._samples, self._seed = tuple(inputs), shapes, samples, seed
+        self._inputs, self._shapes, self._seed = tuple(inputs), shapes, seed
         listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         self._decoder = find_decoder(inputs)
         # Symbols of all axes, and the size of those that are as long as the caches.
@@ -448,10 +451,8 @@ class _RandomSource:
         if self._decoder is not None:
             self.notes += ("a decoder writes text itself where its data is `self-generated`",)
 
-    def __len__(self) -> int:
-        return self._samples
-
-    def read_sample(self, i: int) -> Feeds:
+    def draw_sample(self, i: int) -> Feeds:
+        """The inputs of sample i."""
         # A generator per sample: the order of reading does not matter.
         rng = np.random.default_rng((self._seed, i))
         feeds = {value.name: self._draw_values(rng, value) for value in self._inputs}
@@ -478,9 +479,6 @@ class _RandomSource:
                 np.arange(start, start + shape[1], dtype=feeds[name].dtype), shape
             ).copy()
         return feeds
-
-    def name_sample(self, i: int) -> str:
-        return f"synthetic sample {i}"
 
     def _draw_values(self, rng: np.random.Generator, value: ValueInfo) -> Array:
         shape = self._shapes[value.name]

@@ -52,7 +52,7 @@ def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
         # The input behind the last is allowed: an operator without a bias gets one there.
         if bias.edge.index > len(node.inputs):
             cause = "this node has no place for a bias"
-            raise PlanError(str(bias.edge), cause, "plan this model again", code="Q404")
+            raise PlanError(bias.edge, cause, "plan this model again", code="Q404")
         base = f"{name_part(bias.edge, 'float')}/corrected"
         name = editor.add_constant(node.scope, base, bias.values)
         editor.replace_input(bias.edge, name)

@@ -24,7 +24,7 @@ from onnxq.errors import ConfigError, ModelError, VerificationError
 from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike, ModelSource, ValueInfo, add_libraries, load_model, name_nodes
 from onnxq.graph.index import GraphIndex, get_index
-from onnxq.progress import Progress, silent
+from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Latency, convert_floats
 from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import show_as_summary
@@ -118,7 +118,7 @@ def bench_models(
     data: object,
     config: Config,
     named: str | None,
-    progress: Progress = silent,
+    progress: Progress,
 ) -> Bench:
     """Build and time the models; the first is the one that the others are compared with.
 

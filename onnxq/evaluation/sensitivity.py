@@ -121,9 +121,9 @@ def measure_sensitivity(
     quantized: ModelLike,
     samples: Dataset,
     *,
-    kinds: Iterable[str] = KINDS,
-    threads: int = 0,
-    crew: Crew | None = None,
+    kinds: Iterable[str],
+    threads: int,
+    crew: Crew | None,
     progress: Progress,
 ) -> Profile:
     """The error of every group of sites at the outputs: isolated, and left out.

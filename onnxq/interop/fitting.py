@@ -20,7 +20,7 @@ from onnxq.spec import STORAGE_BITS, PerBlock, PerChannel, PerTensor, QParams, Q
 
 
 def fit_numbers(
-    entry: TensorScale, site: SitePlan, origin: str, shape: Shape = ()
+    entry: TensorScale, site: SitePlan, origin: str, shape: Shape
 ) -> tuple[QParams | None, str]:
     """The numbers of an entry for a site, and what became of them: "" where every level has its value.
 

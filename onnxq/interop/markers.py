@@ -25,7 +25,7 @@ from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.model import Saturation
 from onnxq.planner import add_precision, anchor_sites, find_float_nodes, find_needed_opset
 from onnxq.planner.sums import bind_sums, digest_weights, warn_allowed
-from onnxq.sites import Edge, Edges, Names, Role, Site, TensorId
+from onnxq.sites import Edge, Names, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, QParams, QuantSpec
 from onnxq.wording import show_as_summary
 
@@ -74,8 +74,8 @@ def strip_markers(
         fix = "export it with its quantizers calibrated"
         raise ModelError(name or "the model", f"has no {DOMAIN} markers", fix, code="Q118")
     check_quantizers(markers, index, None if quantizers is None else tuple(quantizers))
-    stripped, placed = _Stripper(proto, index, markers, find_flow(markers, index)).strip_markers()
-    sites = tuple(_make_site(entry, engine, index) for entry in placed)
+    flow = find_flow(markers, index)
+    stripped, sites = _Stripper(proto, index, markers, flow, engine).strip_markers()
     # Without markers more can be folded; a fold that takes a site away is not taken.
     folded = fold_constants(stripped)
     is_foldable = _keeps_sites(sites, folded)
@@ -83,33 +83,25 @@ def strip_markers(
     final = folded if is_foldable else stripped
     plan = _make_plan(final, sites, engine, name, ("constants",) if is_foldable else (), saturation)
     quantized: dict[str, tuple[Site, ...]] = {}
-    for entry, site in zip(placed, plan.sites, strict=True):
-        for quantizer in entry.group.sites:
+    for group, site in zip(flow.groups, plan.sites, strict=True):
+        for quantizer in group.sites:
             quantized[quantizer] = (*quantized.get(quantizer, ()), site.site)
     return Marked(final, _group_sites(plan, quantized), quantized)
-
-
-@dataclass(frozen=True, eq=False)
-class _Placed:
-    """A group with its place in the float model."""
-
-    group: MarkerGroup
-    tensor: TensorId
-    site: Site
-    # None: all readers of the tensor.
-    consumers: Edges | None
-    # The tensor is a constant of the model, or one of its outputs.
-    constant: bool
-    output: bool
 
 
 class _Stripper:
     """Takes the markers out of one model."""
 
     def __init__(
-        self, proto: onnx.ModelProto, index: GraphIndex, markers: tuple[Marker, ...], flow: Flow
+        self,
+        proto: onnx.ModelProto,
+        index: GraphIndex,
+        markers: tuple[Marker, ...],
+        flow: Flow,
+        engine: Target,
     ) -> None:
         self.editor, self.index, self.markers, self.flow = Editor(proto), index, markers, flow
+        self.engine = engine
         # Base of a group -> the tensor under its lasting name.
         self.names: dict[TensorId, TensorId] = {}
         # (base, order of axes) -> the tensor that holds the weight in that order.
@@ -117,8 +109,8 @@ class _Stripper:
         # Marker -> the Identity in its place.
         self.stand_ins: dict[str, str] = {}
 
-    def strip_markers(self) -> tuple[onnx.ModelProto, list[_Placed]]:
-        """The float model, and the place of every group in it."""
+    def strip_markers(self) -> tuple[onnx.ModelProto, SitePlans]:
+        """The float model, and the site of every group in it."""
         for marker in self.markers:
             if marker.node.name not in self.flow.carriers:
                 self._bypass_marker(marker)
@@ -128,13 +120,13 @@ class _Stripper:
         for group in self.flow.groups:
             self._name_base(group)
         taken: set[Site] = set()
-        placed = [self._place_group(group, taken) for group in self.flow.groups]
+        sites = tuple(self._place_group(group, taken) for group in self.flow.groups)
         self.editor.remove_unused()
         out = self.editor.export()
         replace_items(
             out.opset_import, [entry for entry in out.opset_import if entry.domain != DOMAIN]
         )
-        return out, placed
+        return out, sites
 
     def _bypass_marker(self, marker: Marker) -> None:
         base = self.flow.bases[marker.result]
@@ -196,52 +188,44 @@ class _Stripper:
         for edge in group.edges:
             self.editor.replace_input(edge, self.turned[key].name)
 
-    def _place_group(self, group: MarkerGroup, taken: set[Site]) -> _Placed:
+    def _place_group(self, group: MarkerGroup, taken: set[Site]) -> SitePlan:
         tensor = self.turned.get((group.base, group.perm), self.names.get(group.base, group.base))
         order = {node.name: k for k, node in enumerate(self.index.nodes)}
-        edges = tuple(
-            sorted(dict.fromkeys(group.edges), key=lambda edge: (order[edge.node], edge.index))
-        )
-        renamed = tuple(
+        edges = sorted(dict.fromkeys(group.edges), key=lambda edge: (order[edge.node], edge.index))
+        readers = tuple(
             replace(edge, node=self.stand_ins.get(edge.node, edge.node)) for edge in edges
         )
-        constant = self.index.is_constant(group.base) and group.base not in self.flow.bases
-        stays = group.base in self.flow.bases
-        output = not tensor.scope and (
-            bool(group.outputs) or (stays and self.index.is_output(group.base))
-        )
-        site: Site = tensor
         # Several groups on one tensor: the later ones are called by their first reader.
-        if site in taken:
-            site = renamed[0]
+        site: Site = readers[0] if tensor in taken else tensor
         taken.add(site)
-        return _Placed(group, tensor, site, None if group.whole else renamed, constant, output)
+        role = self._find_role(group, tensor)
+        spec = group.spec
+        qparams = group.first.qparams
+        # Scales of blocks have an axis for each of the tensor's; those of channels have one.
+        if group.perm and spec.has_blocks and qparams is not None:
+            scale = qparams.scale.transpose(group.perm)
+            qparams = QParams(scale, qparams.zero_point.transpose(group.perm), qparams.origin)
+        if role.is_weight and readers and not group.whole:
+            op_type = self.index.find_node(readers[0].node).op_type
+            spec = _choose_storage(spec, self.engine, op_type)
+        return SitePlan(
+            site=site,
+            role=role,
+            spec=spec,
+            qparams=qparams,
+            rule=RULE,
+            reason=f"quantizer {', '.join(group.sites)}",
+            consumers=None if group.whole else readers,
+            tensor=tensor,
+        )
 
-
-def _make_site(placed: _Placed, engine: Target, index: GraphIndex) -> SitePlan:
-    group = placed.group
-    role = Role.OUTPUT if placed.output and placed.consumers is None else Role.ACTIVATION
-    if group.first.role.is_weight and placed.constant:
-        role = Role.WEIGHT
-    spec = group.spec
-    qparams = group.first.qparams
-    # Scales of blocks have an axis for each of the tensor's; those of channels have one.
-    if group.perm and spec.has_blocks and qparams is not None:
-        scale = qparams.scale.transpose(group.perm)
-        qparams = QParams(scale, qparams.zero_point.transpose(group.perm), qparams.origin)
-    if role.is_weight and placed.consumers:
-        spec = _choose_storage(spec, engine, index.find_node(placed.consumers[0].node).op_type)
-    reason = f"quantizer {', '.join(group.sites)}"
-    return SitePlan(
-        site=placed.site,
-        role=role,
-        spec=spec,
-        qparams=qparams,
-        rule=RULE,
-        reason=reason,
-        consumers=placed.consumers,
-        tensor=placed.tensor,
-    )
+    def _find_role(self, group: MarkerGroup, tensor: TensorId) -> Role:
+        stays = group.base in self.flow.bases
+        if group.first.role.is_weight and self.index.is_constant(group.base) and not stays:
+            return Role.WEIGHT
+        given_out = group.outputs or (stays and self.index.is_output(group.base))
+        whole_output = given_out and not tensor.scope and group.whole
+        return Role.OUTPUT if whole_output else Role.ACTIVATION
 
 
 def _choose_storage(spec: QuantSpec, engine: Target, op_type: str) -> QuantSpec:

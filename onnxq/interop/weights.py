@@ -83,7 +83,7 @@ class FoundWeight:
         if len({codes.form for codes in read}) > 1:
             forms = " and ".join(f"{source.name} ({source.form})" for source in self.sources[:2])
             cause = f"holds {forms}, or groups in another order, and one weight has one form"
-            raise CalibrationError(str(self.weight.tensor), cause, code="Q515")
+            raise CalibrationError(self.weight.tensor, cause, code="Q515")
         placed = {}
         for name in ("codes", "scale", "zero", "minimum"):
             arrays = [getattr(codes, name) for codes in read]

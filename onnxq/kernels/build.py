@@ -13,7 +13,7 @@ from onnxq.files import describe_os_error
 from onnxq.kernels import cache as store
 from onnxq.kernels.device import ARCHS, arch_number, build_cubin, build_fatbin, find_nvrtc
 from onnxq.kernels.host import build_host, portable_march
-from onnxq.progress import Progress, count_items, silent
+from onnxq.progress import Progress, count_items
 from onnxq.sites import Names
 
 
@@ -41,9 +41,9 @@ class Built:
 def build_kernels(
     archs: Sequence[str] = (),
     *,
-    output: Path | None = None,
+    output: Path | None,
     force: bool = False,
-    progress: Progress = silent,
+    progress: Progress,
 ) -> tuple[Built, ...]:
     """Build the CPU twin and the CUDA kernels. A kernel that cannot be built is reported as missing, not raised.
 

@@ -248,7 +248,7 @@ def build_cubin(
 
 
 def build_fatbin(
-    archs: Sequence[int] = (), place: Path | None = None, *, force: bool = False
+    archs: Sequence[int], place: Path | None = None, *, force: bool = False
 ) -> store.CacheEntry:
     """Compile for many GPUs by nvcc, into the cache or another folder.
 

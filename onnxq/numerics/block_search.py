@@ -46,9 +46,9 @@ def search_numbers(
     groups: Floats,
     spec: QuantSpec,
     start: QParams,
-    weighting: Floats | None = None,
+    weighting: Floats | None,
     *,
-    signed_scales: bool = False,
+    signed_scales: bool,
 ) -> QParams:
     """Search scale and zero point of each row of `groups`, [rows, values], for the least squared error.
 

@@ -293,4 +293,4 @@ def round_to_type(value: Array64, dtype: np.dtype[Any]) -> Array | None:
     largest = float(np.abs(value).max(initial=0.0))
     # A unit in the last place of the largest value.
     limit = float(ml_dtypes.finfo(dtype).eps) * largest  # type: ignore[no-untyped-call]
-    return narrow if bool(np.all(np.abs(wide - value) <= limit)) else None
+    return narrow if np.all(np.abs(wide - value) <= limit) else None

@@ -107,7 +107,7 @@ def quantize_weight(
 
 
 def fake_quant_weight(
-    w: ArrayLike, qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder] = ()
+    w: ArrayLike, qparams: QParams, spec: QuantSpec, orders: Sequence[SumOrder]
 ) -> NDArray[np.floating[Any]]:
     """Apply `quantize_weight`, then `dequantize`. Returns float16 for float16, else float32."""
     values = np.asarray(w)

@@ -202,9 +202,7 @@ def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
         )
     for name in minima:
         cause = "its blocks begin at floats, which MatMulNBits alone has"
-        raise PlanError(
-            str(weights[name].site), cause, "write `nbits: 0` into the plan", code="Q407"
-        )
+        raise PlanError(weights[name].site, cause, "write `nbits: 0` into the plan", code="Q407")
     return write_qoperators(proto) if plan.qoperators else proto
 
 

@@ -22,7 +22,7 @@ from onnxq.numerics.rounding import round_to_type
 from onnxq.sites import TensorId
 
 
-def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int = 1) -> Array | None:
+def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int) -> Array | None:
     """a·W. factor: [channels] or []; axis: W's output axis (ConvTranspose: 1, where channels = groups * W.shape[1]).
 
     None when the result does not fit W's type.

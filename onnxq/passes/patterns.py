@@ -260,7 +260,7 @@ class Edit:
         narrow = round_to_type(value, dtype)
         if narrow is None:
             cause = f"the factors or shifts that the plan gives it overflow {dtype}"
-            raise PlanError(str(edge), cause, "plan the model again", code="Q404")
+            raise PlanError(edge, cause, "plan the model again", code="Q404")
         self.set_constant(edge, narrow)
 
 

@@ -363,7 +363,7 @@ def time_both(
     timer: Timer,
     *,
     own: ModelLike | None = None,
-    threads: int = 1,
+    threads: int,
     reason: str = "",
 ) -> LatencyRatio | None:
     """Interleaved medians of float and int8 on one sample; None where the engine does not take both.

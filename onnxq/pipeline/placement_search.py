@@ -20,7 +20,7 @@ from onnxq.passes import FloatState, build_quantized
 from onnxq.pipeline.check import Timer, find_timer
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.planner import Choice, OnnxPlacement
-from onnxq.progress import Progress, count_items, silent
+from onnxq.progress import Progress, count_items
 from onnxq.runtime import Feeds, Session, detect_cpu
 from onnxq.sites import LeftFloat
 
@@ -68,8 +68,8 @@ def choose_measured(
     feeds: Feeds,
     *,
     measure: Timer,
-    threads: int = 1,
-    progress: Progress = silent,
+    threads: int,
+    progress: Progress,
 ) -> Plan:
     """Emit every candidate with quick ranges, time all interleaved, the best again, and return the winner's plan.
 

@@ -34,7 +34,7 @@ from onnxq.pipeline.quantized_source import QuantizedSource
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner import state_placement
 from onnxq.planner.sums import read_constant
-from onnxq.progress import Progress, silent
+from onnxq.progress import Progress
 from onnxq.sites import Caution, Cautions, Refusal, Unquantized
 from onnxq.spec import Granularity, PerBlock, PerChannel, QParams, QuantSpec
 from onnxq.wording import join_names
@@ -315,7 +315,7 @@ def _place_pairs(
 
 
 def retarget(
-    source: QuantizedSource, data: object, config: Config, *, progress: Progress = silent
+    source: QuantizedSource, data: object, config: Config, *, progress: Progress
 ) -> Retargeted:
     """Make the file for the target of the configuration; see `onnxq.convert`."""
     model = attach_weights(source.floats)

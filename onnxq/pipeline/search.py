@@ -20,7 +20,7 @@ from onnxq.passes.mixed_precision.promotion import NAME as PROMOTION
 from onnxq.pipeline.finalize import Result, finalize_run
 from onnxq.pipeline.precision_search import Limits, PrecisionSearch, open_timer
 from onnxq.pipeline.quantize_model import open_context, prepare_run
-from onnxq.progress import Progress, silent
+from onnxq.progress import Progress
 from onnxq.report import Report
 from onnxq.report.record import FrontPoint, make_axes
 from onnxq.report.terminal import format_bytes
@@ -92,7 +92,7 @@ class SearchResult:
 
 
 def search_precisions(
-    model: ModelSource, data: object, config: Config, *, progress: Progress = silent
+    model: ModelSource, data: object, config: Config, *, progress: Progress
 ) -> SearchResult:
     """Search, and finish the model that is best; see `onnxq.search`."""
     # Each operator's precision is given by rules here, so that nothing else may choose bits, or leave any float.

@@ -2,7 +2,6 @@
 
 from onnxq.plan.contents import Contents, NodeContents, Sketch, sketch_values
 from onnxq.plan.model import (
-    SCHEMA,
     AttentionChoice,
     AttentionKind,
     BiasPlan,
@@ -23,7 +22,6 @@ from onnxq.plan.reading import check_numbers, check_specs, drop_stale, from_json
 
 __all__ = [
     "PARTS",
-    "SCHEMA",
     "AttentionChoice",
     "AttentionKind",
     "BiasPlan",

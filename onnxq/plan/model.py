@@ -428,7 +428,7 @@ class Plan:
         for planned in self.all_sites:
             if planned.site == site:
                 return planned
-        raise PlanError(str(site), "no such site in the plan", code="Q404")
+        raise PlanError(site, "no such site in the plan", code="Q404")
 
     @property
     def all_sites(self) -> SitePlans:

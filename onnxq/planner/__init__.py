@@ -20,7 +20,7 @@ from onnxq.planner.precision.choose import (
 )
 from onnxq.planner.precision.reasons import PrecisionProblem, TensorErrors
 from onnxq.planner.problem import KEPT, NOTHING, Existing
-from onnxq.planner.sums import bind_sums, count_saturating, digest_weights
+from onnxq.planner.sums import bind_sums, digest_weights
 
 __all__ = [
     "EMBEDDING_ROWS",
@@ -38,7 +38,6 @@ __all__ = [
     "bind_sums",
     "choose_tables",
     "choose_types",
-    "count_saturating",
     "digest_weights",
     "find_float_nodes",
     "find_needed_opset",

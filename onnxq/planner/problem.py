@@ -387,7 +387,7 @@ def state_problem(
     engine: Target,
     *,
     shapes: Shapes,
-    closed: Callable[[NodeRef], bool] = lambda _: False,
+    closed: Callable[[NodeRef], bool],
     existing: Existing = NOTHING,
 ) -> PlacementProblem:
     """The problem of one graph, for the configuration of the requests.

@@ -140,7 +140,7 @@ def describe_shortage(shortened: Shortened) -> str:
     return f"budget: {name}: {change}, the budget of {budget} leaves no time for more"
 
 
-def format_precision(types: PrecisionPlan | None, verbose: bool = False) -> Iterator[str]:
+def format_precision(types: PrecisionPlan | None, verbose: bool) -> Iterator[str]:
     """Lines on the type, on inputs and outputs, and on every reason with the nodes it holds for."""
     if types is None:
         return

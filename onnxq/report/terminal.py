@@ -79,9 +79,7 @@ def print_result(
         )
 
 
-def print_renderable(
-    renderable: RenderableType, stream: IO[str] | None = None, width: int | None = None
-) -> None:
+def print_renderable(renderable: RenderableType, stream: IO[str] | None, width: int | None) -> None:
     """Print to `stream` (stdout): coloured and wrapped on a terminal; plain and uncut in a pipe, one line per row.
 
     width: wrap at so many columns in any case.
@@ -109,7 +107,7 @@ def render_parts(parts: Iterable[RenderableType]) -> str:
     return console.export_html(inline_styles=True, code_format=_PREFORMATTED)
 
 
-def write_stream(text: str, stream: IO[str] | None = None) -> None:
+def write_stream(text: str, stream: IO[str] | None) -> None:
     """Write lines, escaped; letters that the stream cannot encode become "?"."""
     stream = sys.stdout if stream is None else stream
     encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -147,7 +145,7 @@ def make_list(
     *,
     usual: int | None = None,
     right: Iterable[str] = (),
-    names: Iterable[str] = (),
+    names: Iterable[str],
     fold: Iterable[str] = (),
 ) -> list[RenderableType]:
     """Make a table of the items that a view shows, and a line that counts the others.

@@ -68,7 +68,7 @@ def tap_tensors(
     for tensor in wanted:
         if tensor.name not in known.get(tensor.scope, ()):
             near = suggest_names(tensor.name, known.get(tensor.scope, ()))
-            raise ModelError(str(tensor), "the model has no such tensor", near, code="Q116")
+            raise ModelError(tensor, "the model has no such tensor", near, code="Q116")
     copy, weights = omit_weights(proto)
     work = _TapWriter(
         index, probe, set().union(*known.values(), (node.name for node in index.nodes)), {}

@@ -28,7 +28,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if 64 MiB were 1 KiB."""
     monkeypatch.setattr(arrays_module, "_IN_MEMORY", 2**10)
     monkeypatch.setattr(arrays_module, "_BLOCK_BYTES", 2**9)
-    monkeypatch.setattr(arrays_module, "_CHECKPOINT_BYTES", 2**11)
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -97,18 +97,28 @@ def test_a_single_pb_file(tmp_path: Path) -> None:
     assert len(load_data(tmp_path / "input_0.pb", [X])) == 1
 
 
+def serialize(raw: bytes = b"", **fields: object) -> bytes:
+    """A tensor of three floats."""
+    return onnx.TensorProto(data_type=TensorProto.FLOAT, dims=[1, 3], raw_data=raw, **fields).SerializeToString()
+
+
+ELSEWHERE = [onnx.StringStringEntryProto(key="location", value="/etc/hostname")]
+
+
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "inputs", "told"),
     [
-        (b"\xff\xff\xff", "not an ONNX tensor"),
-        (b"", "not an ONNX tensor"),
-        (onnx.TensorProto(data_type=TensorProto.FLOAT, dims=[1, 3], raw_data=bytes(8)).SerializeToString(), "damaged"),
+        (b"\xff\xff\xff", [X], "not an ONNX tensor"),
+        (b"", [X], "not an ONNX tensor"),
+        (serialize(bytes(8)), [X], "damaged"),
+        (serialize(name="x", data_location=onnx.TensorProto.EXTERNAL, external_data=ELSEWHERE), [X], "another file"),
+        (serialize(bytes(12)), [X, IDS], "1 input files, the model has 2"),
     ],
 )
-def test_pb_files_that_are_no_tensors(tmp_path: Path, content: bytes, told: str) -> None:
+def test_pb_files_that_do_not_fit(tmp_path: Path, content: bytes, inputs: list[ValueInfo], told: str) -> None:
     (tmp_path / "input_0.pb").write_bytes(content)
     with pytest.raises(DataError, match=told):
-        load_data(tmp_path, [X])
+        load_data(tmp_path, inputs)
 
 
 def test_inputs_that_are_no_tensors_are_refused_before_files_are_read(tmp_path: Path) -> None:
@@ -120,21 +130,6 @@ def test_inputs_that_are_no_tensors_are_refused_before_files_are_read(tmp_path: 
     assert (caught.value.subject, caught.value.code) == ("input 's'", "Q206")
     with pytest.raises(DataError, match="is not an ONNX tensor"):
         load_data(tmp_path, [X])
-
-
-def test_a_pb_file_cannot_read_other_files(tmp_path: Path) -> None:
-    tensor = onnx.TensorProto(name="x", data_type=TensorProto.FLOAT, dims=[1, 3])
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.append(onnx.StringStringEntryProto(key="location", value="/etc/hostname"))
-    (tmp_path / "input_0.pb").write_bytes(tensor.SerializeToString())
-    with pytest.raises(DataError, match="another file"):
-        load_data(tmp_path, [X])
-
-
-def test_the_number_of_pb_files_must_be_that_of_the_inputs(tmp_path: Path) -> None:
-    write_pb(tmp_path / "input_0.pb", rows(1))
-    with pytest.raises(DataError, match="1 input files, the model has 2"):
-        load_data(tmp_path, [X, IDS])
 
 
 def test_folders_that_say_nothing_or_too_much(tmp_path: Path) -> None:
@@ -280,20 +275,19 @@ def test_the_sample_itself_is_left_alone_and_so_are_other_inputs() -> None:
     assert np.array_equal(drawn, kept)
 
 
+DRAWN = np.zeros((1, 1, 32, 32), np.float32)
+SHAPES = ((1, 3, 15, 40), (1, 16, 32, 32), (1, 128), (3, 32, 32), (1, 3, 8, 32, 32), (0, 3, 32, 32))
+
+
 @pytest.mark.parametrize(
-    "shape", [(1, 3, 15, 40), (1, 16, 32, 32), (1, 128), (3, 32, 32), (1, 3, 8, 32, 32), (0, 3, 32, 32)]
+    "feeds",
+    [
+        *({"x": np.zeros(shape, np.float32)} for shape in SHAPES),
+        {"mask": DRAWN, "ids": np.zeros((1, 32), np.int64)},
+        {"cache": np.zeros((1, 4, 32, 64), np.float32), "x": np.zeros((1, 1, 384), np.float32)},
+        {"mask": np.where(np.arange(32) == 1, -np.inf, DRAWN).astype(np.float32)},
+        {"x": np.full((1, 1, 16, 16), "a")},
+    ],
 )
-def test_no_pictures(shape: tuple[int, ...]) -> None:
-    assert augment_sample({"x": np.zeros(shape, np.float32)}) == ()
-
-
-def test_masks_and_caches_are_no_pictures() -> None:
-    drawn = np.zeros((1, 1, 32, 32), np.float32)
-    assert augment_sample({"mask": drawn, "ids": np.zeros((1, 32), np.int64)}) == ()
-    assert augment_sample({"cache": np.zeros((1, 4, 32, 64), np.float32), "x": np.zeros((1, 1, 384), np.float32)}) == ()
-    drawn[0, 0, 0, 1] = -np.inf
-    assert augment_sample({"mask": drawn}) == ()
-
-
-def test_text_is_no_picture() -> None:
-    assert augment_sample({"x": np.full((1, 1, 16, 16), "a")}) == ()
+def test_masks_caches_and_text_are_no_pictures(feeds: dict[str, np.ndarray]) -> None:
+    assert augment_sample(feeds) == ()

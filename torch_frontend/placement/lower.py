@@ -100,7 +100,7 @@ class _Read:
     argument: Argument | None = None
 
 
-def lower_model(model: fx.GraphModule, config: Config, skipped: Collection[str] = ()) -> CallGraph:
+def lower_model(model: fx.GraphModule, config: Config, skipped: Collection[str]) -> CallGraph:
     """The graph of a traced module with named calls. skipped: modules that the person asked to leave alone."""
     lowering = _Lowering(model, config, skipped)
     for node in model.graph.nodes:

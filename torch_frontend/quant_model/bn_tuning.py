@@ -67,7 +67,7 @@ def check_tunable(model: nn.Module, pairs: list[NormPair]) -> None:
         )
     for pair in pairs:
         if (wrong := _explain_scales(model, pair)) is not None:
-            raise PlanError(str(pair[0].target), *wrong, code="Q410")
+            raise PlanError(pair[0].target, *wrong, code="Q410")
 
 
 def _explain_scales(model: nn.Module, pair: NormPair) -> CauseAndFix | None:

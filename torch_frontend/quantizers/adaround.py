@@ -72,7 +72,7 @@ class AdaRound(Quantizer):
             gamma = self.options["gamma"]
             # The inverse of h. Finite, since gamma < 0 <= rest < 1 < zeta, unless w / s is NaN or inf.
             start = -torch.log((zeta - gamma) / (rest - gamma) - 1)
-        if not bool(start.isfinite().all()):
+        if not start.isfinite().all():
             raise CalibrationError(
                 self.site,
                 "the weight or its scale holds NaN or inf",

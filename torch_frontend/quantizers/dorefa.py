@@ -55,7 +55,7 @@ class LeastValue:
         """Add a batch."""
         if not x.numel():
             return
-        if not bool(x.isfinite().all()):
+        if not x.isfinite().all():
             raise CalibrationError(
                 "activation", "holds NaN or inf", "find its source in the float model", code="Q501"
             )

@@ -109,9 +109,9 @@ class MeanMagnitude:
             return
         # Sums in float64 on the host: they add up over batches and ranks and must not depend on the device.
         total = sum_groups(x.detach().abs(), self.spec).cpu()
-        if not bool(total.isfinite().all()):
+        if not total.isfinite().all():
             raise CalibrationError(
-                str(self.role),
+                self.role,
                 "holds NaN or inf",
                 "find what makes it in the float model",
                 code="Q501",
@@ -293,7 +293,7 @@ class PACT(LearnedQuantizer):
     def make_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:
         """alpha = scale (qmax - z). Raises CalibrationError naming the site where there is no integer above z."""
         above = self.spec.qmax - zero_point
-        if not bool((above > 0).all()):
+        if not (above > 0).all():
             cause = "no value above zero was seen, and PACT learns the upper end"
             raise CalibrationError(self.site, cause, "use lsq+", code="Q509")
         return {"alpha": scale * above, "zero_point": zero_point}

@@ -132,7 +132,7 @@ class WeightRange:
         """The last observed weight. Raises CalibrationError if there is none, or if it holds NaN or inf."""
         if self.weight is None:
             raise observers.base.make_empty_error("weight")
-        if not bool(self.weight.isfinite().all()):
+        if not self.weight.isfinite().all():
             raise CalibrationError(
                 "weight", "holds NaN or inf", "repair the float model", code="Q503"
             )

@@ -127,7 +127,7 @@ def find_constants(graph: fx.Graph) -> set[fx.Node]:
     return constants
 
 
-def name_calls(model: fx.GraphModule, skipped: Collection[str] = ()) -> None:
+def name_calls(model: fx.GraphModule, skipped: Collection[str]) -> None:
     """Turn known function and method calls into named modules of `model`, and name every call.
 
     A call becomes a `Call` in the scope that makes it, `layer1.0.add`; the next one there is `layer1.0.add_1`. A call

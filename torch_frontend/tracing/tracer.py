@@ -265,7 +265,7 @@ class Tracer(fx.Tracer):
 
 
 def trace_model(
-    model: nn.Module, skip: Sequence[str] = (), arguments: Arguments = None
+    model: nn.Module, skip: Sequence[str], arguments: Arguments
 ) -> Traced | Untraceable:
     """The graph of the model's forward, in the mode (train or eval) of the model.
 

@@ -238,11 +238,26 @@ def make_text_samples(
     tokens behind a beginning of the window, which `model` has run and of which the caches hold keys and values.
     Raises DataError for a text that is too short, and for a model that tokens do not feed.
     """
-    text = open_text(path, inputs, config, model)
-    length = text.length * text.parts.batch
-    windows = choose_windows(path, text.tokenizer, length, config.samples or SAMPLES, config.seed)
-    session = Session(model, optimize=False) if text.parts.caches and model is not None else None
-    return _fit_texts(map(text.shape_ids, windows), text.parts, session, text.length, config.seed)
+    tokenizer = find_tokenizer(path, config)
+    parts, rows, length = _describe_inputs(inputs, config, model)
+    size = length * parts.batch
+    windows = choose_windows(path, tokenizer, size, config.samples or SAMPLES, config.seed)
+    least = max(length, 2) if parts.length is not None and not parts.caches else 2
+
+    def shape_ids(window: Window) -> Array:
+        count = len(window.ids) // parts.batch
+        if count < least:
+            cause = f"has {len(window.ids)} tokens, and a window has {least * parts.batch}"
+            raise DataError(path, cause, "give a longer text", code="Q224")
+        highest = int(window.ids.max())
+        if rows is not None and highest >= rows:
+            cause = f"the model's table has {rows} tokens, the tokenizer {tokenizer.size}"
+            fix = "give the tokenizer that belongs to the model with `tokenizer=…`"
+            raise DataError(f"token {highest}", cause, fix, code="Q223")
+        return window.ids[: count * parts.batch].reshape(parts.batch, count)
+
+    session = Session(model, optimize=False) if parts.caches and model is not None else None
+    return _fit_texts(map(shape_ids, windows), parts, session, length, config.seed)
 
 
 def make_generated_samples(inputs: Inputs, config: DataConfig, model: ModelLike) -> Iterator[Feeds]:
@@ -278,45 +293,6 @@ def _fit_texts(
         yield parts.make_feeds(
             ids[:, known : known + count], parts.run_prompt(session, ids[:, :known])
         )
-
-
-class TextFile:
-    """A text file for one model. length: tokens of a window for each row of a batch."""
-
-    def __init__(
-        self, path: Path, parts: TextInputs, tokenizer: Tokenizer, length: int, rows: int | None
-    ) -> None:
-        self.path, self.parts, self.tokenizer, self.length, self._rows = (
-            path,
-            parts,
-            tokenizer,
-            length,
-            rows,
-        )
-
-    def shape_ids(self, window: Window) -> Array:
-        """Tokens [N, T]. Raises DataError for too few, and for tokens that the model's table does not have."""
-        batch = self.parts.batch
-        fixed = not self.parts.caches and self.parts.length is not None
-        count = len(window.ids) // batch
-        if count < 2 or (fixed and count < self.length):
-            cause = f"has {len(window.ids)} tokens, and a window has {self.length * batch if fixed else 2 * batch}"
-            raise DataError(self.path, cause, "give a longer text", code="Q224")
-        highest = int(window.ids.max())
-        if self._rows is not None and highest >= self._rows:
-            cause = (
-                f"the model's table has {self._rows} tokens, the tokenizer {self.tokenizer.size}"
-            )
-            fix = "give the tokenizer that belongs to the model with `tokenizer=…`"
-            raise DataError(f"token {highest}", cause, fix, code="Q223")
-        return window.ids[: count * batch].reshape(batch, count)
-
-
-def open_text(path: Path, inputs: Inputs, config: DataConfig, model: ModelLike | None) -> TextFile:
-    """Open a text file for a model. Raises DataError without a tokenizer, and for a model that tokens do not feed."""
-    tokenizer = find_tokenizer(path, config)
-    parts, rows, length = _describe_inputs(inputs, config, model)
-    return TextFile(path, parts, tokenizer, length, rows)
 
 
 def _describe_inputs(

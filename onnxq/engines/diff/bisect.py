@@ -108,8 +108,8 @@ def bisect_divergence(
     *,
     step: float = 0.0,
     failing: bool = False,
-    threads: int = 0,
-    tick: Tick = lambda: None,
+    threads: int,
+    tick: Tick,
 ) -> Piece | None:
     """Search from a tensor of the main graph, on one sample's feeds. step: of its quantizer, 0 without one.
 

@@ -32,7 +32,7 @@ def find_saturating_weights(
     feeds: Arrays,
     run: Callable[[], Array | None],
     *,
-    threads: int = 0,
+    threads: int,
 ) -> tuple[WeightSums, ...]:
     """The weights whose sums saturate on this sample on the way to a tensor; () where they do not explain the run.
 

@@ -223,7 +223,7 @@ def _find_local(name: str) -> Engine:
     return engine
 
 
-def describe_engine(run: str, provider: str = "") -> str:
+def describe_engine(run: str, provider: str) -> str:
     """The engine of a local run, for people. provider: of the run with optimizations."""
     if run not in _RUNS:
         return _find_local(run).describe_version()

@@ -121,16 +121,14 @@ class Editor(Generic[M]):
     def remove_initializer(self, t: TensorId) -> None:
         """Take out an initializer that nothing reads."""
         if t.name not in self._tensor_scope(t).initializers or not self.is_unread(t):
-            raise _fault(
-                str(t), "is not an initializer, or is still read", "rewire its readers first"
-            )
+            raise _fault(t, "is not an initializer, or is still read", "rewire its readers first")
         del self._tensors[t], self._scopes[t.scope].initializers[t.name]
 
     def replace_initializer(self, t: TensorId, array: Array) -> None:
         """Other values (and, if need be, another shape or type) for an initializer, for all that read it."""
         scope = self._tensor_scope(t)
         if t.name not in scope.initializers:
-            raise _fault(str(t), "is not an initializer", suggest_names(t.name, scope.initializers))
+            raise _fault(t, "is not an initializer", suggest_names(t.name, scope.initializers))
         # Only initializers of the main graph may be stubs.
         scope.initializers[t.name] = encode_tensor(
             t.name, array, store=None if scope.name else self._store
@@ -220,9 +218,7 @@ class Editor(Generic[M]):
         """Let one input of one node read another tensor ("" leaves it out; the input after the last one is added)."""
         record = self._find_node(edge.node)
         if not 0 <= edge.index <= len(record.node.inputs):
-            raise _fault(
-                str(edge), f"the node has {len(record.node.inputs)} inputs", "use one of these"
-            )
+            raise _fault(edge, f"the node has {len(record.node.inputs)} inputs", "use one of these")
         source = self._find_visible(tensor, record.scope)
         if edge.index == len(record.node.inputs):
             record.node.inputs.append(source)
@@ -259,7 +255,7 @@ class Editor(Generic[M]):
             edges = list(consumers)
             strange = next((edge for edge in edges if edge not in self.list_consumers(t)), None)
             if strange is not None:
-                raise _fault(str(strange), f"does not read {t}", "take the edge from the index")
+                raise _fault(strange, f"does not read {t}", "take the edge from the index")
         for edge in edges:
             self.replace_input(edge, new)
         for scope in self._scopes.values() if outputs else ():
@@ -376,7 +372,7 @@ class Editor(Generic[M]):
         if t not in self._tensors:
             known = (key.name for key in self._tensors if key.scope == t.scope)
             raise ModelError(
-                str(t), "the model has no such tensor", suggest_names(t.name, known), code="Q116"
+                t, "the model has no such tensor", suggest_names(t.name, known), code="Q116"
             )
         return self._scopes[t.scope]
 

@@ -2,7 +2,6 @@
 
 from onnxq.interop.checkpoints.base import (
     Checkpoint,
-    CheckpointFormat,
     CheckpointWeight,
     InputScale,
     WeightCodes,
@@ -11,7 +10,6 @@ from onnxq.interop.checkpoints.registry import open_checkpoint
 
 __all__ = [
     "Checkpoint",
-    "CheckpointFormat",
     "CheckpointWeight",
     "InputScale",
     "WeightCodes",

@@ -3,8 +3,8 @@
 A flow gives each tensor that a linear operator writes a label, and visits the nodes in the order they run. The rule of
 an operator (`operators.RULES`) passes labels on, joins them, or ends them in a weight that reads them. A label that
 meets a node without a rule, or leaves the nodes, is held: its channels stay as they are. There is a flow for each
-change: factors per channel between weights, constants that are added per channel, factors in front of some readers
-(here), and orthogonal matrices (`streams`).
+change: factors per channel between weights and constants that are added per channel (here), and orthogonal matrices
+(`streams`).
 """
 
 from __future__ import annotations
@@ -411,90 +411,3 @@ def _joins_alike(index: GraphIndex, node: NodeRef, op: Linear) -> bool:
         if len(shape) != op.rank or shape[op.channel_axis] != op.channels:
             return False
     return op.rank_known
-
-
-@dataclass(frozen=True, eq=False)
-class SmoothingHome:
-    """The node that can write a tensor divided, channel by channel: a LayerNormalization, or a linear operator.
-
-    step: how far its channels went on the way of values through attention; head_size: channels of a head there.
-    """
-
-    node: NodeRef | Linear
-    step: int = 0
-    head_size: int = 0
-
-
-# The way of an attention's values: to heads, in front of the tokens, times P, behind them again, and joined; so that
-# the channels come out in the order they went in.
-_VALUES_WAY = ("Reshape", "Transpose", "MatMul", "Transpose", "Reshape")
-# [batch, heads, tokens, size] to [batch, tokens, heads, size], and back.
-_HEADS_PERM = (0, 2, 1, 3)
-
-
-class SmoothedChannels(ChannelFlow[SmoothingHome]):
-    """Tensors that may be written divided by the node in front of them; whether others read them is not asked here."""
-
-    def hold_label(self, label: SmoothingHome, reason: str) -> None:
-        """Nothing to do: whoever divides a tensor looks at all its readers."""
-
-    def find_home(self, tensor: TensorId, channels: int) -> NodeRef | Linear | None:
-        """The node that can write a tensor of so many channels divided."""
-        home = self.labels.get(tensor)
-        if home is None or home.step == 0:
-            return None if home is None else home.node
-        if home.step < len(_VALUES_WAY) or channels % home.head_size:
-            return None
-        return (
-            home.node if isinstance(home.node, Linear) and home.node.channels == channels else None
-        )
-
-
-def smooth_norm(flow: SmoothedChannels, node: NodeRef) -> bool:
-    """A LayerNormalization over the last axis, with a scale of its own."""
-    index = flow.index
-    axis = node.read_int("axis", -1)
-    rank = index.find_rank(node.result)
-    scale, bias = (index.find_input(node, k) for k in (1, 2))
-    constants = [tensor for tensor in (scale, bias) if tensor is not None]
-    own = all(index.is_constant(tensor) and index.is_owned(tensor) for tensor in constants)
-    last = axis == -1 or (rank is not None and axis == rank - 1)
-    return own and last and scale is not None and flow.pass_label(node, SmoothingHome(node))
-
-
-def smooth_linear(flow: SmoothedChannels, node: NodeRef) -> bool:
-    """A linear operator with weights of its own; a product of activations may be one of values."""
-    op = find_linear(flow.index, node)
-    if op is None:
-        return smooth_values(flow, node)
-    if op.owns_constants(flow.index):
-        flow.write_label(op.last.result, SmoothingHome(op))
-    return True
-
-
-def smooth_values(flow: SmoothedChannels, node: NodeRef) -> bool:
-    """The next step of values on their way, where nobody else reads them.
-
-    The heads are often known by their size alone; then the split must leave the other axes as they are.
-    """
-    k = 1 if node.op_type == "MatMul" else 0
-    tensor = flow.index.find_input(node, k)
-    home = flow.find_label(node, k)
-    if tensor is None or home is None or not isinstance(home.node, Linear):
-        return False
-    # Another reader would see values that nobody multiplies back.
-    if flow.index.find_reader(tensor) is None:
-        return False
-    if home.step >= len(_VALUES_WAY) or node.op_type != _VALUES_WAY[home.step]:
-        return False
-    if node.op_type == "Transpose" and tuple(node.attrs.get("perm", ())) != _HEADS_PERM:
-        return False
-    head_size = home.head_size
-    if home.step == 0:
-        whole, split = (flow.index.find_shape(t) or () for t in (tensor, node.result))
-        if len(whole) != 3 or None in whole or len(split) != 4 or whole[:2] != split[:2]:
-            return False
-        head_size = split[-1] if isinstance(split[-1], int) else 0
-        if not head_size:
-            return False
-    return flow.pass_label(node, SmoothingHome(home.node, home.step + 1, head_size))

@@ -38,9 +38,7 @@ def list_channel_axes(proto: ModelLike) -> dict[TensorId, int]:
     flow = find_scaled_channels(get_index(proto))
     joint = flow.free & ~flow.rectified
     return {
-        tensor: flow.axes[tensor]
-        for tensor, labels in flow.labels.items()
-        if bool(joint[labels].any())
+        tensor: flow.axes[tensor] for tensor, labels in flow.labels.items() if joint[labels].any()
     }
 
 
@@ -99,16 +97,14 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
         labels = flow.labels.get(tensor)
         if labels is None or labels.size != values.size:
             raise PlanError(
-                str(tensor), "has no channels that could be equalized this way", _FIX, code="Q404"
+                tensor, "has no channels that could be equalized this way", _FIX, code="Q404"
             )
         roots = flow.root[labels]
         wide = values.astype(np.float64)
         # Channels of one root, as an Add makes them, can only be multiplied alike.
-        if bool((scaled[roots] & (s[roots] != wide)).any()) or bool(
-            ((wide != 1.0) & ~flow.free[labels]).any()
-        ):
+        if (scaled[roots] & (s[roots] != wide)).any() or ((wide != 1.0) & ~flow.free[labels]).any():
             raise PlanError(
-                str(tensor), "cannot take the factors that the plan gives it", _FIX, code="Q404"
+                tensor, "cannot take the factors that the plan gives it", _FIX, code="Q404"
             )
         s[roots], scaled[roots] = wide, True
     edit = Edit(proto)
@@ -116,7 +112,7 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
     for op in flow.ops:
         rows = s[flow.root[op.rows]]
         columns = np.ones(op.inputs) if op.columns is None else s[flow.root[op.columns]]
-        if bool((rows == 1.0).all() and (columns == 1.0).all()):
+        if (rows == 1.0).all() and (columns == 1.0).all():
             continue
         linear = op.linear
         changed = True
@@ -231,7 +227,7 @@ def write_shifts(proto: ModelLike, shifts: Shifts) -> ModelLike:
         source = sources.get(tensor)
         if source is None or c.shape != (source.op.channels,):
             cause = "cannot take the shifts that the plan gives it"
-            raise PlanError(str(tensor), cause, "plan the model again", code="Q404")
+            raise PlanError(tensor, cause, "plan the model again", code="Q404")
         wide = c.astype(np.float64)
         add_gain(source.op, -wide)
         for reader, times in source.readers.values():

@@ -15,25 +15,19 @@ from onnxq.passes.equalization.streams import Streams
 class OperatorRules:
     """Effect of an operator on channels. A rule that is missing holds the channels that the operator reads.
 
-    scale: those multiplied by positive factors; shift: with constants added; turn: multiplied by an orthogonal matrix;
-    smooth: divided by the node that makes them, in front of linear operators that all read them.
+    scale: those multiplied by positive factors; shift: with constants added; turn: multiplied by an orthogonal matrix.
     """
 
     scale: Callable[[channels.ScaledChannels, NodeRef], bool] | None = None
     shift: Callable[[channels.ShiftedChannels, NodeRef], bool] | None = None
     turn: Callable[[Streams, NodeRef], bool] | None = None
-    smooth: Callable[[channels.SmoothedChannels, NodeRef], bool] | None = None
 
 
 RULES: dict[str, OperatorRules] = {
     "Conv": OperatorRules(channels.scale_linear, channels.shift_linear, turns.turn_conv),
     "ConvTranspose": OperatorRules(channels.scale_linear, channels.shift_linear),
-    "Gemm": OperatorRules(
-        channels.scale_linear, channels.shift_linear, turns.turn_gemm, channels.smooth_linear
-    ),
-    "MatMul": OperatorRules(
-        channels.scale_linear, channels.shift_linear, turns.turn_matmul, channels.smooth_linear
-    ),
+    "Gemm": OperatorRules(channels.scale_linear, channels.shift_linear, turns.turn_gemm),
+    "MatMul": OperatorRules(channels.scale_linear, channels.shift_linear, turns.turn_matmul),
     "Add": OperatorRules(channels.scale_add, channels.shift_add, turns.turn_add),
     "Sub": OperatorRules(turn=turns.turn_add),
     "Sum": OperatorRules(turn=turns.turn_sum),
@@ -58,10 +52,10 @@ RULES: dict[str, OperatorRules] = {
     "Resize": OperatorRules(channels.scale_resize),
     "Concat": OperatorRules(channels.scale_concat, None, turns.turn_concat),
     "Flatten": OperatorRules(channels.scale_flat, None, turns.turn_reshape),
-    "Reshape": OperatorRules(channels.scale_flat, None, turns.turn_reshape, channels.smooth_values),
+    "Reshape": OperatorRules(channels.scale_flat, None, turns.turn_reshape),
     "Squeeze": OperatorRules(turn=turns.turn_reshape),
     "Unsqueeze": OperatorRules(turn=turns.turn_reshape),
-    "Transpose": OperatorRules(turn=turns.turn_transpose, smooth=channels.smooth_values),
+    "Transpose": OperatorRules(turn=turns.turn_transpose),
     "Gather": OperatorRules(turn=turns.turn_gather),
     "Slice": OperatorRules(turn=turns.turn_slice),
     "Split": OperatorRules(turn=turns.turn_split),
@@ -72,7 +66,7 @@ RULES: dict[str, OperatorRules] = {
     "ReduceSumSquare": OperatorRules(turn=turns.turn_mean),
     "ReduceMean": OperatorRules(turn=turns.turn_mean),
     "ReduceSum": OperatorRules(turn=turns.turn_mean),
-    "LayerNormalization": OperatorRules(turn=turns.turn_normalized, smooth=channels.smooth_norm),
+    "LayerNormalization": OperatorRules(turn=turns.turn_normalized),
     "RMSNormalization": OperatorRules(turn=turns.turn_normalized),
     "SimplifiedLayerNormalization": OperatorRules(turn=turns.turn_normalized),
     "SkipLayerNormalization": OperatorRules(turn=turns.turn_normalized_sum),
@@ -101,11 +95,4 @@ def find_streams(index: GraphIndex) -> Streams:
     """Every stream of the model, in the order the model runs in."""
     flow = Streams(index)
     flow.visit_nodes({name: rules.turn for name, rules in RULES.items()})
-    return flow
-
-
-def find_smoothed_channels(index: GraphIndex) -> channels.SmoothedChannels:
-    """The tensors that a node in front of them can write divided."""
-    flow = channels.SmoothedChannels(index)
-    flow.visit_nodes({name: rules.smooth for name, rules in RULES.items()})
     return flow

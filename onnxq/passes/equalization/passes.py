@@ -162,7 +162,7 @@ def _find_tensor(scaling: Scaling | Rotation, anchors: Anchors) -> TensorId:
     tensor = anchors.find_tensor(scaling.tensor, scaling.anchor)
     if tensor is None:
         cause = "is scaled by the plan but not in this model"
-        raise PlanError(str(scaling.tensor), cause, "plan the model again", code="Q404")
+        raise PlanError(scaling.tensor, cause, "plan the model again", code="Q404")
     return tensor
 
 

@@ -279,7 +279,7 @@ def _choose_matrices(
         stream = None if label is None else streams.find_stream(label)
         if stream is None or not stream.free or stream.size != rotation.size:
             cause = f"begins no stream of {rotation.size} channels that could be rotated"
-            raise PlanError(str(rotation.tensor), cause, "plan the model again", code="Q404")
+            raise PlanError(rotation.tensor, cause, "plan the model again", code="Q404")
         chosen.append((stream, Hadamard(rotation.seed, rotation.size, stream.level)))
     return chosen
 

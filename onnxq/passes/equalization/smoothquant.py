@@ -17,7 +17,6 @@ from onnxq.arrays import Array64, Floats
 from onnxq.errors import PlanError
 from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, get_index, release_pages
 from onnxq.numerics.machine import map_in_threads
-from onnxq.passes.equalization.operators import find_smoothed_channels
 from onnxq.passes.equalization.smoothquant_core import (
     ChannelStatistics,
     SmoothedWeight,
@@ -50,32 +49,74 @@ class SmoothingGroup:
 def find_groups(index: GraphIndex) -> tuple[SmoothingGroup, ...]:
     """Every tensor whose readers are MatMul or Gemm with weights of their own, in the order the model runs in."""
     layers: dict[TensorId, list[Linear]] = {}
+    # By their results: the operators whose weights nobody else reads.
+    makers: dict[TensorId, Linear] = {}
     for node in index.nodes:
-        op = (
-            find_linear(index, node)
-            if node.op_type in ("MatMul", "Gemm") and not node.attrs.get("transA", 0)
-            else None
-        )
+        op = find_linear(index, node) if node.is_onnx("MatMul", "Gemm") else None
+        if op is None:
+            continue
+        if op.owns_constants(index):
+            makers[op.last.result] = op
         x = index.find_input(node, 0)
         w = index.find_input(node, 1)
-        if (
-            op is not None
-            and x is not None
-            and w is not None
-            and index.is_owned(w)
-            and x.scope == node.scope
-        ):
+        owned = w is not None and index.is_owned(w)
+        if x is not None and owned and x.scope == node.scope and not node.transposes_data:
             layers.setdefault(x, []).append(op)
-    homes = find_smoothed_channels(index)
     groups = []
     for tensor, ops in layers.items():
         sizes = {op.weight.shape[1 - op.axis] for op in ops}
         if len(sizes) == 1 and all(op.weight.dtype == np.float32 for op in ops):
             channels = sizes.pop()
             private = index.are_private([tensor], {op.node.name for op in ops})
-            home = homes.find_home(tensor, channels) if private else None
+            home = _find_home(index, tensor, channels, makers) if private else None
             groups.append(SmoothingGroup(tensor, tuple(ops), channels, home))
     return tuple(groups)
+
+
+# The way of an attention's values: to heads, in front of the tokens, times P, behind them again, and joined; so that
+# the channels come out in the order they went in.
+_VALUES_WAY = ("Reshape", "Transpose", "MatMul", "Transpose", "Reshape")
+# [batch, heads, tokens, size] to [batch, tokens, heads, size], and back.
+_HEADS_PERM = (0, 2, 1, 3)
+
+
+def _find_home(
+    index: GraphIndex, tensor: TensorId, channels: int, makers: Mapping[TensorId, Linear]
+) -> NodeRef | Linear | None:
+    """The node that can write a tensor of so many channels divided: it makes the tensor, or an attention's values."""
+    norm = index.find_onnx_producer(tensor, "LayerNormalization")
+    if norm is not None:
+        return norm if norm.result == tensor and _scales_channels(index, norm) else None
+    if tensor in makers:
+        return makers[tensor]
+    split = tensor
+    for op_type in reversed(_VALUES_WAY):
+        node = index.find_onnx_producer(tensor, op_type)
+        split = tensor
+        source = index.find_input(node, int(op_type == "MatMul"))
+        # Another reader would see values that nobody multiplies back.
+        if node is None or source is None or index.find_reader(source) is None:
+            return None
+        if op_type == "Transpose" and tuple(node.attrs.get("perm", ())) != _HEADS_PERM:
+            return None
+        tensor = source
+    whole, parts = (index.find_shape(t) or () for t in (tensor, split))
+    # The heads are often known by their size alone; then the split must leave the other axes as they are.
+    if len(whole) != 3 or None in whole or len(parts) != 4 or whole[:2] != parts[:2]:
+        return None
+    op = makers.get(tensor)
+    fits = isinstance(parts[-1], int) and parts[-1] > 0 and channels % parts[-1] == 0
+    return op if op is not None and fits and op.channels == channels else None
+
+
+def _scales_channels(index: GraphIndex, norm: NodeRef) -> bool:
+    """True for a LayerNormalization over the last axis, with a scale of its own."""
+    axis = norm.read_int("axis", -1)
+    rank = index.find_rank(norm.result)
+    scale, bias = (index.find_input(norm, k) for k in (1, 2))
+    constants = [tensor for tensor in (scale, bias) if tensor is not None]
+    own = all(index.is_constant(tensor) and index.is_owned(tensor) for tensor in constants)
+    return own and scale is not None and (axis == -1 or (rank is not None and axis == rank - 1))
 
 
 def find_quantized_groups(proto: ModelLike, plan: Plan) -> tuple[SmoothingGroup, ...]:
@@ -179,7 +220,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
     for tensor, s in factors.items():
         if tensor not in groups or groups[tensor].channels != s.size:
             cause = "feeds no layers that could be smoothed this way"
-            raise PlanError(str(tensor), cause, "plan the model again", code="Q404")
+            raise PlanError(tensor, cause, "plan the model again", code="Q404")
     # A linear operator in front of one group may itself be a layer of another: both factors meet in its weight.
     # Factors, not products: weights are multiplied one after another, so that one of them is in memory.
     weights: dict[str, tuple[Linear, list[Array64]]] = {}

@@ -30,7 +30,7 @@ def write_token_scales(proto: ModelLike, steps: Mapping[TensorId, Floats]) -> Mo
         layers = tuple(find_token_layers(edit.index, tensor))
         if not layers or count.size != 1:
             cause = "feeds no layers whose tokens could be scaled"
-            raise PlanError(str(tensor), cause, "plan the model again", code="Q404")
+            raise PlanError(tensor, cause, "plan the model again", code="Q404")
         _scale_tokens(edit, tensor, layers, count.reshape(()))
     return edit.export()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,9 @@ from onnxq.compat.options import (
     CONVERTS,
     PRESET,
     CompatOption,
-    CompatWarning,
     UnaskedMethod,
     convert_options,
+    warn_caller,
 )
 from onnxq.compat.quant_utils import QuantType
 from onnxq.compat.quantize import StaticQuantConfig, get_qdq_config
@@ -96,8 +95,7 @@ def qnn_preprocess_model(
 
     arguments = {name: value for name, value in locals().items() if name in _PREPROCESSING}
     saving, cautions = convert_options(arguments, _PREPROCESSING)
-    for caution in cautions:
-        warnings.warn(CompatWarning(caution), stacklevel=2)
+    warn_caller(cautions)
     sizes = {name: tuple(map(int, shape.split(","))) for name, shape in dynamic_input_shapes or ()}
     proto = name_nodes(load_model(model_input).proto)
     proto = infer_shapes(fix_sizes(proto, sizes) if sizes else proto)
