@@ -14,10 +14,6 @@ from tests.tables import held, make_table, model, ops, quantize, tokens, words
 ROWWISE = QuantSpec(granularity=PerChannel(0))
 
 
-def packed(block: int) -> QuantSpec:
-    return QuantSpec(bits=4, storage="int4", granularity=PerBlock(1, block))
-
-
 def run(proto: onnx.ModelProto, ids: np.ndarray, *, optimize: bool) -> np.ndarray:
     return np.asarray(Session(proto, optimize=optimize).run({"ids": ids})[proto.graph.output[0].name])
 
@@ -55,7 +51,7 @@ def test_the_graph_of_a_lookup_in_4_bits_keeps_the_opset() -> None:
 def test_rows_are_those_of_the_reference_to_the_bit(rows: int, width: int, block: int, seed: int) -> None:
     table = make_table(rows, width, seed)
     table[rng_row := seed % rows] = 0
-    spec = packed(block) if block else ROWWISE
+    spec = QuantSpec(bits=4, storage="int4", granularity=PerBlock(1, block)) if block else ROWWISE
     rule = {"bits": 4, "block_size": block} if block else {"bits": 8}
     proto = model("y = Gather(w, ids)", w=table)
     data = tokens(4, rows)

@@ -49,11 +49,9 @@ UINT4 = {"weights.bits": 4, "weights.storage": "uint4", "weights.signed": False,
 def test_a_spec_without_a_kernel_is_refused_with_those_that_have_one(
     text: str, wish: dict, reason: str, fix: str
 ) -> None:
-    assert refused(text, **wish) == Refusal("y", reason, fix, rule(text), "R103")
-
-
-def rule(text: str) -> str:
-    return {CONV: "conv", MATMUL: "matmul", GEMM: "gemm"}[text]
+    assert refused(text, **wish) == Refusal(
+        "y", reason, fix, {CONV: "conv", MATMUL: "matmul", GEMM: "gemm"}[text], "R103"
+    )
 
 
 @pytest.mark.parametrize(

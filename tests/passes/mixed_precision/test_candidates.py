@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import pytest
 
 from onnxq.evaluation.metric import UINT16
@@ -21,10 +20,6 @@ TEXT = """g (float[1,8,12,12] x) => (float[1,8,12,12] y) {
 WEIGHT = (8, 8, 3, 3)
 
 
-def net() -> onnx.ModelProto:
-    return network(TEXT, w0=WEIGHT, w1=WEIGHT, w2=WEIGHT, w3=WEIGHT)
-
-
 def numbered(plan: Plan) -> Plan:
     """The plan with a scale of its own at every site, as if it had been calibrated."""
     sites = []
@@ -36,7 +31,7 @@ def numbered(plan: Plan) -> Plan:
 
 @pytest.fixture(scope="module")
 def problem() -> OnnxPlacement:
-    return draft(net(), FORCE)
+    return draft(network(TEXT, w0=WEIGHT, w1=WEIGHT, w2=WEIGHT, w3=WEIGHT), FORCE)
 
 
 @pytest.fixture(scope="module")

@@ -95,9 +95,7 @@ def test_what_a_range_would_cut_off_is_judged_wherever_it_is() -> None:
     ("attributes", "rows"),
     [("<kernel_shape = [3, 3]>", 8), ("<kernel_shape = [3, 3], dilations = [13, 1]>", 39), ("", 48)],
 )
-def test_a_band_of_large_maps_says_what_the_maps_say(
-    attributes: str, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_band_of_a_large_map_says_as_much(attributes: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = np.random.default_rng(0).standard_normal((6, 4, 3, 3)).astype(np.float32)
     # The outlier is heard as loudly as rounding.
     weight[:, 0] = 0.2 * np.sign(weight[:, 0])
