@@ -24,11 +24,16 @@ SECTIONS = {part.partition("\n")[0]: part for part in TEXT.split("\n## ")}
 COMMON = re.findall(r"```python\n(.*?)```", TEXT.partition("\n## ")[0], re.DOTALL)
 
 
+def read_blocks(title: str) -> list[str]:
+    """The programs of a section."""
+    return re.findall(r"```python\n(.*?)```", SECTIONS[title], re.DOTALL)
+
+
 def run_section(title: str, *before: str) -> dict[str, Any]:
     """Names that a section's program leaves behind."""
     module = ModuleType("extending")
     sys.modules[module.__name__] = module  # torch.fx looks functions up by their module
-    blocks = re.findall(r"```python\n(.*?)```", SECTIONS[title], re.DOTALL)
+    blocks = read_blocks(title)
     assert blocks, title
     exec(compile("\n".join([*before, *blocks]), f"docs/extending.md: {title}", "exec"), module.__dict__)
     return module.__dict__
