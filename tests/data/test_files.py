@@ -97,7 +97,7 @@ def test_a_single_pb_file(tmp_path: Path) -> None:
     assert len(load_data(tmp_path / "input_0.pb", [X])) == 1
 
 
-def serialize(raw: bytes = b"", **fields: object) -> bytes:
+def pack_tensor(raw: bytes = b"", **fields: object) -> bytes:
     """A tensor of three floats."""
     return onnx.TensorProto(data_type=TensorProto.FLOAT, dims=[1, 3], raw_data=raw, **fields).SerializeToString()
 
@@ -110,9 +110,9 @@ ELSEWHERE = [onnx.StringStringEntryProto(key="location", value="/etc/hostname")]
     [
         (b"\xff\xff\xff", [X], "not an ONNX tensor"),
         (b"", [X], "not an ONNX tensor"),
-        (serialize(bytes(8)), [X], "damaged"),
-        (serialize(name="x", data_location=onnx.TensorProto.EXTERNAL, external_data=ELSEWHERE), [X], "another file"),
-        (serialize(bytes(12)), [X, IDS], "1 input files, the model has 2"),
+        (pack_tensor(bytes(8)), [X], "damaged"),
+        (pack_tensor(name="x", data_location=onnx.TensorProto.EXTERNAL, external_data=ELSEWHERE), [X], "another file"),
+        (pack_tensor(bytes(12)), [X, IDS], "1 input files, the model has 2"),
     ],
 )
 def test_pb_files_that_do_not_fit(tmp_path: Path, content: bytes, inputs: list[ValueInfo], told: str) -> None:

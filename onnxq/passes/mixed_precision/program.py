@@ -158,7 +158,7 @@ class PrecisionProgram:
         def total(name: str, unit: float) -> Any:
             parts = ((variable, getattr(costs, name) / unit) for variable, costs in paid)
             # One that is far beyond the limit alone is no more impossible if it is further.
-            return _sum(taken * min(share, _BEYOND) for taken, share in parts if share > _LEAST)
+            return _sum(choice * min(share, _BEYOND) for choice, share in parts if share > _LEAST)
 
         for name, limit in limits.items():
             left = limit - getattr(self.fixed, name)
