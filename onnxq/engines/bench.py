@@ -50,7 +50,7 @@ class BenchedModel:
     def best(self) -> Latency | None:
         """The faster way to run it."""
         # A captured graph saves launches, and is not faster for every network.
-        timed = [one for one in (self.eager, self.graph) if one is not None]
+        timed = filter(None, (self.eager, self.graph))
         return min(timed, key=lambda one: one.median_ms, default=None)
 
     @property
@@ -247,12 +247,8 @@ def _prove(
     """The build of one model and its kernels; its engine lies in `folder`."""
     if config.runtime.provider:
         return None
-    dynamic = {value.name for value in entry.index.inputs if is_dynamic(value)}
-    shapes = {
-        name: sizes
-        for name, sizes in find_sample_shapes(entry.index, [entry.feeds]).items()
-        if name in dynamic
-    }
+    sizes = find_sample_shapes(entry.index, [entry.feeds])
+    shapes = {one.name: sizes[one.name] for one in entry.index.inputs if is_dynamic(one)}
     options = ProveConfig(
         engine=engine.name, compute_capability=capability, timeout=config.bench.timeout
     )

@@ -197,26 +197,13 @@ def compare_models(
     samples: Iterable[Arrays],
     *,
     on_sample: Callable[[], None] = lambda: None,
-) -> dict[str, tuple[OutputAccuracy, ...]]:
-    """Run each (reference, other) pair of sessions over the samples; per label, one result an output.
+) -> dict[str, ModelErrors]:
+    """Run each (reference, other) pair of sessions over the samples; per label, their errors.
 
     Sessions that appear in several pairs run once a sample. Only numbers are compared, those in sequences and maps too;
     outputs without any are left out. Of outputs with a position for each of the model's mask input only the positions
     count that it does not leave out as padding.
     """
-    return {
-        label: errors.results()
-        for label, errors in sum_errors(pairs, samples, on_sample=on_sample).items()
-    }
-
-
-def sum_errors(
-    pairs: Mapping[str, tuple[ModelRunner, ModelRunner]],
-    samples: Iterable[Arrays],
-    *,
-    on_sample: Callable[[], None] = lambda: None,
-) -> dict[str, ModelErrors]:
-    """The sums of `compare_models`."""
     sums = {label: ModelErrors(top_k=1) for label in pairs}
     for feeds in samples:
         # By identity: sessions compare by nothing else, and the float model's is in most pairs.
@@ -427,12 +414,10 @@ class FloatOutputs:
 
 def add_own_choices(model: ModelLike, samples: Iterable[Feeds]) -> Iterator[Feeds]:
     """Each sample with what a float model chooses on it, as other forms of the model take it."""
-    selections = find_selections(model)
-    session = (
-        Session(selections.expose_choices(model), optimize=False) if selections.nodes else None
-    )
+    # Without choices there is nothing to run it for.
+    reference = ReferenceRunner(model, optimize=False) if find_selections(model).nodes else None
     for feeds in samples:
-        yield dict(feeds) if session is None else selections.add_choices(feeds, session.run(feeds))
+        yield dict(feeds) if reference is None else reference.add_choices(feeds)
 
 
 class ReferenceRunner:
@@ -455,6 +440,10 @@ class ReferenceRunner:
             self._last = feeds, self.session.run(feeds)
         return self._last[1]
 
+    def add_choices(self, feeds: Feeds) -> Feeds:
+        """The inputs with all that the model chooses by computed values."""
+        return self.selections.add_choices(feeds, self.run(feeds))
+
 
 class MatchedRunner:
     """Another model, as `take_choices` makes it of one, on the choices of the reference.
@@ -468,7 +457,6 @@ class MatchedRunner:
 
     def run(self, feeds: Feeds, /) -> ArrayDict:
         """Return all outputs by name, without its own choices."""
-        exact = self._reference.run(feeds)
-        outputs = self._runner.run(self._reference.selections.add_choices(feeds, exact))
-        self.agreement.update(exact, outputs)
+        outputs = self._runner.run(self._reference.add_choices(feeds))
+        self.agreement.update(self._reference.run(feeds), outputs)
         return outputs

@@ -140,20 +140,24 @@ class ConstantSwitches:
 
     def feed_constant(self, base: str, edges: Sequence[Edge], on: Array, off: Array) -> str:
         """Have these inputs of nodes read a new input of the model, which gets a name like `base`."""
-        feed = self.make_unique(base)
+        # Not copied: those of a large model lie in its file.
+        feed = self.add_input(base, on, off.astype(on.dtype, copy=False))
         for edge in edges:
             inputs = self.by_name[edge.node].input
             # A bias that the node did not have may lie behind others that are left out.
             inputs.extend([""] * (edge.index + 1 - len(inputs)))
             inputs[edge.index] = feed
-        dtype = helper.np_dtype_to_tensor_dtype(on.dtype)
-        self.proto.graph.input.append(helper.make_tensor_value_info(feed, dtype, on.shape))
-        self.on[feed] = np.ascontiguousarray(on)
-        # Not copied: those of a large model lie in its file.
-        self.off[feed] = np.ascontiguousarray(off.astype(on.dtype, copy=False))
         if self.spool is not None:
             self.on[feed] = self.spool.keep_array(on)
             release_pages(self.off[feed])
+        return feed
+
+    def add_input(self, base: str, on: Array, off: Array) -> str:
+        """A new input of the model, which gets a name like `base`, with its values in both positions."""
+        feed = self.make_unique(base)
+        dtype = helper.np_dtype_to_tensor_dtype(on.dtype)
+        self.proto.graph.input.append(helper.make_tensor_value_info(feed, dtype, on.shape))
+        self.on[feed], self.off[feed] = (np.asarray(value, order="C") for value in (on, off))
         return feed
 
     def make_unique(self, base: str) -> str:
@@ -177,7 +181,6 @@ class _ToggleWork(ConstantSwitches):
         self.switches: list[Switch] = []
         self.fixed: list[Refusal] = []
         self.branches: dict[str, NodeProto] = {}
-        self.known = {node.name for node in self.real.nodes}
         gone = [
             node
             for node in self.real.nodes
@@ -252,7 +255,8 @@ class _ToggleWork(ConstantSwitches):
 
     def _is_known(self, node: NodeRef) -> bool:
         """True when the float model has this node too; a Gather that became another operator keeps its name."""
-        return node.name in self.known and self.real.find_node(node.name).op_type == node.op_type
+        real = self.real.named.get(node.name)
+        return real is not None and real.op_type == node.op_type
 
     def _insert_branch(self, chain: Chain, members: set[str]) -> str:
         """An If in the place of the pair."""
@@ -274,7 +278,7 @@ class _ToggleWork(ConstantSwitches):
             node.input[:] = [rename.get(name, name) for name in node.input]
             node.output[:] = [rename[name] for name in node.output]
         dtype = self.index.find_dtype(source) or TensorProto.FLOAT
-        feed = self.make_unique(f"onnxq/{last.name}/on")
+        feed = self.add_input(f"onnxq/{last.name}/on", np.asarray(True), np.asarray(False))
         skip = self.make_unique(f"{result}/plain")
         outside = self._make_bypass(plain, skip, f"{last.name}/plain")
         branches = [
@@ -287,8 +291,6 @@ class _ToggleWork(ConstantSwitches):
         self.branches[last.name] = helper.make_node(
             "If", [feed], [result], name=last.name, then_branch=branches[0], else_branch=branches[1]
         )
-        self.proto.graph.input.append(helper.make_tensor_value_info(feed, TensorProto.BOOL, []))
-        self.on[feed], self.off[feed] = np.asarray(True), np.asarray(False)
         return feed
 
     def _make_bypass(self, plain: str, result: str, base: str) -> list[NodeProto]:
@@ -334,23 +336,10 @@ class _ToggleWork(ConstantSwitches):
         stored_qparams = read_numbers(self.index, chain)
         qparams = stored_qparams.qparams
         stored = None if chain.source is None else self.index.find_constant(chain.source)
-        plain = (
-            self.real.input_value(self.real.find_node(lookup.name), 0)
-            if lookup.name in self.known
-            else None
-        )
+        plain = self._find_float_constant([lookup.make_edge(0)])
         if plain is None or stored is None or qparams is None or plain.shape != stored.shape:
             return ""
-        feed = self.make_unique(f"onnxq/{lookup.name}")
-        result = chain.last.outputs[0]
         kind = stored_qparams.element_type
-        ids = self.by_name[lookup.name].input[1]
-        self.branches[chain.last.name] = helper.make_node(
-            "Gather", [feed, ids], [result], name=chain.last.name
-        )
-        self.proto.graph.input.append(
-            helper.make_tensor_value_info(feed, TensorProto.FLOAT, stored.shape)
-        )
         spec = QuantSpec(
             bits=kind.bits,
             signed=kind.signed,
@@ -359,16 +348,19 @@ class _ToggleWork(ConstantSwitches):
             granularity=stored_qparams.granularity,
             storage=stored_qparams.storage,
         )
-        self.on[feed] = dequantize(stored.astype(spec.numpy_storage), qparams, spec)
-        self.off[feed] = np.ascontiguousarray(plain, np.float32)
+        rounded = dequantize(stored.astype(spec.numpy_storage), qparams, spec)
+        feed = self.add_input(f"onnxq/{lookup.name}", rounded, np.asarray(plain, np.float32))
+        ids = self.by_name[lookup.name].input[1]
+        self.branches[chain.last.name] = helper.make_node(
+            "Gather", [feed, ids], chain.last.outputs[:1], name=chain.last.name
+        )
         return feed
 
     def _find_float_constant(self, edges: Sequence[Edge]) -> Array | None:
         """The float model's constant in the place of these inputs; None where it lacks one of them."""
+        real = self.real
         values = [
-            self.real.input_value(self.real.find_node(edge.node), edge.index)
-            if edge.node in self.known
-            else None
+            real.input_value(real.named[edge.node], edge.index) if edge.node in real.named else None
             for edge in edges
         ]
         return None if not values or any(value is None for value in values) else values[-1]
@@ -376,9 +368,9 @@ class _ToggleWork(ConstantSwitches):
     def toggle_corrections(self) -> None:
         """Float constants that differ from the float model's: corrected biases."""
         for node in self.index.nodes:
-            if node.op_type not in _CORRECTED or node.name not in self.known:
+            real = self.real.named.get(node.name)
+            if node.op_type not in _CORRECTED or real is None:
                 continue
-            real = self.real.find_node(node.name)
             for k in range(len(node.inputs)):
                 value = self.index.input_value(node, k)
                 # Input 0 is data; an Add has the bias at either.

@@ -24,7 +24,6 @@ from onnxq.evaluation.compare import (
     ModelRunner,
     ReferenceRunner,
     compare_models,
-    sum_errors,
 )
 from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import explain_missing, find_selections
@@ -111,7 +110,7 @@ def check_model(
     ran: list[None] = []
     # The budget may end the samples early, so that only a count says how many there were.
     known = rest if first is None else chain((first,), rest)
-    errors = sum_errors(pairs, known, on_sample=lambda: ran.append(None))
+    errors = compare_models(pairs, known, on_sample=lambda: ran.append(None))
     classes = find_class_scores(index_named(before))
     checks = make_checks(
         errors["off"], errors.get("on"), errors.pop("agree", None), classes=classes
@@ -256,7 +255,7 @@ def _note_losses(
             f"calibrated with, though not on the {errors.count} held back, which are few: give more samples, or check "
             "the task's own metric",
         )
-        for output in compare_models({"off": pair}, other_samples)["off"]
+        for output in compare_models({"off": pair}, other_samples)["off"].results()
         if output.name in near and output.sqnr_db < LOST_DB
     )
 

@@ -129,7 +129,7 @@ def _build(
         model = build_quantized(state, calibrate(state.model, plan, samples))
         reference = ReferenceRunner(state.model)
         other = MatchedRunner(reference, Session(reference.selections.take_choices(model)))
-        outputs = compare_models({"q": (reference, other)}, samples.samples())["q"]
+        outputs = compare_models({"q": (reference, other)}, samples.samples())["q"].results()
     except OnnxqError:
         # One candidate fewer is no reason to fail: the others can be timed, and float can.
         return None

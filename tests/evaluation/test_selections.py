@@ -50,7 +50,7 @@ def measure(proto: ModelProto, other: ModelProto) -> tuple[dict[str, float], tup
     reference = ReferenceRunner(proto, optimize=False, threads=1)
     runner = MatchedRunner(reference, Session(reference.selections.take_choices(other), optimize=False, threads=1))
     rows = [{"x": row[None]} for row in samples()["x"]]
-    found = compare_models({"": (reference, runner)}, rows)[""]
+    found = compare_models({"": (reference, runner)}, rows)[""].results()
     return {one.name: one.sqnr_db for one in found}, runner.agreement.results()
 
 
@@ -58,7 +58,7 @@ def run_free(proto: ModelProto, other: ModelProto) -> float:
     """SQNR of the worst output, each model with its own choices."""
     rows = [{"x": row[None]} for row in samples()["x"]]
     sessions = [Session(model, optimize=False, threads=1) for model in (proto, other)]
-    return min(one.sqnr_db for one in compare_models({"": (sessions[0], sessions[1])}, rows)[""])
+    return min(one.sqnr_db for one in compare_models({"": (sessions[0], sessions[1])}, rows)[""].results())
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -192,7 +192,7 @@ def test_other_operators_that_choose(graph: str, op: str, settled: set[str]) -> 
     reference = ReferenceRunner(proto, threads=1)
     runner = MatchedRunner(reference, Session(found.take_choices(other), threads=1))
     rows = [{"x": row} for row in RNG.standard_normal((6, 1, 16, 16)).astype(np.float32)]
-    judged = compare_models({"": (reference, runner)}, rows)[""]
+    judged = compare_models({"": (reference, runner)}, rows)[""].results()
     assert min(one.sqnr_db for one in judged) > 20
     (choice,) = runner.agreement.results()
     assert 0.8 * choice.chosen < choice.shared <= choice.chosen

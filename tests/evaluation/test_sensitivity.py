@@ -56,7 +56,7 @@ def test_figures_are_those_of_the_models_themselves(profile: onnxq.Profile, resu
     plain = Session(residual(), optimize=False)
     taken = onnxq.profile_model(residual(), result.model, images(), overrides={"samples": 16, "by": ["site"]})
     samples = [{"x": sample[None]} for sample in images()["x"]]
-    found = compare_models({"": (plain, Session(result.model, optimize=False))}, samples)[""]
+    found = compare_models({"": (plain, Session(result.model, optimize=False))}, samples)[""].results()
     assert taken.outputs[0].sqnr_db == pytest.approx(found[0].sqnr_db, abs=0.1)
     assert profile.outputs[0].float_db > 100
     assert profile.prefixes[-1].sqnr_db == pytest.approx(profile.sqnr_db)

@@ -125,7 +125,7 @@ def test_padding_by_the_models_own_mask_counts_in_no_slice() -> None:
     mask = np.zeros((1, 16), np.int64)
     mask[:, :8] = 1
     pair = Gives(list(reference)), Gives(list(value))
-    (found,) = compare_models({"": pair}, [{"attention_mask": mask}] * len(reference))[""]
+    (found,) = compare_models({"": pair}, [{"attention_mask": mask}] * len(reference))[""].results()
     assert found.part == "[:, :, 1]"
     assert found.sqnr_db == pytest.approx(measured(reference[:, :, :8], value[:, :, :8]).sqnr_db)
 

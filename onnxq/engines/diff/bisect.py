@@ -27,13 +27,13 @@ from onnxq.engines.diff.layers import (
 )
 from onnxq.engines.diff.measure import Tally, diverges
 from onnxq.engines.diff.model import OFF, ON, Bisection, Error, label_run
-from onnxq.engines.diff.runs import EngineUnderTest, run_optimized
+from onnxq.engines.diff.runs import EngineRun, Reference, run_optimized
 from onnxq.engines.prove.reduce import leave_out_nodes
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, ModelLike, walk_from
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.progress import Tick
-from onnxq.runtime import Feeds, Session, tap_tensors, trim_memory
+from onnxq.runtime import Feeds, Session
 from onnxq.sites import TensorId
 
 # How much a growing piece grows: a deep network is not run node by node.
@@ -76,35 +76,12 @@ class FedParts(Cutter[ModelLike]):
         return helper.make_tensor_value_info(name, dtype, list(shape))
 
 
-class Reference:
-    """Tensors of one sample as ORT computes them without optimizations; each computed when first asked for."""
-
-    def __init__(self, index: GraphIndex, feeds: Feeds, *, threads: int = 0) -> None:
-        self._index, self._feeds, self._threads = index, feeds, threads
-        self._known: ArrayDict = dict(feeds)
-
-    def __call__(self, names: Iterable[str]) -> ArrayDict:
-        """The arrays of these tensors of the main graph."""
-        wanted = list(dict.fromkeys(names))
-        missing = [TensorId(name) for name in wanted if name not in self._known]
-        if missing:
-            tapped = tap_tensors(self._index.model, missing, only=True)
-            session = Session(tapped.proto, optimize=False, threads=self._threads, arena=False)
-            values = session.run({value.name: self._feeds[value.name] for value in session.inputs})
-            self._known.update(
-                {tensor.name: values[name] for tensor, name in tapped.outputs.items()}
-            )
-            # The session holds its buffers, which would add to those of the runs that follow.
-            del session
-            trim_memory()
-        return {name: self._known[name] for name in wanted}
-
-
 def bisect_divergence(
     index: GraphIndex,
     counterpart: Counterpart,
     feeds: Feeds,
-    engine: EngineUnderTest,
+    run: str,
+    engine: EngineRun,
     *,
     step: float = 0.0,
     failing: bool = False,
@@ -112,6 +89,8 @@ def bisect_divergence(
     tick: Tick,
 ) -> Piece | None:
     """Search from a tensor of the main graph, on one sample's feeds. step: of its quantizer, 0 without one.
+
+    engine: runs parts of the model, as the run of this name did.
 
     failing: look for a piece that the engine cannot run, in place of one that it computes differently.
 
@@ -130,7 +109,7 @@ def bisect_divergence(
     error, failure = ended
     ops = tuple(index.find_node(name).op_type for name in order)
     found = Bisection(
-        run=engine.name,
+        run=run,
         against=OFF,
         output=counterpart.tensor,
         nodes=tuple(order),
@@ -149,7 +128,7 @@ def bisect_divergence(
 class _PieceSearch:
     parts: FedParts
     counterpart: Counterpart
-    engine: EngineUnderTest
+    engine: EngineRun
     step: float
     tick: Tick
     failing: bool
@@ -198,7 +177,7 @@ class _PieceSearch:
         except ModelError:
             return None
         try:
-            value = self.engine.run(proto, feeds)[tensor]
+            value = self.engine(proto, feeds)[tensor]
         except ModelError as failure:
             return (_NOTHING, str(failure).splitlines()[0]) if self.failing else None
         tally = Tally(tensor, step=self.step)

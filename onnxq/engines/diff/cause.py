@@ -13,6 +13,7 @@ from onnxq.annotate import WeightSums, find_saturating
 from onnxq.arrays import Array, Arrays
 from onnxq.backends import find_reference
 from onnxq.engines.diff.layers import Counterpart
+from onnxq.engines.diff.runs import Reference
 from onnxq.engines.prove.judge import judge_sums
 from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.engines.saturation.measure import SaturatingRun
@@ -48,9 +49,9 @@ def find_saturating_weights(
             one.node: one for one in judge_sums(index, kernels, engine.words) if one.saturates
         }
         emulation = emulate_saturation(index.model, frozenset(weights))
-        plain = SaturatingRun(emulation, exact=True, tensor=tensor, threads=threads)
+        plain = Reference(GraphIndex(emulation.exact), feeds, threads=threads)
         session = SaturatingRun(emulation, tensor=tensor, threads=threads)
-        exact = counterpart.read(plain.run(feeds))
+        exact = counterpart.read(plain([tensor]))
         saturating = counterpart.read(session.run(feeds))
         value = run()
     except OnnxqError:

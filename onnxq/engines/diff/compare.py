@@ -89,7 +89,7 @@ def compare_models(
         work.notes += map(explain_missing, selections.list_missing(other))
         outputs = work.compare_outputs(loaded)
         layers = work.compare_layers() if options.layers or options.bisect else LayerResults()
-        points = _find_first_points(work, layers, outputs)
+        points = work.find_first_points(layers, outputs)
         # Kernels alone are looked at first: bisection needs a tensor to start from, and they may give one.
         if options.bisect:
             points = (*points, *work.check_kernels(points))
@@ -141,8 +141,13 @@ class _Comparison:
     runs: list[Run] = field(default_factory=list)
     skipped: list[Refusal] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    sums: OutputSums | None = None
     inner: Inner | None = None
+
+    def __post_init__(self) -> None:
+        common = {value.name for value in self.index.outputs}
+        names = [value.name for value in self.engines.float_index.outputs if value.name in common]
+        steps = {name: find_output_step(self.index, name) for name in names}
+        self.sums = OutputSums(names, steps, self.config.diff.top_k)
 
     @property
     def index(self) -> GraphIndex:
@@ -156,10 +161,7 @@ class _Comparison:
 
     def compare_outputs(self, loaded: Sequence[LoadedRun]) -> tuple[OutputDiff, ...]:
         """Every common output over all samples."""
-        common = {value.name for value in self.index.outputs}
-        names = [value.name for value in self.engines.float_index.outputs if value.name in common]
-        steps = {name: find_output_step(self.index, name) for name in names}
-        self.sums = sums = OutputSums(names, steps, self.config.diff.top_k)
+        sums = self.sums
         with self.engines.open_runners(alone=not loaded) as runners:
             # Only now is it known which engines run, and so which names are taken.
             self.loaded = _label_loaded(
@@ -193,8 +195,8 @@ class _Comparison:
             )
             for name, kind in sums.not_numeric.items()
         ]
-        self._describe_runs(sums.seen)
-        self._check_same_samples(sums)
+        self._describe_runs()
+        self._check_same_samples()
         runs = [run.name for run in self.runs if run.name != FLOAT and not self._proves(run.name)]
         return sums.make_results(runs, find_class_scores(self.engines.float_index))
 
@@ -229,7 +231,8 @@ class _Comparison:
         """True for a float run from a file: it only proves that the samples are the same."""
         return run in self.loaded and self.loaded[run].name == FLOAT
 
-    def _describe_runs(self, seen: Mapping[str, int]) -> None:
+    def _describe_runs(self) -> None:
+        seen = self.sums.seen
         for name in self.engines.names:
             engine = describe_engine(name, self.config.runtime.provider)
             self.runs.append(Run(name=name, engine=engine, samples=seen.get(name, 0), base=name))
@@ -249,11 +252,11 @@ class _Comparison:
                     f"{run.label}: only the first {count} of {total} samples are in {one.path}"
                 )
 
-    def _check_same_samples(self, sums: OutputSums) -> None:
+    def _check_same_samples(self) -> None:
         """The float run in a results file must answer as float does here."""
         runs = list(filter(self._proves, self.loaded))
-        for name in sums.names:
-            for error in sums.tallies.list_errors(name, runs, FLOAT):
+        for name in self.sums.names:
+            for error in self.sums.tallies.list_errors(name, runs, FLOAT):
                 if error.whole_db < SAME_DB:
                     cause = (
                         f"its float run gives another {name} than the float model does here ({error.sqnr_db:.1f} dB): "
@@ -290,6 +293,29 @@ class _Comparison:
                     "comparing layers", rounds * len(self.dataset)
                 ),
             )
+
+    def find_first_points(
+        self, layers: LayerResults, outputs: Sequence[OutputDiff]
+    ) -> tuple[DivergencePoint, ...]:
+        """By run, the first inner tensor that diverges; else the first output that does."""
+        points = {point.divergence.run: point for point in layers.points}
+        for output in outputs:
+            name = output.name
+            plain = next((error.sqnr_db for error in output.accuracy if error.run == OFF), np.inf)
+            for error in output.engines:
+                if error.run in points or not diverges(error, plain):
+                    continue
+                node = self.index.find_producer(TensorId(name))
+                worst = self.sums.tallies.find_worst_sample(name, error.run, OFF)
+                points[error.run] = make_point(
+                    error, name, node, Counterpart(name, None), self.sums.steps[name], worst
+                )
+                if layers.layers:
+                    label = next(run.label for run in self.runs if run.name == error.run)
+                    self.notes.append(
+                        f"{label}: output {name} diverges though no tensor read inside does"
+                    )
+        return tuple(points.values())
 
     def check_kernels(self, points: Sequence[DivergencePoint]) -> Iterator[DivergencePoint]:
         """Where no tensor on the way diverges: a kernel that diverges when it is fed the same as without fusions."""
@@ -337,6 +363,7 @@ class _Comparison:
                     self.index,
                     point.counterpart,
                     self.dataset[point.sample],
+                    run,
                     engine,
                     step=point.step,
                     threads=self.config.verify.threads,
@@ -365,6 +392,7 @@ class _Comparison:
                         self.index,
                         Counterpart(tensor, None),
                         self.dataset[0],
+                        run,
                         engine,
                         failing=True,
                         threads=self.config.verify.threads,
@@ -395,36 +423,6 @@ def find_named_tensors(index: GraphIndex, error: OnnxqError) -> list[str]:
         ]
         found += [*made, *(reader.outputs[0] for reader in readers if reader.op_type == QUANTIZE)]
     return list(dict.fromkeys(found))
-
-
-def _find_first_points(
-    work: _Comparison, layers: LayerResults, outputs: Sequence[OutputDiff]
-) -> tuple[DivergencePoint, ...]:
-    """By run, the first inner tensor that diverges; else the first output that does."""
-    found = {point.divergence.run: point for point in layers.points}
-    for output in outputs:
-        plain = next((error.sqnr_db for error in output.accuracy if error.run == OFF), np.inf)
-        for error in output.engines:
-            if error.run in found or not diverges(error, plain):
-                continue
-            node, step = (
-                work.index.find_producer(TensorId(output.name)),
-                find_output_step(work.index, output.name),
-            )
-            worst = (
-                work.sums.tallies.find_worst_sample(output.name, error.run, OFF)
-                if work.sums is not None
-                else 0
-            )
-            found[error.run] = make_point(
-                error, output.name, node, Counterpart(output.name, None), step, worst
-            )
-            if layers.layers:
-                label = next(run.label for run in work.runs if run.name == error.run)
-                work.notes.append(
-                    f"{label}: output {output.name} diverges though no tensor read inside does"
-                )
-    return tuple(found.values())
 
 
 def _label_loaded(loaded: Sequence[LoadedRun], local: Iterable[str]) -> dict[str, LoadedRun]:

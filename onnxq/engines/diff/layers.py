@@ -21,6 +21,7 @@ from onnxq.arrays import Array, Arrays, Interval
 from onnxq.backends.engine import Runner, SessionRunner
 from onnxq.engines.diff.measure import Level, Tallies, Tally, diverges, find_level
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Divergence, Error, LayerDiff, label_run
+from onnxq.engines.diff.runs import Reference
 from onnxq.errors import OnnxqError
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, ModelLike, NodeRef, add_libraries, name_nodes
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
@@ -266,14 +267,6 @@ def _find_layout_notes(
             )
 
 
-@dataclass(eq=False)
-class _Sums:
-    """Errors of the tensors, and the counterpart that each run of a tensor was read at."""
-
-    tallies: Tallies = field(default_factory=Tallies)
-    counterparts: dict[tuple[str, str], Counterpart] = field(default_factory=dict)
-
-
 def compare_layers(
     inner: Inner,
     samples: Callable[[], Iterable[Feeds]],
@@ -292,14 +285,14 @@ def compare_layers(
     made = match_tensors(inner.float_index, inner.index)
     if not made:
         return LayerResults(skipped=tuple(inner.skipped), notes=tuple(inner.notes))
-    sums = _Sums()
+    work = _LayerWork(inner)
     names = {runner.name for runner in others}
     # Three runs of ORT (float, without and with optimizations) hold tensors beside those of the others.
     groups = list(group_by_size(inner.index.model, made, first, memory_limit // (3 + len(names))))
     with begin(len(groups)) as task:
         for group in groups:
-            _read_group(inner, group, samples, others, sums, threads, task.advance)
-    return _sum_up(inner, made, sums, [*((ON,) if inner.fused is not None else ()), *sorted(names)])
+            work.read_group(group, samples, others, threads, task.advance)
+    return work.sum_up(made, [*((ON,) if inner.fused is not None else ()), *sorted(names)])
 
 
 def group_by_size(
@@ -322,36 +315,6 @@ def group_by_size(
     yield group
 
 
-def _read_group(
-    inner: Inner,
-    group: Sequence[MatchedTensor],
-    samples: Callable[[], Iterable[Feeds]],
-    others: Sequence[Runner],
-    sums: _Sums,
-    threads: int,
-    tick: Tick,
-) -> None:
-    tensors = list(dict.fromkeys(one.tensor for row in group for one in row.counterparts))
-    references = list(dict.fromkeys(row.reference for row in group if row.reference))
-    survivors = inner.survivors
-    sources = [(FLOAT, inner.float_index, references), (OFF, inner.index, tensors)]
-    if inner.fused is not None:
-        sources.append((ON, inner.fused, [name for name in tensors if name in survivors]))
-    runners = [
-        _open_runner(name, index.model, wanted, threads)
-        for name, index, wanted in sources
-        if wanted
-    ]
-    levels: dict[str, Level | None] = {}
-    if inner.fused is not None:
-        levels = {name: find_level(inner.fused, name) for name in tensors if name in survivors}
-    for feeds in samples():
-        values = {runner.name: runner.infer(feeds) for runner in (*runners, *others)}
-        for row in group:
-            _compare_tensor(row, feeds, values, levels, sums)
-        tick()
-
-
 def read_optimized_tensor(
     inner: Inner | None, index: GraphIndex, counterpart: Counterpart, feeds: Feeds
 ) -> Array | None:
@@ -363,8 +326,7 @@ def read_optimized_tensor(
         return counterpart.read(Session(index.model).run(feeds))
     if inner is None or inner.fused is None or counterpart.tensor not in inner.survivors:
         return None
-    tapped = tap_tensors(inner.fused.model, [TensorId(counterpart.tensor)], only=True)
-    values = Session(tapped.proto, optimize=False, arena=False).run(feeds)
+    values = Reference(inner.fused, feeds)([counterpart.tensor])
     return counterpart.read(values, find_level(inner.fused, counterpart.tensor))
 
 
@@ -375,86 +337,126 @@ def _open_runner(name: str, proto: ModelLike, tensors: Sequence[str], threads: i
     return SessionRunner(name, session, list(tapped.outputs.values()))
 
 
-def _compare_tensor(
-    row: MatchedTensor,
-    feeds: Feeds,
-    values: Mapping[str, Arrays],
-    levels: dict[str, Level | None],
-    sums: _Sums,
-) -> None:
-    plain = values.get(OFF, {})
-    reference = values.get(FLOAT, {}).get(row.reference) if row.reference else None
-    # The file's own run is read where the engines were, so that their errors against float can be set side by side.
-    at: Counterpart | None = None
-    for run, found in values.items():
-        if run in (FLOAT, OFF):
-            continue
-        for counterpart in row.counterparts:
-            value = counterpart.read(found, levels.get(counterpart.tensor) if run == ON else None)
-            own = counterpart.read(plain)
-            if value is None or own is None:
+@dataclass(eq=False)
+class _LayerWork:
+    """Errors of the tensors, and the counterpart that each run of a tensor was read at."""
+
+    inner: Inner
+    tallies: Tallies = field(default_factory=Tallies)
+    counterparts: dict[tuple[str, str], Counterpart] = field(default_factory=dict)
+
+    def read_group(
+        self,
+        group: Sequence[MatchedTensor],
+        samples: Callable[[], Iterable[Feeds]],
+        others: Sequence[Runner],
+        threads: int,
+        tick: Tick,
+    ) -> None:
+        """Run all models over the samples, and compare these tensors."""
+        inner = self.inner
+        tensors = list(dict.fromkeys(one.tensor for row in group for one in row.counterparts))
+        references = list(dict.fromkeys(row.reference for row in group if row.reference))
+        sources = [(FLOAT, inner.float_index, references), (OFF, inner.index, tensors)]
+        levels: dict[str, Level | None] = {}
+        if inner.fused is not None:
+            survivors = inner.survivors
+            levels = {name: find_level(inner.fused, name) for name in tensors if name in survivors}
+            sources.append((ON, inner.fused, list(levels)))
+        runners = [
+            _open_runner(name, index.model, wanted, threads)
+            for name, index, wanted in sources
+            if wanted
+        ]
+        for feeds in samples():
+            values = {runner.name: runner.infer(feeds) for runner in (*runners, *others)}
+            for row in group:
+                self._compare_tensor(row, feeds, values, levels)
+            tick()
+
+    def _compare_tensor(
+        self,
+        row: MatchedTensor,
+        feeds: Feeds,
+        values: Mapping[str, Arrays],
+        levels: Mapping[str, Level | None],
+    ) -> None:
+        reference = values.get(FLOAT, {}).get(row.reference) if row.reference else None
+        reads = ((one, one.read(values.get(OFF, {}))) for one in row.counterparts)
+        plain = {one: value for one, value in reads if value is not None}
+        # The file's own run is read where the engines were, so that their errors against float can be set side by
+        # side.
+        at: Counterpart | None = None
+        for run, found in values.items():
+            if run in (FLOAT, OFF):
                 continue
-            sums.counterparts[row.name, run] = counterpart
-            at = counterpart if at is None else at
-            sums.tallies.add(row.name, run, OFF, own, value, row.step, feeds)
-            if reference is not None:
-                sums.tallies.add(row.name, run, FLOAT, reference, value, row.step, feeds)
-            # The first that the run holds: the tensor itself before its quantizers' outputs.
-            break
-    if at is None:
-        at = next((one for one in row.counterparts if one.read(plain) is not None), None)
-    if at is not None and reference is not None:
-        own = at.read(plain)
-        sums.counterparts.setdefault((row.name, OFF), at)
-        if own is not None and reference.dtype.kind == "f":
-            sums.tallies.add(row.name, OFF, FLOAT, reference, own, row.step, feeds)
+            for counterpart, own in plain.items():
+                level = levels.get(counterpart.tensor) if run == ON else None
+                value = counterpart.read(found, level)
+                if value is None:
+                    continue
+                self.counterparts[row.name, run] = counterpart
+                at = at or counterpart
+                self.tallies.add(row.name, run, OFF, own, value, row.step, feeds)
+                if reference is not None:
+                    self.tallies.add(row.name, run, FLOAT, reference, value, row.step, feeds)
+                # The first that the run holds: the tensor itself before its quantizers' outputs.
+                break
+        at = at or next(iter(plain), None)
+        if at is None or reference is None:
+            return
+        self.counterparts.setdefault((row.name, OFF), at)
+        if reference.dtype.kind == "f":
+            self.tallies.add(row.name, OFF, FLOAT, reference, plain[at], row.step, feeds)
 
-
-def _sum_up(
-    inner: Inner, made: Sequence[MatchedTensor], sums: _Sums, runs: Sequence[str]
-) -> LayerResults:
-    tallies = sums.tallies
-    plain = {
-        row.name: error.sqnr_db
-        for row in made
-        for error in tallies.list_errors(row.name, [OFF], FLOAT)
-    }
-    losses = find_losses(inner.index, made, plain)
-    layers: list[LayerDiff] = []
-    points: dict[str, DivergencePoint] = {}
-    for row in made:
-        accuracy = tallies.list_errors(row.name, (OFF, *runs), FLOAT)
-        engines = tallies.list_errors(row.name, runs, OFF)
-        if not accuracy and not engines:
-            continue
-        before, own = losses[row.name]
-        for error in engines:
-            # The first in the order of the network: those behind it go on with its error.
-            if error.run not in points and diverges(error, own):
-                worst = tallies.find_worst_sample(row.name, error.run, OFF)
-                points[error.run] = mark_divergence(
-                    row, sums.counterparts[row.name, error.run], error, worst
+    def sum_up(self, made: Sequence[MatchedTensor], runs: Sequence[str]) -> LayerResults:
+        """The errors of all tensors, and where each of the runs diverges first."""
+        tallies = self.tallies
+        plain = {
+            row.name: error.sqnr_db
+            for row in made
+            for error in tallies.list_errors(row.name, [OFF], FLOAT)
+        }
+        losses = find_losses(self.inner.index, made, plain)
+        layers: list[LayerDiff] = []
+        points: dict[str, DivergencePoint] = {}
+        for row in made:
+            accuracy = tallies.list_errors(row.name, (OFF, *runs), FLOAT)
+            engines = tallies.list_errors(row.name, runs, OFF)
+            if not accuracy and not engines:
+                continue
+            before, own = losses[row.name]
+            for error in engines:
+                # The first in the order of the network: those behind it go on with its error.
+                if error.run not in points and diverges(error, own):
+                    worst = tallies.find_worst_sample(row.name, error.run, OFF)
+                    points[error.run] = mark_divergence(
+                        row, self.counterparts[row.name, error.run], error, worst
+                    )
+            at = self.counterparts.get((row.name, ON), self.counterparts.get((row.name, OFF)))
+            name = row.reference or row.name
+            layers.append(
+                LayerDiff(
+                    name=name,
+                    node=row.node.name,
+                    op=row.node.op_type,
+                    accuracy=accuracy,
+                    engines=engines,
+                    at="" if at is None or at.tensor == name else at.tensor,
+                    drop_db=before - own if row.name in plain else math.nan,
                 )
-        at = sums.counterparts.get((row.name, ON), sums.counterparts.get((row.name, OFF)))
-        name = row.reference or row.name
-        layers.append(
-            LayerDiff(
-                name=name,
-                node=row.node.name,
-                op=row.node.op_type,
-                accuracy=accuracy,
-                engines=engines,
-                at="" if at is None or at.tensor == name else at.tensor,
-                drop_db=before - own if row.name in plain else math.nan,
             )
+        fallen = sorted(
+            (layer for layer in layers if layer.drop_db > 0), key=lambda layer: -layer.drop_db
         )
-    fallen = sorted(
-        (layer for layer in layers if layer.drop_db > 0), key=lambda layer: -layer.drop_db
-    )
-    worst_first = tuple(layer.name for layer in fallen)
-    return LayerResults(
-        tuple(layers), worst_first, tuple(points.values()), tuple(inner.skipped), tuple(inner.notes)
-    )
+        worst_first = tuple(layer.name for layer in fallen)
+        return LayerResults(
+            tuple(layers),
+            worst_first,
+            tuple(points.values()),
+            tuple(self.inner.skipped),
+            tuple(self.inner.notes),
+        )
 
 
 def mark_divergence(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from typing import TypeGuard
@@ -216,11 +216,16 @@ def find_unmet(outputs: Iterable[OutputDiff], tolerances: DiffConfig) -> tuple[U
                 continue  # An output without rows to rank has no agreement to ask for.
             at_most = tolerance == "max_abs"
             if not (value <= wanted if at_most else value >= wanted):
-                one = Unmet(
-                    output=output.name, run=error.run, measure=measure, value=value, wanted=wanted
-                )
                 found.append(
-                    replace(one, at_most=at_most, part=error.part if attribute == "sqnr_db" else "")
+                    Unmet(
+                        output=output.name,
+                        run=error.run,
+                        measure=measure,
+                        value=value,
+                        wanted=wanted,
+                        at_most=at_most,
+                        part=error.part if attribute == "sqnr_db" else "",
+                    )
                 )
     return tuple(found)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
 from onnxq.annotate import read_plan_note
-from onnxq.arrays import Arrays
+from onnxq.arrays import ArrayDict, Arrays
 from onnxq.backends import Backend, find_backend, find_reference, list_backends, list_parts
 from onnxq.backends.engine import Engine, Job, Profile, Runner, SessionRunner
 from onnxq.config import Config
@@ -22,9 +22,10 @@ from onnxq.errors import OnnxqError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, fix_noise
 from onnxq.progress import Progress
-from onnxq.runtime import Feeds, Session
-from onnxq.sites import Refusal
+from onnxq.runtime import Feeds, Session, tap_tensors, trim_memory
+from onnxq.sites import Refusal, TensorId
 
+# Gives the outputs of a model on feeds.
 EngineRun = Callable[[ModelLike, Feeds], Arrays]
 _FIX = {
     ON: "without optimizations it may run all the same: keep what the message names float with a rule"
@@ -32,12 +33,28 @@ _FIX = {
 _RUNS = {FLOAT: "float model, optimizations off", OFF: "optimizations off", ON: "all optimizations"}
 
 
-@dataclass(frozen=True)
-class EngineUnderTest:
-    """An engine that is compared with the reference. name: of its run. run: gives the outputs of a model on feeds."""
+class Reference:
+    """Tensors of one sample as ORT computes them without optimizations; each computed when first asked for."""
 
-    name: str
-    run: EngineRun
+    def __init__(self, index: GraphIndex, feeds: Feeds, *, threads: int = 0) -> None:
+        self._index, self._feeds, self._threads = index, feeds, threads
+        self._known: ArrayDict = dict(feeds)
+
+    def __call__(self, names: Iterable[str]) -> ArrayDict:
+        """The arrays of these tensors of the main graph."""
+        wanted = list(dict.fromkeys(names))
+        missing = [TensorId(name) for name in wanted if name not in self._known]
+        if missing:
+            tapped = tap_tensors(self._index.model, missing, only=True)
+            session = Session(tapped.proto, optimize=False, threads=self._threads, arena=False)
+            values = session.run({value.name: self._feeds[value.name] for value in session.inputs})
+            self._known.update(
+                {tensor.name: values[name] for tensor, name in tapped.outputs.items()}
+            )
+            # The session holds its buffers, which would add to those of the runs that follow.
+            del session
+            trim_memory()
+        return {name: self._known[name] for name in wanted}
 
 
 def run_optimized(proto: ModelLike, feeds: Feeds, *, provider: str = "") -> Arrays:
@@ -80,26 +97,27 @@ class Engines:
                     self.names.append(name)
                 except OnnxqError as error:
                     cause = error.fault.splitlines()[0]
-                    refusal = Refusal(name, cause, _FIX.get(name, error.fix), code="R111")
-                    self._skip_run(refusal, required=self._is_required(name))
+                    self._skip_run(Refusal(name, cause, _FIX.get(name, error.fix), code="R111"))
                     self.failed[name] = error
             if len(runners) == 1 and alone:
                 raise next(iter(self.failed.values()), None) or explain_absence(self.skipped[0])
             yield runners
+
+    @cached_property
+    def _planned(self) -> list[Backend]:
+        """Those with engines that the model was made for."""
+        plan = read_plan_note(self.index.proto)
+        return [] if plan is None else [part for part in list_parts(plan.target) if part.engines]
 
     def _list_backends(self) -> list[Backend]:
         """The reference first."""
         if wanted := self.config.diff.engines:
             backends = [find_backend(name) for name in wanted]
         else:
-            plan = read_plan_note(self.index.proto)
-            planned = [] if plan is None else list_parts(plan.target)
             backends = [
                 one for one in list_backends() if one.local is not None and not one.local.judges
             ]
-            backends += [
-                backend for backend in planned if backend.engines and backend not in backends
-            ]
+            backends += [backend for backend in self._planned if backend not in backends]
         return sorted(backends, key=lambda backend: not backend.reference)
 
     def _find_candidates(self) -> list[str]:
@@ -112,28 +130,17 @@ class Engines:
             elif obstacle is None:
                 runs.append(backend.name)
             else:
-                refusal = replace(obstacle, subject=backend.name)
-                self._skip_run(refusal, required=self._is_required(backend.name))
+                self._skip_run(replace(obstacle, subject=backend.name))
         # Engines are compared with the file as it is, whether or not the reference was named.
         return runs if OFF in runs or not runs else [OFF, *runs]
 
-    def _is_required(self, run: str) -> bool:
-        """True for an engine that was named, or where none was, for the one that the model was made for."""
-        reference = find_reference().name
-        backend = reference if run in (OFF, ON) else run
-        if wanted := self.config.diff.engines:
-            return backend in wanted
-        plan = read_plan_note(self.index.proto)
-        made_for = (
-            [part.name for part in list_parts(plan.target) if part.engines]
-            if plan is not None
-            else []
-        )
-        return backend in (made_for or [reference])
-
-    def _skip_run(self, refusal: Refusal, *, required: bool) -> None:
+    def _skip_run(self, refusal: Refusal) -> None:
+        """Skip a run, or its layers. An engine must run that was named; where none was, those of the model's plan."""
         self.skipped.append(refusal)
-        if required:
+        reference = find_reference().name
+        backend = reference if refusal.subject in (OFF, ON) else refusal.subject
+        required = self.config.diff.engines or [one.name for one in self._planned] or [reference]
+        if backend in required:
             self.missing.append(refusal.subject)
 
     def _start_runner(self, name: str, stack: ExitStack) -> Runner:
@@ -189,20 +196,16 @@ class Engines:
                     runners.append(self._open_engine(name, "layers", stack, inner=True))
             except OnnxqError as error:
                 fix = "the outputs are compared all the same"
-                self._skip_run(
-                    Refusal(f"layers of {name}", error.cause, fix, code="R111"), required=False
-                )
+                self._skip_run(Refusal(f"layers of {name}", error.cause, fix, code="R111"))
         return runners
 
-    def find_under_test(self, run: str) -> EngineUnderTest | None:
+    def find_under_test(self, run: str) -> EngineRun | None:
         """The engine that bisection runs parts of the model in; None for the reference and for loaded runs."""
         if run == ON:
-            return EngineUnderTest(
-                run, partial(run_optimized, provider=self.config.runtime.provider)
-            )
+            return partial(run_optimized, provider=self.config.runtime.provider)
         if run in (FLOAT, OFF) or (run not in self.names and run not in self.failed):
             return None
-        return EngineUnderTest(run, partial(self._run_part, run))
+        return partial(self._run_part, run)
 
     def _run_part(self, name: str, proto: ModelLike, feeds: Feeds) -> Arrays:
         """The outputs of a part of the model in a backend's engine."""

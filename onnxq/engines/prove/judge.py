@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.annotate import Inspection, PairInfo, WeightSums, find_saturating
 from onnxq.annotate.bits import Notes, read_notes
 from onnxq.backends import find_sums
 from onnxq.backends.base import IntegerSums
-from onnxq.backends.engine import Engine, Kernel, KernelWords
-from onnxq.engines.prove.kernels import (
-    HEAVY,
-    PRODUCTS,
-    describe_types,
-    find_arithmetic,
-    find_computed_type,
-    find_workers,
-    is_low,
-    list_arithmetic,
-)
+from onnxq.backends.engine import Engine, Kernel, Kernels, KernelWords
+from onnxq.engines.prove.kernels import HEAVY, PRODUCTS, NodeWork, is_low
 from onnxq.engines.prove.proof import HOST, INT8, LOW, UNSEEN, NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import DEQUANTIZE, GraphIndex, NodeRef, NodeRefs, name_nodes
@@ -37,13 +28,8 @@ def judge_model(
         _judge_node(node, by_node.get(node.name, ()), reasons) for node in find_heavy_nodes(index)
     )
     notes = read_notes(inspection.model)
-    proven = {one.node: one for one in nodes}
-    return nodes, tuple(
-        _judge_pair(
-            pair, _find_rule(notes, pair), _find_readers(index, pair), proven, by_node, reasons
-        )
-        for pair in inspection.pairs
-    )
+    judge = _PairJudge(index, notes, by_node, reasons, {one.node: one for one in nodes})
+    return nodes, tuple(map(judge.judge_pair, inspection.pairs))
 
 
 def count_types(
@@ -54,8 +40,7 @@ def count_types(
     types = Counter[str]()
     for node in find_heavy_nodes(index):
         if node.op_type in PRODUCTS:
-            workers = find_workers(node.op_type, by_node.get(node.name, ()), words)
-            types[find_computed_type(node.op_type, workers, words)] += 1
+            types[NodeWork(node.op_type, by_node.get(node.name, ()), words).type] += 1
     return tuple(types.most_common())
 
 
@@ -70,13 +55,10 @@ def judge_sums(
     found = []
     for weight in find_saturating(index, sums):
         if index.find_node(weight.node).op_type in PRODUCTS:
-            working = find_workers(weight.op, by_node.get(weight.node, ()), words)
-            kind = find_computed_type(weight.op, working, words)
+            work = NodeWork(weight.op, by_node.get(weight.node, ()), words)
             # A kernel that computes in float, or takes signed data, has no sum that could overflow.
-            if kind != UNSEEN:
-                weight = replace(
-                    weight, exact=_describe_exact(kind, working[0] if working else None, words)
-                )
+            if work.type != UNSEEN:
+                weight = replace(weight, exact=_describe_exact(work))
         found.append(weight)
     return tuple(found)
 
@@ -120,20 +102,20 @@ def judge_weights(
     )
 
 
-def _describe_exact(kind: str, kernel: Kernel | None, words: KernelWords) -> str:
-    if kind != INT8:
-        return f"computed in {kind}"
-    data = kernel.inputs[0].dtype if kernel is not None and kernel.inputs else ""
-    return "computed as int8 by int8" if data == "int8" and not words.shifts else ""
+def _describe_exact(work: NodeWork) -> str:
+    if work.type != INT8:
+        return f"computed in {work.type}"
+    signed = [tensor.dtype for tensor in work.workers[0].inputs[:1]] == [INT8]
+    return "computed as int8 by int8" if signed and not work.words.shifts else ""
 
 
-def _group_by_node(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+def _group_by_node(kernels: Sequence[Kernel]) -> dict[str, Kernels]:
     """The kernels that have a part in each node."""
-    found: dict[str, list[Kernel]] = {}
+    by_node: dict[str, Kernels] = {}
     for kernel in kernels:
         for name in kernel.nodes:
-            found.setdefault(name, []).append(kernel)
-    return found
+            by_node[name] = (*by_node.get(name, ()), kernel)
+    return by_node
 
 
 def find_heavy_nodes(index: GraphIndex) -> NodeRefs:
@@ -148,115 +130,107 @@ def _is_constant(index: GraphIndex, node: NodeRef) -> bool:
     return bool(found) and all(index.is_constant(tensor) for tensor in found)
 
 
-def _find_rule(notes: Notes, pair: PairInfo) -> str:
-    """The rule that placed a pair, as noted when it was written; "" for other tools' pairs."""
-    for known in (notes.by_node, notes.own):
-        for name in pair.nodes:
-            if rule := known.get(name, {}).get("rule"):
-                return str(rule)
-    return ""
-
-
-def _judge_node(node: NodeRef, kernels: Sequence[Kernel], reasons: Reasons) -> NodeProof:
-    op = node.op_type
-    words = reasons.engine.words
-    workers = find_workers(op, kernels, words)
-    kind = find_computed_type(op, workers, words) if reasons.find_moved(node.name) is None else HOST
-    names = tuple(kernel.name for kernel in kernels)
-    types = ""
-    stored = ""
-    if workers:
-        types = describe_types(op, workers[0], words)
-        stored = find_arithmetic(op, workers[0], words).stored
-    computed = tuple(dict.fromkeys(part.dtype for part in list_arithmetic(op, workers, words)))
+def _judge_node(node: NodeRef, kernels: Kernels, reasons: Reasons) -> NodeProof:
+    work = NodeWork(node.op_type, kernels, reasons.engine.words)
+    first = next(iter(work.workers), None)
+    kind = work.type if reasons.find_moved(node.name) is None else HOST
+    types = work.describe_types(first) if first is not None else ""
+    stored = work.arithmetic[0].stored if work.arithmetic else ""
+    computed = tuple(dict.fromkeys(part.dtype for part in work.arithmetic))
     whole = bool(computed) and set(computed) <= set(LOW)
-    reason = "" if whole else reasons.explain_node(node, kind, types, stored=stored)
-    proof = NodeProof(node=node.name, op=op, type=kind, types=types, kernels=names, reason=reason)
-    if not workers:
-        return proof
-    return replace(
-        proof, kernel=workers[0].name, kind=workers[0].kind, computed=computed, stored=stored
+    return NodeProof(
+        node=node.name,
+        op=node.op_type,
+        type=kind,
+        kernel=first.name if first is not None else "",
+        kind=first.kind if first is not None else "",
+        types=types,
+        kernels=tuple(kernel.name for kernel in kernels),
+        reason="" if whole else reasons.explain_node(node, kind, types, stored=stored),
+        computed=computed,
+        stored=stored,
     )
 
 
-def _judge_pair(
-    pair: PairInfo,
-    rule: str,
-    readers: Sequence[str],
-    proven: Mapping[str, NodeProof],
-    by_node: Mapping[str, Sequence[Kernel]],
-    reasons: Reasons,
-) -> SiteProof:
-    """The proof of one pair: which of its readers take its integers in."""
-    own = by_node.get(pair.lookup or pair.dequantize, ())
-    verdicts = {
-        reader: _takes_integers(pair, reader, proven.get(reader), by_node) for reader in readers
-    }
-    if not readers:  # the pair stands before a model output: integers must come that far
-        verdicts["the model's output"] = (
-            any(_reads_low(kernel, pair) for kernel in own) if own else _pass_on(pair, by_node)
+@dataclass(frozen=True, eq=False)
+class _PairJudge:
+    """Judges the pairs of a model. proven: its heavy nodes, by name."""
+
+    index: GraphIndex
+    notes: Notes
+    by_node: Mapping[str, Kernels]
+    reasons: Reasons
+    proven: Mapping[str, NodeProof]
+
+    def judge_pair(self, pair: PairInfo) -> SiteProof:
+        """The proof of one pair: which of its readers take its integers in."""
+        readers = self._find_readers(pair)
+        own = self.by_node.get(pair.lookup or pair.dequantize, ())
+        verdicts = {reader: self._takes_integers(pair, reader) for reader in readers}
+        if not readers:  # the pair stands before a model output: integers must come that far
+            verdicts["the model's output"] = (
+                any(_reads_low(kernel, pair) for kernel in own) if own else self._pass_on(pair)
+            )
+        unfused = tuple(reader for reader, verdict in verdicts.items() if verdict is False)
+        state = _find_state(any(verdicts.values()), bool(unfused))
+        rule = self._find_rule(pair)
+        reason = ""
+        if state is not SiteState.FUSED:
+            reason = self.reasons.explain_site(pair, rule, unfused, self.proven, readers)
+        return SiteProof(
+            site=pair.name,
+            role=str(pair.role),
+            state=state,
+            rule=rule,
+            readers=readers,
+            unfused=unfused,
+            kernels=tuple(dict.fromkeys(one.name for one in own if _reads_low(one, pair))),
+            reason=reason,
         )
-    unfused = tuple(reader for reader, verdict in verdicts.items() if verdict is False)
-    state = _find_state(any(verdicts.values()), bool(unfused))
-    kernels = dict.fromkeys(kernel.name for kernel in own if _reads_low(kernel, pair))
-    reason = (
-        ""
-        if state is SiteState.FUSED
-        else reasons.explain_site(pair, rule, unfused, proven, readers)
-    )
-    return SiteProof(
-        site=pair.name,
-        role=str(pair.role),
-        state=state,
-        rule=rule,
-        readers=tuple(readers),
-        unfused=unfused,
-        kernels=tuple(kernels),
-        reason=reason,
-    )
 
+    def _find_rule(self, pair: PairInfo) -> str:
+        """The rule that placed a pair, as noted when it was written; "" for other tools' pairs."""
+        for known in (self.notes.by_node, self.notes.own):
+            for name in pair.nodes:
+                if rule := known.get(name, {}).get("rule"):
+                    return str(rule)
+        return ""
 
-def _find_readers(index: GraphIndex, pair: PairInfo) -> Names:
-    if pair.lookup:
-        return (pair.lookup,)
-    readers = (
-        index.list_consumers(index.find_node(pair.dequantize).result) if pair.dequantize else ()
-    )
-    return tuple(dict.fromkeys(edge.node for edge in readers))
+    def _find_readers(self, pair: PairInfo) -> Names:
+        if pair.lookup or not pair.dequantize:
+            return tuple(filter(None, (pair.lookup,)))
+        edges = self.index.list_consumers(self.index.find_node(pair.dequantize).result)
+        return tuple(dict.fromkeys(edge.node for edge in edges))
 
+    def _takes_integers(self, pair: PairInfo, reader: str) -> bool | None:
+        """True when the reader takes the integers in, False when it reads floats, None when neither can be seen."""
+        reading = self.by_node.get(reader, ())
+        if pair.lookup:
+            return any(_reads_low(kernel, pair) for kernel in reading) if reading else None
+        proof = self.proven.get(reader)
+        if proof is not None and proof.op in PRODUCTS:
+            if proof.type in (UNSEEN, HOST):
+                return None
+            # With or without a sign: ONNX Runtime moves zero points and reads the same integers.
+            types = {name.removeprefix("u") for name in (proof.stored, pair.storage)}
+            return set(proof.computed) <= set(LOW) or (pair.role.is_weight and len(types) == 1)
+        # A kernel that does nothing but dequantize says nothing about the reader, unless there is no other.
+        own = self.by_node.get(pair.dequantize, ())
+        mine = [kernel for kernel in own if not _only_dequantizes(kernel, pair)] or list(own)
+        near = [kernel for kernel in reading if kernel in mine]
+        seen = near or mine or reading
+        if not seen:
+            # An equal pair follows: dequantizing here and quantizing there cancel out, and the bytes go on.
+            return self._pass_on(pair)
+        taken = [_takes(kernel, pair) for kernel in seen]
+        # One of the kernels that dequantize in the reader is enough; of those elsewhere nobody knows which serves it.
+        return any(taken) if near or len(taken) == 1 else all(taken)
 
-def _takes_integers(
-    pair: PairInfo, reader: str, proof: NodeProof | None, by_node: Mapping[str, Sequence[Kernel]]
-) -> bool | None:
-    """True when the reader takes the integers in, False when it reads floats, None when neither can be seen."""
-    if pair.lookup:
-        seen = by_node.get(reader, ())
-        return any(_reads_low(kernel, pair) for kernel in seen) if seen else None
-    if proof is not None and proof.op in PRODUCTS:
-        if proof.type in (UNSEEN, HOST):
-            return None
-        # With or without a sign: ONNX Runtime moves zero points and reads the same integers.
-        stored = pair.role.is_weight and proof.stored.removeprefix(
-            "u"
-        ) == pair.storage.removeprefix("u")
-        return set(proof.computed) <= set(LOW) or stored
-    # A kernel that does nothing but dequantize says nothing about the reader, unless there is no other.
-    own = by_node.get(pair.dequantize, ())
-    mine = [kernel for kernel in own if not _only_dequantizes(kernel, pair)] or list(own)
-    near = [kernel for kernel in by_node.get(reader, ()) if kernel in mine]
-    seen = near or mine or list(by_node.get(reader, ()))
-    if not seen:
-        # An equal pair follows: dequantizing here and quantizing there cancel out, and the bytes go on.
-        return _pass_on(pair, by_node)
-    taken = [_takes(kernel, pair) for kernel in seen]
-    # One of the kernels that dequantize in the reader is enough; of those elsewhere nobody knows which serves it.
-    return any(taken) if near or len(taken) == 1 else all(taken)
-
-
-def _pass_on(pair: PairInfo, by_node: Mapping[str, Sequence[Kernel]]) -> bool | None:
-    """True where integers are written and no kernel dequantizes them; None where neither can be seen."""
-    written = [tensor for kernel in by_node.get(pair.quantize, ()) for tensor in kernel.outputs]
-    return True if any(is_low(tensor.dtype) for tensor in written) else None
+    def _pass_on(self, pair: PairInfo) -> bool | None:
+        """True where integers are written and no kernel dequantizes them; None where neither can be seen."""
+        kernels = self.by_node.get(pair.quantize, ())
+        written = (tensor for kernel in kernels for tensor in kernel.outputs)
+        return True if any(is_low(tensor.dtype) for tensor in written) else None
 
 
 def _find_state(fused: bool, unfused: bool) -> SiteState:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from onnxq.backends.engine import Kernel, Kernels, KernelWords, Tensor
 from onnxq.engines.prove.proof import FLOAT8, INT8, INT16, STORED, UNSEEN
@@ -38,104 +39,96 @@ def is_low(dtype: str) -> bool:
     return dtype in _INTEGERS
 
 
-def find_workers(op: str, kernels: Sequence[Kernel], words: KernelWords) -> Kernels:
-    """Those of a node's kernels that do its work; all of them when none says so by its kind."""
-    parts = (*(words.pools if op in POOLS else words.products), op.lower())
-    workers = [
-        kernel
-        for kernel in kernels
-        if any(part in kernel.kind.lower() for part in parts)
-        or _is_attention(kernel, words)
-        or kernel.kind in words.int8
-    ]
-    return tuple(workers or kernels)
+@dataclass(frozen=True)
+class NodeWork:
+    """The work of a node: its operator, the kernels that have a part in it, and the words of their engine."""
 
+    op: str
+    kernels: Kernels
+    words: KernelWords
 
-def _is_attention(kernel: Kernel, words: KernelWords) -> bool:
-    return bool(words.attention) and words.attention in kernel.name
+    @cached_property
+    def workers(self) -> Kernels:
+        """Those of the kernels that do the node's work; all of them when none says so by its kind."""
+        parts = (*(self.words.pools if self.op in POOLS else self.words.products), self.op.lower())
+        workers = [
+            kernel
+            for kernel in self.kernels
+            if any(part in kernel.kind.lower() for part in parts)
+            or self._is_attention(kernel)
+            or kernel.kind in self.words.int8
+        ]
+        return tuple(workers or self.kernels)
 
+    @cached_property
+    def arithmetic(self) -> tuple[Arithmetic, ...]:
+        """The arithmetic of the workers, each kind once."""
+        return tuple(dict.fromkeys(map(self.find_arithmetic, self.workers)))
 
-def find_computed_type(op: str, kernels: Sequence[Kernel], words: KernelWords) -> str:
-    """The type a node computes in, given the kernels that do its work: "int8", "float32", "int4 weights, float16" …
+    @property
+    def type(self) -> str:
+        """The type that the node computes in: "int8", "float32", "int4 weights, float16" …
 
-    Several kernels of different types give all of them, joined by "+": int8 then is only a part of the truth.
-    """
-    return "+".join(map(str, list_arithmetic(op, kernels, words))) or UNSEEN
+        Several kernels of different types give all of them, joined by "+": int8 then is only a part of the truth.
+        """
+        return "+".join(map(str, self.arithmetic)) or UNSEEN
 
-
-def list_arithmetic(
-    op: str, kernels: Sequence[Kernel], words: KernelWords
-) -> tuple[Arithmetic, ...]:
-    """The arithmetic of a node, each kind once, given the kernels that do its work."""
-    return tuple(dict.fromkeys(find_arithmetic(op, kernel, words) for kernel in kernels))
-
-
-def find_arithmetic(op: str, kernel: Kernel, words: KernelWords) -> Arithmetic:
-    """The arithmetic of a kernel that computes a node of this operator."""
-    if kernel.kind in words.int8:
-        return Arithmetic(INT8)
-    if kernel.kind in words.packed:
-        return Arithmetic(
-            _find_float_type(kernel.inputs + kernel.outputs),
-            _find_weight_type(kernel.weights) or INT8,
-        )
-    operands = _find_operands(op, kernel, words)
-    types = {tensor.dtype for tensor in operands}
-    whole = _is_pool(op, kernel, words) or (op in PRODUCTS and kernel.kind != words.dequantizes)
-    if whole and types and types <= _BYTES:
-        return Arithmetic(INT8)
-    if whole and types == {FLOAT8}:
-        return Arithmetic(FLOAT8)
-    if whole and words.integers and types and types <= _INTEGERS - {FLOAT8}:
+    def find_arithmetic(self, kernel: Kernel) -> Arithmetic:
+        """The arithmetic of one of the kernels."""
+        if kernel.kind in self.words.int8:
+            return Arithmetic(INT8)
+        surrounding = _find_float_type(kernel.inputs + kernel.outputs)
         stored = _find_weight_type(kernel.weights)
-        return Arithmetic(INT16 if types & _WORDS else INT8, stored if stored in STORED else "")
-    computed = (
-        _find_float_type(operands)
-        if types - _INTEGERS
-        else _find_float_type(kernel.inputs + kernel.outputs)
-    )
-    stored = _find_weight_type(kernel.weights) if op in PRODUCTS else ""
-    return Arithmetic(computed, stored if kernel.inputs else "")
+        if kernel.kind in self.words.packed:
+            return Arithmetic(surrounding, stored or INT8)
+        operands = self._find_operands(kernel)
+        types = {tensor.dtype for tensor in operands}
+        product = self.op in PRODUCTS
+        whole = self._is_pool(kernel) or (product and kernel.kind != self.words.dequantizes)
+        if whole and types and types <= _BYTES:
+            return Arithmetic(INT8)
+        if whole and types == {FLOAT8}:
+            return Arithmetic(FLOAT8)
+        if whole and self.words.integers and types and types <= _INTEGERS - {FLOAT8}:
+            return Arithmetic(INT16 if types & _WORDS else INT8, stored if stored in STORED else "")
+        computed = _find_float_type(operands) if types - _INTEGERS else surrounding
+        return Arithmetic(computed, stored if product and kernel.inputs else "")
 
+    def describe_types(self, kernel: Kernel) -> str:
+        """The operands of the node in a kernel and the kernel's results: "int8 x int8 -> float32"."""
+        read = " x ".join(tensor.dtype or "?" for tensor in self._find_operands(kernel))
+        return f"{read} -> {', '.join(dict.fromkeys(t.dtype or '?' for t in kernel.outputs))}"
 
-def describe_types(op: str, kernel: Kernel, words: KernelWords) -> str:
-    """The operands of a node in its kernel and the kernel's results: "int8 x int8 -> float32"."""
-    written = dict.fromkeys(tensor.dtype or "?" for tensor in kernel.outputs)
-    return f"{' x '.join(tensor.dtype or '?' for tensor in _find_operands(op, kernel, words))} -> {', '.join(written)}"
+    def _is_attention(self, kernel: Kernel) -> bool:
+        return bool(self.words.attention) and self.words.attention in kernel.name
 
-
-def _is_pool(op: str, kernel: Kernel, words: KernelWords) -> bool:
-    """A kernel for nothing but a pool, and not one generated from it and its neighbours."""
-    return op in POOLS and (
-        kernel.kind == op or any(part in kernel.kind.lower() for part in words.pools)
-    )
-
-
-def _find_operands(op: str, kernel: Kernel, words: KernelWords) -> tuple[Tensor, ...]:
-    """The two factors of a product (all inputs of fused attention), the data of anything else.
-
-    The weight is the largest constant, unless the second input is larger: it is computed, or dequantized before.
-    """
-    if _is_attention(kernel, words):
-        low = tuple(tensor for tensor in kernel.inputs if is_low(tensor.dtype))
-        # Query, key and value; masks come as bool or float beside them.
-        return (
-            low
-            if len(low) >= _QKV
-            else tuple(tensor for tensor in kernel.inputs if tensor.dtype != "bool")
+    def _is_pool(self, kernel: Kernel) -> bool:
+        """A kernel for nothing but a pool, and not one generated from it and its neighbours."""
+        kind = kernel.kind
+        return self.op in POOLS and (
+            kind == self.op or any(part in kind.lower() for part in self.words.pools)
         )
-    if op not in PRODUCTS:
-        return kernel.inputs[:1] if _is_pool(op, kernel, words) else kernel.inputs
-    weight = max(kernel.weights, key=lambda tensor: tensor.size, default=None)
-    if (
-        weight is not None and weight.name == "weights"
-    ):  # the inspector says which constant is the weight
+
+    def _find_operands(self, kernel: Kernel) -> tuple[Tensor, ...]:
+        """The two factors of a product (all inputs of fused attention), the data of anything else.
+
+        The weight is the largest constant, unless the second input is larger: it is computed, or dequantized before.
+        """
+        if self._is_attention(kernel):
+            low = tuple(tensor for tensor in kernel.inputs if is_low(tensor.dtype))
+            # Query, key and value; masks come as bool or float beside them.
+            rest = tuple(tensor for tensor in kernel.inputs if tensor.dtype != "bool")
+            return low if len(low) >= _QKV else rest
+        if self.op not in PRODUCTS:
+            return kernel.inputs[:1] if self._is_pool(kernel) else kernel.inputs
+        weight = max(kernel.weights, key=lambda tensor: tensor.size, default=None)
+        if weight is None:
+            return kernel.inputs[:2]
+        # The inspector says of some constants that they are the weight.
+        told = weight.name == "weights" or is_low(weight.dtype)
+        if not told and len(kernel.inputs) > 1 and kernel.inputs[1].size >= weight.size:
+            return kernel.inputs[:2]
         return (*kernel.inputs[:1], weight)
-    if weight is None:
-        return kernel.inputs[:2]
-    if len(kernel.inputs) > 1 and kernel.inputs[1].size >= weight.size and not is_low(weight.dtype):
-        return kernel.inputs[:2]
-    return (*kernel.inputs[:1], weight)
 
 
 def _find_weight_type(weights: Iterable[Tensor]) -> str:

@@ -250,15 +250,15 @@ def _check_types(types: Iterable[str], option: str) -> None:
 
 def _select_required(
     index: GraphIndex, wanted: Sequence[tuple[str, str]], reasons: Reasons
-) -> dict[tuple[str, str], Names]:
+) -> list[Requirement]:
     """The heavy nodes that each (type, pattern) selects, by name or operator; of types of weights those with a weight,
-    of `quantized` those with pairs.
+    of `quantized` those with pairs. None of them is met yet.
 
     Raises ConfigError for an unknown type, or a pattern that selects none.
     """
     _check_types((dtype for dtype, _ in wanted if dtype != QUANTIZED), "require")
     every = find_heavy_nodes(index)
-    found: dict[tuple[str, str], Names] = {}
+    required = []
     for dtype, pattern in wanted:
         subject = f"require: {pattern}"
         heavy = list(every)
@@ -279,19 +279,16 @@ def _select_required(
             cause = f"matches none of the {len(heavy)} nodes that are judged ({kinds})"
             near = suggest_names(pattern, [node.name for node in heavy]) if heavy else ""
             raise ConfigError(subject, cause, near, code="Q309")
-        found[dtype, pattern] = names
-    return found
+        required.append(Requirement(dtype=dtype, pattern=pattern, nodes=names, unmet=names))
+    return list(dict.fromkeys(required))
 
 
 def _check_required(
-    required: Mapping[tuple[str, str], Names], nodes: Sequence[NodeProof]
+    required: Sequence[Requirement], nodes: Sequence[NodeProof]
 ) -> Iterator[Requirement]:
-    proven = {one.node: one for one in nodes}
-    for (dtype, pattern), names in required.items():
-        unmet = tuple(
-            name for name in names if name not in proven or not proven[name].runs_in(dtype)
-        )
-        yield Requirement(dtype=dtype, pattern=pattern, nodes=names, unmet=unmet)
+    for one in required:
+        met = {proof.node for proof in nodes if proof.runs_in(one.dtype)}
+        yield replace(one, unmet=tuple(name for name in one.nodes if name not in met))
 
 
 def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> Iterator[Requirement]:
@@ -342,9 +339,8 @@ def _find_unquantized(proto: ModelLike) -> tuple[Unquantized, ...]:
 
 def _is_custom(index: GraphIndex, name: str) -> bool:
     """True for a node whose operator ONNX does not know."""
-    return any(
-        node.name == name and not onnx.defs.has(node.op_type, node.domain) for node in index.nodes
-    )
+    node = index.named.get(name)
+    return node is not None and not onnx.defs.has(node.op_type, node.domain)
 
 
 def _describe_build(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from onnxq.annotate import PairInfo
 from onnxq.backends.engine import ComputeCapability, DevicePlacement, Engine
@@ -31,12 +32,10 @@ class Reasons:
     # Of the GPU that was built for, () unknown.
     capability: ComputeCapability = ()
     placement: DevicePlacement | None = None
-    _by_dequantize: dict[str, PairInfo] = field(default_factory=dict, init=False)
 
-    def __post_init__(self) -> None:
-        self._by_dequantize.update(
-            {pair.dequantize: pair for pair in self.pairs if pair.dequantize}
-        )
+    @cached_property
+    def _by_dequantize(self) -> dict[str, PairInfo]:
+        return {pair.dequantize: pair for pair in self.pairs if pair.dequantize}
 
     def explain_node(self, node: NodeRef, kind: str, types: str, *, stored: str = "") -> str:
         """Why a heavy node does not run in int8; "" where its weight alone is quantized, and read so.
@@ -138,15 +137,14 @@ class Reasons:
         return ""
 
     def _find_fault(self, node: NodeRef, k: int, pair: PairInfo, what: str) -> str:
-        data = not pair.role.is_weight
-        dequantize = self.index.find_node(pair.dequantize)
-        scale = self.index.input_shape(dequantize, 1)
-        if data and (fault := self.engine.explain_operand(node, scale, what)):
-            return fault
-        if not isinstance(pair.granularity, PerTensor) and not pair.role.is_weight:
-            return f"its {what} is quantized per channel: activations need one scale"
         grain = pair.granularity
-        if pair.role.is_weight and isinstance(grain, PerChannel):
+        if not pair.role.is_weight:
+            scale = self.index.input_shape(self.index.find_node(pair.dequantize), 1)
+            if fault := self.engine.explain_operand(node, scale, what):
+                return fault
+            if not isinstance(grain, PerTensor):
+                return f"its {what} is quantized per channel: activations need one scale"
+        elif isinstance(grain, PerChannel):
             want = self._find_channel_axes(node, k)
             if want is not None and grain.axis not in want:
                 return f"the scales of its weight lie along axis {grain.axis}, its channels along axis {max(want)}"

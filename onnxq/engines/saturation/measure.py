@@ -86,7 +86,7 @@ def measure_saturation(
         on_sample()
 
     pair = {"saturation": (exact, MatchedRunner(exact, run))}
-    errors = compare_models(pair, samples, on_sample=count)["saturation"]
+    errors = compare_models(pair, samples, on_sample=count)["saturation"].results()
     return SaturationCost(
         samples=seen,
         nodes=run.nodes(),
@@ -105,32 +105,28 @@ class SaturatingRun:
     threads: int = 0
     # One of the main graph to give instead of the outputs.
     tensor: str = ""
-    # Run the exact model, which counts nothing.
-    exact: bool = False
     refusals: Refusals = ()
     # Of each node, by its counters' tensors.
     _totals: Counts[TensorId] = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
-        counters = () if self.exact else self.emulation.counters
-        wanted = [tensor for counter in counters for tensor in (counter.saturated, counter.size)]
-        wanted += [TensorId(self.tensor)] if self.tensor else []
-        proto = self.emulation.exact if self.exact else self.emulation.saturating
+        counters = self.emulation.counters
+        counted = [tensor for one in counters for tensor in (one.saturated, one.size)]
         tapped = tap_tensors(
-            proto, wanted, only=bool(self.tensor), probe=Probe(dtype=TensorProto.INT64)
+            self.emulation.saturating,
+            [*counted, *([TensorId(self.tensor)] if self.tensor else [])],
+            only=bool(self.tensor),
+            probe=Probe(dtype=TensorProto.INT64),
         )
-        self._outputs = tapped.outputs
+        self._counts = {one: tapped.outputs[one] for one in counted if one in tapped.outputs}
         self.refusals = tapped.refusals
         self._session = Session(tapped.proto, optimize=False, threads=self.threads, arena=False)
 
     def run(self, feeds: Arrays) -> ArrayDict:
         """The model's outputs, or the tensor asked for."""
         values = self._session.run(feeds)
-        for tensor in (
-            tensor for one in self.emulation.counters for tensor in (one.saturated, one.size)
-        ):
-            if tensor in self._outputs:
-                self._totals[tensor] += int(np.sum(values.pop(self._outputs[tensor])))
+        for tensor, output in self._counts.items():
+            self._totals[tensor] += int(np.sum(values.pop(output)))
         return values
 
     def nodes(self) -> tuple[NodeCost, ...]:

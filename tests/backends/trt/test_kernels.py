@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onnxq.backends import find_engine
 from onnxq.backends.trt.kernels import find_dtype, find_node_names, moves_data, read_inspector, read_layers_message
-from onnxq.engines.prove.kernels import find_computed_type, find_workers
+from onnxq.engines.prove.kernels import NodeWork
 
 _NHWC = "Strides: [3136,1,112,4], StrideOrder: [3,0,2,1], Datatype: {}, Format: (NHWC) Channel major format }}"
 INT8, FLOAT = _NHWC.format("Int8"), _NHWC.format("Float")
@@ -87,14 +87,14 @@ def test_the_inspectors_json_is_read():
         "int8", "float16", "int8", "int8",
     ]  # fmt: skip
     assert (second.name, second.nodes) == ("a layer told by name only", ())
-    assert find_workers("Conv", [first], WORDS) == (first,)
-    assert find_computed_type("Conv", [first], WORDS) == "int8"  # the skip in float16 is added behind the product
+    assert NodeWork("Conv", (first,), WORDS).workers == (first,)
+    assert NodeWork("Conv", (first,), WORDS).type == "int8"  # the skip in float16 is added behind the product
 
 
 def test_a_float_convolution_of_the_inspector_is_float():
     half = {"Name": "x", "Dimensions": [1, 64, 56, 56], "Format/Datatype": "Row major linear FP16 format"}
     (first, _) = read_inspector(engine(Inputs=[half], Outputs=[half], Weights={"Type": "Half", "Count": 36864}))
-    assert find_computed_type("Conv", [first], WORDS) == "float16"
+    assert NodeWork("Conv", (first,), WORDS).type == "float16"
 
 
 @pytest.mark.parametrize("key", ["Datatype", "DataType"])
@@ -105,7 +105,7 @@ def test_the_inspector_of_tensorrt_11_has_types_of_their_own(key):
         "Outputs": [value | {key: "Float"}], "TacticName": "", "Metadata": "[ONNX Layer: m]",
     }  # fmt: skip
     (kernel,) = read_inspector(json.dumps({"Layers": [layer]}))
-    assert find_computed_type("MatMul", [kernel], WORDS) == "int8"
+    assert NodeWork("MatMul", (kernel,), WORDS).type == "int8"
 
 
 @pytest.mark.parametrize(

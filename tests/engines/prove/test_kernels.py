@@ -6,14 +6,7 @@ import pytest
 
 from onnxq.backends import find_engine
 from onnxq.backends.engine import Kernel, Tensor
-from onnxq.engines.prove.kernels import (
-    Arithmetic,
-    describe_types,
-    find_arithmetic,
-    find_computed_type,
-    find_workers,
-    is_low,
-)
+from onnxq.engines.prove.kernels import Arithmetic, NodeWork, is_low
 from onnxq.engines.prove.proof import UNSEEN
 
 # Of all engines: the cases say which one a kernel is of.
@@ -79,15 +72,16 @@ CASES = {
 
 @pytest.mark.parametrize(("op", "found", "dtype"), CASES.values(), ids=CASES)
 def test_the_type_a_kernel_computes_in(op: str, found: Kernel, dtype: str) -> None:
-    assert str(find_arithmetic(op, found, WORDS)) == dtype
-    assert find_computed_type(op, [found], WORDS) == dtype
+    work = NodeWork(op, (found,), WORDS)
+    assert str(work.find_arithmetic(found)) == dtype
+    assert work.type == dtype
 
 
 def test_several_kernels_give_all_their_types_once() -> None:
     low, real = CASES["integers on both sides"][1], CASES["floats"][1]
-    assert find_computed_type("Conv", [low, low], WORDS) == "int8"
-    assert find_computed_type("Conv", [low, real], WORDS) == "int8+float32"
-    assert find_computed_type("Conv", [], WORDS) == UNSEEN
+    assert NodeWork("Conv", (low, low), WORDS).type == "int8"
+    assert NodeWork("Conv", (low, real), WORDS).type == "int8+float32"
+    assert NodeWork("Conv", (), WORDS).type == UNSEEN
     assert str(Arithmetic("float16", "int4")) == "int4 weights, float16"
 
 
@@ -108,12 +102,13 @@ def test_several_kernels_give_all_their_types_once() -> None:
     ],
 )
 def test_the_kernels_that_do_a_nodes_work(op: str, kinds: list[str], workers: list[str]) -> None:
-    assert [one.kind for one in find_workers(op, [kernel(kind) for kind in kinds], WORDS)] == workers
+    work = NodeWork(op, tuple(map(kernel, kinds)), WORDS)
+    assert [one.kind for one in work.workers] == workers
 
 
 def test_fused_attention_is_known_by_its_name() -> None:
     mha, other = kernel("kgen", name="_gemm_mha_v2"), kernel("kgen")
-    assert find_workers("MatMul", [other, mha], WORDS) == (mha,)
+    assert NodeWork("MatMul", (other, mha), WORDS).workers == (mha,)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,7 @@ def test_fused_attention_is_known_by_its_name() -> None:
     ],
 )
 def test_operands_and_results_in_words(op: str, found: Kernel, text: str) -> None:
-    assert describe_types(op, found, WORDS) == text
+    assert NodeWork(op, (found,), WORDS).describe_types(found) == text
 
 
 def test_types_that_quantized_tensors_are_stored_in() -> None:

@@ -40,7 +40,7 @@ COARSE = EVERYTHING.model_copy(
 
 def sqnr(model: onnx.ModelProto, seed: int = 7) -> float:
     pair = (Session(residual(), optimize=False), Session(model, optimize=False))
-    return compare_models({"": pair}, [{"x": one[None]} for one in images(16, seed)["x"]])[""][0].sqnr_db
+    return compare_models({"": pair}, [{"x": one[None]} for one in images(16, seed)["x"]])[""].worst_db()
 
 
 CONFIGS = {"rough": ROUGH, "coarse": COARSE, "plain": EVERYTHING}
