@@ -26,7 +26,7 @@ from onnxq.graph.light import measure_size
 from onnxq.passes import FloatState, PlacedState, Timers, build_file, build_quantized, give_types
 from onnxq.passes.base import EqualizeContext, Stage, run_stage
 from onnxq.passes.mixed_precision.candidates import list_quantized_ops
-from onnxq.passes.mixed_precision.cross_validation import estimate_new, list_judging_folds
+from onnxq.passes.mixed_precision.cross_validation import estimate_new
 from onnxq.passes.mixed_precision.precisions import (
     FLOAT,
     MeasuredPrecision,
@@ -331,7 +331,7 @@ class PrecisionSearch:
         # What was chosen on some samples must hold on others.
         sure = noise
         if math.isfinite(self.limits.noise):
-            sure = 10 ** (-estimate_new(ctx, state, list_judging_folds(ctx, state)) / 10)
+            sure = 10 ** (-estimate_new(ctx, state) / 10)
         model = self._write(state)
         time = self._time(model) if self.timed else math.nan
         metric = math.nan

@@ -15,7 +15,7 @@ models in which the first half, the first quarter … are narrow.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -34,7 +34,6 @@ from onnxq.passes.mixed_precision.candidates import (
 )
 from onnxq.passes.mixed_precision.cross_validation import (
     estimate_new,
-    list_judging_folds,
     widen_ranges,
 )
 from onnxq.passes.mixed_precision.search import SwitchedPlan
@@ -125,9 +124,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
     def has_wanted(plan: Plan) -> bool:
         chosen = replace(state, plan=plan)
-        return (
-            wanted is None or estimate_new(ctx, chosen, list_judging_folds(ctx, chosen)) >= wanted
-        )
+        return wanted is None or estimate_new(ctx, chosen) >= wanted
 
     choosable = len(order) - len(wide)
     # What is asked for may take all; by default no more than some are wide.
@@ -208,15 +205,9 @@ def _move_bias(before: SitePlan, after: SitePlan) -> SitePlan:
     return replace(after, values=values.astype(np.int32))
 
 
-@dataclass(frozen=True, eq=False)
-class _Noises:
-    """Noise at the outputs of single roundings to the fewest bits.
-
-    inputs: by operator, that of each input that only it reads so. results: that of a result whose every reader does.
-    """
-
-    inputs: Mapping[Edge, float]
-    results: Mapping[TensorId, float]
+# Noise at the outputs of single roundings to the fewest bits: of an input that only its operator reads so, and of a
+# result whose every reader does.
+_Noises = Mapping[Edge | TensorId, float]
 
 
 def _measure_noises(
@@ -259,10 +250,7 @@ def _measure_noises(
         for key, places in rounding.items()
     }
     errors = switched.measure_settings([*settings.values()], floats, "measuring each rounding")
-    noise = {key: error.noise() for key, error in zip(settings, errors, strict=True)}
-    return _Noises(
-        {edge: noise[edge] for edge in edges}, {tensor: noise[tensor] for tensor in sites}
-    )
+    return {key: error.noise() for key, error in zip(settings, errors, strict=True)}
 
 
 def _list_always_wide(state: PlacedState, narrow: Plan) -> frozenset[str]:
@@ -297,11 +285,9 @@ def _order_operators(
     def add_noise(name: str) -> float:
         """Noise of an operator beside those that are narrow: a rounded result is so for all its readers."""
         op = ops.by_name[name]
-        inputs = [noises.inputs.get(edge, 0.0) for edge, tensor in op.data if tensor not in rounded]
-        read = [
-            noises.inputs[edge] for edge, _ in ops.list_consumers(op.out) if edge.node in narrowed
-        ]
-        return sum(inputs) + max(noises.results.get(op.out, 0.0) - sum(read), 0.0)
+        inputs = [noises.get(edge, 0.0) for edge, tensor in op.data if tensor not in rounded]
+        read = [noises[edge] for edge, _ in ops.list_consumers(op.out) if edge.node in narrowed]
+        return sum(inputs) + max(noises.get(op.out, 0.0) - sum(read), 0.0)
 
     def find_price(name: str) -> tuple[bool, float]:
         return name in wide, add_noise(name) / (work[name] + 1 / len(work))

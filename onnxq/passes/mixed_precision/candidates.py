@@ -24,7 +24,7 @@ from onnxq.passes.state import PlacedState
 from onnxq.plan import BiasPlan, PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.planner.cut import CutProblem, PlacementCosts
-from onnxq.sites import Edge, LeftFloat, Names, Refusal, Role, Site, TensorId, Unquantized
+from onnxq.sites import Edge, LeftFloat, Names, Refusal, Role, Site, Unquantized
 from onnxq.spec import QuantSpec
 
 # The cost of all operators beside that of all time: one that gains no time costs something, since int8 was asked for.
@@ -70,18 +70,12 @@ class Ways:
 
     def list_operators(self, site: SitePlan) -> list[str]:
         """The operators that would read or write the site's integers."""
-        return (
-            [site.site.node]
-            if isinstance(site.site, Edge)
-            else self._list_touching(site.quantized_tensor)
-        )
-
-    def _list_touching(self, tensor: TensorId) -> list[str]:
-        ops = [
-            self.problem.ops.by_out.get(tensor),
-            *(op for _, op in self.problem.ops.list_consumers(tensor)),
-        ]
-        return [op.name for op in ops if op is not None]
+        if isinstance(site.site, Edge):
+            return [site.site.node]
+        ops = self.problem.ops
+        tensor = site.quantized_tensor
+        touching = [ops.by_out.get(tensor), *(op for _, op in ops.list_consumers(tensor))]
+        return [op.name for op in touching if op is not None]
 
     def _widens(self, site: SitePlan) -> bool:
         return (
@@ -264,12 +258,9 @@ def carry_qparams(old: Plan, new: Plan, index: GraphIndex) -> Plan:
     for site in new.sites:
         known = before.get(site.site)
         if known is not None and (known.spec, known.role) == (site.spec, site.role):
-            site = replace(site, clip=known.clip)
             # A bias on the scale of another input or weight has other integers.
-            same = known.derived == site.derived
-            site = replace(
-                site, qparams=known.qparams if same else None, values=known.values if same else None
-            )
+            known = known if known.derived == site.derived else known.without_numbers()
+            site = replace(site, clip=known.clip, qparams=known.qparams, values=known.values)
         sites.append(site)
     biases = keep_corrections(old, new.sites, index)
     # Structural ids of the nodes whose biases are carried, which `new` may not know.

@@ -38,11 +38,19 @@ _ROUNDED_DB = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Some samples, and the ranges of activations that the others have: (low, high) by site. whole: those of all."""
+    """Some samples with the float model's answers, and the ranges of activations that the others have: by site.
 
-    samples: Dataset
+    whole: those of all.
+    """
+
+    floats: FloatOutputs
     ranges: Mapping[Site, Interval]
     whole: Mapping[Site, Interval] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> Dataset:
+        """The samples."""
+        return self.floats.samples
 
     def narrow_ranges(self, model: ModelLike, plan: Plan) -> Plan:
         """The calibrated plan as it would be without these samples: no range reaches further than that of the others.
@@ -63,10 +71,6 @@ class Fold:
                     site, qparams=set_range(site, max(low, least), min(high, most))
                 )
         return _move_ranges(model, plan, changed)
-
-
-# Samples that judge, and the float model's outputs on them.
-JudgingFold = tuple[Fold, FloatOutputs]
 
 
 def _measure_widening(end: float, reached: float) -> float:
@@ -112,7 +116,7 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
     # Ranges of other runs are of other samples, too; and of a large model one at a time is held.
     folds = min(_FOLDS, len(judged)) if observed and not ctx.config.scale.ranges else 1
     if folds == 1 or is_large_model(state.model):
-        return (Fold(judged, {}),)
+        return (Fold(_answer(ctx, state, judged), {}),)
     order = np.random.default_rng(seed).permutation(len(judged)).tolist()
     parts = [judged.part(sorted(order[k::folds])) for k in range(folds)]
     bare = state.plan.with_sites(tuple(map(_without_range, state.plan.sites)))
@@ -122,27 +126,26 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
         site: (min(others[site][0] for others in ranges), max(others[site][1] for others in ranges))
         for site in ranges[0]
     }
-    return tuple(Fold(part, others, reached) for part, others in zip(parts, ranges, strict=True))
+    return tuple(
+        Fold(_answer(ctx, state, part), others, reached)
+        for part, others in zip(parts, ranges, strict=True)
+    )
 
 
-def list_judging_folds(ctx: SampledContext, state: PlannedState) -> list[JudgingFold]:
-    """`split_folds`, and what the float model answers."""
-    threads = ctx.config.verify.threads
-    return [
-        (fold, FloatOutputs(state.model, fold.samples, threads=threads))
-        for fold in split_folds(ctx, state)
-    ]
+def _answer(ctx: SampledContext, state: PlannedState, samples: Dataset) -> FloatOutputs:
+    return FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
 
 
-def estimate_new(ctx: SampledContext, state: PlannedState, folds: Sequence[JudgingFold]) -> float:
-    """The SQNR in dB that new samples have all but surely with the state's plan."""
+def estimate_new(
+    ctx: SampledContext, state: PlannedState, folds: Sequence[Fold] | None = None
+) -> float:
+    """The SQNR in dB that new samples have all but surely with the state's plan. folds: as of `split_folds`."""
+    folds = split_folds(ctx, state) if folds is None else folds
     errors = ModelErrors()
-    with ctx.progress(
-        "judging on all samples", sum(len(fold.samples) for fold, _ in folds)
-    ) as task:
-        for fold, floats in folds:
+    with ctx.progress("judging on all samples", sum(len(fold.samples) for fold in folds)) as task:
+        for fold in folds:
             trial = make_trial(state, fold.narrow_ranges(state.model, state.plan))
-            errors.merge(measure_models([trial], floats, ctx.crew, task)[0])
+            errors.merge(measure_models([trial], fold.floats, ctx.crew, task)[0])
     return errors.estimate(find_optimism(state)).least_db
 
 

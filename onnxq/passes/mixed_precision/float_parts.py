@@ -133,9 +133,9 @@ def _find_worst(each: Sequence[ModelErrors]) -> float:
     """The SQNR in dB of the worst output, the mean over the samples."""
     by_output: dict[str, list[float]] = {}
     for errors in each:
-        for output in errors.results():
-            by_output.setdefault(output.name, []).append(max(output.sqnr_db, _LEAST_DB))
-    return min((statistics.fmean(values) for values in by_output.values()), default=math.inf)
+        for name, db in _read_decibels(errors).items():
+            by_output.setdefault(name, []).append(db)
+    return min(map(statistics.fmean, by_output.values()), default=math.inf)
 
 
 def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good: float) -> bool:
@@ -143,25 +143,23 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
 
     With pairs around, the least change rounds some values to another level, for better or worse.
     """
-    names = [output.name for output in before[0].results()] if before else []
-    losses: dict[str, list[float]] = {name: [] for name in names}
+    # Beyond what is good all figures are alike: a fall from 90 to 60 dB changes no answer.
+    most = good + _MAY_COST_DB
+    losses: dict[str, list[float]] = {}
     for sample in zip(before, after, strict=True):
-        figures = [
-            {output.name: output.sqnr_db for output in errors.results()} for errors in sample
-        ]
-        for name in names:
-            if name in figures[0] and name in figures[1]:
-                # Beyond what is good all figures are alike: a fall from 90 to 60 dB changes no
-                # answer.
-                limited = [
-                    max(min(figure[name], good + _MAY_COST_DB), _LEAST_DB) for figure in figures
-                ]
-                losses[name].append(limited[0] - limited[1])
+        first, second = map(_read_decibels, sample)
+        for name in first.keys() & second.keys():
+            losses.setdefault(name, []).append(min(first[name], most) - min(second[name], most))
     for lost in losses.values():
         error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
-        if lost and statistics.fmean(lost) > max(_MAY_COST_DB, error):
+        if statistics.fmean(lost) > max(_MAY_COST_DB, error):
             return True
     return False
+
+
+def _read_decibels(errors: ModelErrors) -> dict[str, float]:
+    """The SQNR in dB of each output on one sample."""
+    return {output.name: max(output.sqnr_db, _LEAST_DB) for output in errors.results()}
 
 
 def _is_asked(ctx: SampledContext, state: PlacedState) -> bool:

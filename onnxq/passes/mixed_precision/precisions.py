@@ -104,14 +104,11 @@ def _name_precision(config: Config, bits: int) -> str:
 
 def _is_possible(precision: Precision, config: Config) -> bool:
     """False where the changes contradict the rest of the configuration: only 8-bit uint8 has scales of each run."""
+    requests = {Role.WEIGHT: config.weights, Role.ACTIVATION: config.activations}
     try:
         for rule in precision.make_rules(["node"]):
-            for role, request in (
-                (Role.WEIGHT, config.weights),
-                (Role.ACTIVATION, config.activations),
-            ):
-                if role in rule.role:
-                    rule.apply(request, role)
+            for role in rule.role:
+                rule.apply(requests[role], role)
     except ConfigError:
         return False
     return True

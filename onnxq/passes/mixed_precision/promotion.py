@@ -12,14 +12,13 @@ from dataclasses import replace
 
 from onnxq.backends import find_target
 from onnxq.errors import ConfigError
-from onnxq.evaluation.metric import FLOAT, UINT16, AccuracyRequest, Metric, has_whole_bytes
+from onnxq.evaluation.metric import UINT16, AccuracyRequest, Metric, has_whole_bytes
 from onnxq.passes.assembly import build_quantized, give_types
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion
 from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial
 from onnxq.passes.mixed_precision.cross_validation import (
     estimate_new,
-    list_judging_folds,
     split_folds,
     widen_ranges,
 )
@@ -91,7 +90,7 @@ def _score_promoted(ctx: SampledContext, state: PlacedState) -> float:
     """The SQNR that new samples have all but surely; where none was asked for, that of the validation samples."""
     if ctx.request.min_sqnr is None or PROMOTED.find(state) is None:
         return ctx.data.judge.score(state, state.plan, progress=ctx.progress)
-    return estimate_new(ctx, state, list_judging_folds(ctx, state))
+    return estimate_new(ctx, state)
 
 
 def _find_threshold(ctx: SampledContext, _before: PlacedState, _after: PlacedState) -> Threshold:
@@ -115,7 +114,7 @@ def _meet_sqnr(search: PromotionSearch, wanted: float) -> PromotedPlan:
 
 def _explain_unmet(search: PromotionSearch) -> str:
     """Why no promotions hold the request: with all but the one that makes least noise, how far the others are off."""
-    if search.late or search.ways.to != FLOAT:
+    if search.is_open_ended():
         return search.explain_end()
     note = "only the float model is sure to hold this"
     partial = search.leave_quietest()
@@ -138,8 +137,7 @@ def _add_headroom(search: PromotionSearch, plan: Plan, account: Promotion) -> Pr
     wider = widen_ranges(state.model, plan, _HEADROOM)
     if wider is plan or len(ctx.data.ranges) > _FEW_SAMPLES or search.is_expired():
         return plan, account
-    folds = [(judge.fold, judge.floats) for judge in search.judges if judge.fold is not None]
-    if estimate_new(ctx, replace(state, plan=wider), folds) < account.least:
+    if estimate_new(ctx, replace(state, plan=wider), search.folds) < account.least:
         return plan, account
     return wider, replace(account, headroom=_HEADROOM)
 
@@ -174,11 +172,7 @@ def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metr
             return metric(give_types(state, model), optimize=optimize, threads=threads)
 
     met = search.meet_figure(run_metric, least, smooth=False)
-    unmet = (
-        search.explain_end()
-        if search.late or search.ways.to != FLOAT
-        else "only the float model holds this"
-    )
+    unmet = search.explain_end() if search.is_open_ended() else "only the float model holds this"
     note = "" if met.holds else unmet
     plan, account = _account_for(search, met.keys, request.describe(), note, least)
     value = met.figures[met.keys]

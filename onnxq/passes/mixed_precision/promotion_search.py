@@ -110,10 +110,7 @@ class PromotionSearch:
             plan = fold.narrow_ranges(self.state.model, self.ways.plan)
             same = plan is self.ways.plan or self.as_run
             switched = self._switched if same else SwitchedPlan(self.ctx, self.state, plan)
-            floats = FloatOutputs(
-                self.state.model, fold.samples, threads=self.ctx.config.verify.threads
-            )
-            judges.append(_ScoredSamples(floats, switched, fold))
+            judges.append(_ScoredSamples(fold.floats, switched, fold))
         return judges or [self._validation]
 
     def place_keys(self, keys: frozenset[str]) -> Plan:
@@ -232,12 +229,8 @@ class PromotionSearch:
             self.late = True
         holding = [keys for keys, figure in figures.items() if figure >= wanted]
         if not holding:
-            partial = self.late or self.ways.to != FLOAT
-            return Meeting(
-                max(figures, key=lambda keys: figures[keys]) if partial else frozenset(),
-                False,
-                figures,
-            )
+            best = max(figures, key=lambda keys: figures[keys])
+            return Meeting(best if self.is_open_ended() else frozenset(), False, figures)
         cheapest = min(holding, key=lambda keys: self.ways.measure_cost(self.place_keys(keys)))
         if not smooth:
             return Meeting(cheapest, True, figures)
@@ -327,6 +320,10 @@ class PromotionSearch:
             if part:
                 parts.append(part)
         return parts
+
+    def is_open_ended(self) -> bool:
+        """True where something is left that was not tried, for want of time, or for want of more bits than 16."""
+        return self.late or self.ways.to != FLOAT
 
     def explain_end(self) -> str:
         """Why there are no more steps."""

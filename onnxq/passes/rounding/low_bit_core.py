@@ -74,22 +74,17 @@ def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
         np.zeros(w.shape[:2]) if problem.least is None else np.asarray(problem.least, np.float64)
     )
     several = len(problem.factors) > 1
-    codes = np.zeros(0)
-    error = np.zeros(0)
-    best = np.zeros(0)
+    codes: Array = np.zeros(w.shape, np.int32)
+    error = np.full(w.shape[:2], np.inf)
+    best = np.zeros(w.shape[:2])
     for k, factor in enumerate(problem.factors):
         scale = np.asarray(problem.scale * np.float32(factor), np.float32)
         tried: Array = round_with_feedback(replace(problem, scale=scale)).codes
         if problem.thorough:
             tried = descend_values(w, tried, damped, scale, zero, problem.limits)
         now = layer_error(w, tried, scale, zero, damped) if several else np.zeros(w.shape[:2])
-        if k == 0:
-            # The whole range: it is allowed to every row, and of equal errors it stays.
-            codes = tried
-            error = now
-            best = np.full(w.shape[:2], factor)
-            continue
-        better = (now < error) & (factor >= least)
+        # The first, the whole range, is allowed to every row, and of equal errors it stays.
+        better = ((now < error) & (factor >= least)) | (k == 0)
         codes = np.where(better[:, :, None], tried, codes)
         error = np.where(better, now, error)
         best = np.where(better, factor, best)

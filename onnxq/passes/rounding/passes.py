@@ -180,10 +180,8 @@ ROUNDED: Note[RoundedWeights] = Note(NAME)
 
 def round_weights(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Round all weights in the order they run, with biases corrected."""
-    samples, others = _take_samples(ctx, state.plan)
-    rounding = round_sequentially(
-        state.model, state.plan, samples, others=others, crew=ctx.crew, progress=ctx.progress
-    )
+    samples = _take_samples(ctx, state.plan)
+    rounding = _round_plan(ctx, state, state.plan, samples, RoundingOptions())
     if not rounding.done:
         return state, PassReport(NAME, rounding.describe(), outcome=Outcome.NO_GAIN)
     return _report_rounding(state, state.plan, rounding)
@@ -199,45 +197,25 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     chosen: frozenset[str] = frozenset()
     best: SequentialRounding | None = None
     operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
-    samples, others = _take_samples(ctx, plan)
+    samples = _take_samples(ctx, plan)
     for segment in _cut_segments(operators):
         # Rounded together from the start: what comes later makes up for what comes before.
-        options = RoundingOptions(chosen | segment)
-        tried = round_sequentially(
-            state.model,
-            plan,
-            samples,
-            others=others,
-            options=options,
-            crew=ctx.crew,
-            progress=ctx.progress,
-        )
+        tried = _round_plan(ctx, state, plan, samples, RoundingOptions(chosen | segment))
         now = judges.score(state, tried.plan, progress=ctx.progress)
         if THRESHOLDS[NAME].allows(score, now):
             chosen = chosen | segment
             best = tried
             score = now
-    return (
-        (state, PassReport(NAME, outcome=Outcome.NO_GAIN))
-        if best is None
-        else _report_rounding(state, plan, best)
-    )
+    if best is None:
+        return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+    return _report_rounding(state, plan, best)
 
 
 def search_longer(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Weights of few bits rounded anew, with a longer search for their values."""
     plan, operators = ROUNDED.read(state)
-    samples, others = _take_samples(ctx, plan)
     options = RoundingOptions(operators, thorough=True)
-    rounding = round_sequentially(
-        state.model,
-        plan,
-        samples,
-        others=others,
-        options=options,
-        crew=ctx.crew,
-        progress=ctx.progress,
-    )
+    rounding = _round_plan(ctx, state, plan, _take_samples(ctx, plan), options)
     return replace(state, plan=rounding.plan), PassReport(SEARCH, ("values searched longer",))
 
 
@@ -282,6 +260,25 @@ def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) 
         return state, PassReport(name, outcome=Outcome.WORSE, trial_db=(before, after))
     lines = tuple(line for report in inner.journal for line in report.changed[:1])
     return again, PassReport(name, lines, trial_db=(before, after))
+
+
+def _round_plan(
+    ctx: SampledContext,
+    state: PlacedState,
+    plan: Plan,
+    samples: tuple[list[Feeds], list[Feeds]],
+    options: RoundingOptions,
+) -> SequentialRounding:
+    """The plan with rounded weights. samples: as of `_take_samples`."""
+    return round_sequentially(
+        state.model,
+        plan,
+        samples[0],
+        others=samples[1],
+        options=options,
+        crew=ctx.crew,
+        progress=ctx.progress,
+    )
 
 
 def _take_samples(ctx: SampledContext, plan: Plan) -> tuple[list[Feeds], list[Feeds]]:

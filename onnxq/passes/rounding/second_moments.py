@@ -236,33 +236,23 @@ def _centre_sums(sums: Array, count: int, u: Array, p: Array, v: Array, q: Array
 
 def merge_moments(even: Moments, odd: Moments) -> Moments:
     """Moments of the samples of both."""
-    n = max(even.count + odd.count, 1)
-    all_ = max(even.weight + odd.weight, 1)
-    a = even.count / n
-    b = odd.count / n
-    d = even.weight / all_
-    e = odd.weight / all_
-    x = d * even.mean_x + e * odd.mean_x
-    y = d * even.mean_y + e * odd.mean_y
-    h = even.h[:, :0]
-    c = even.c[:, :0]
-    # Around the common mean: those of both around their own means, and what the
-    # distance of these adds.
-    if even.h.size and odd.h.size:
-        h = (
-            a * even.h
-            + b * odd.h
-            + _measure_gap(a, even.mean_y, odd.mean_y, even.mean_y, odd.mean_y)
-        )
-    if even.c.size and odd.c.size:
-        c = (
-            a * even.c
-            + b * odd.c
-            + _measure_gap(a, even.mean_x, odd.mean_x, even.mean_y, odd.mean_y)
-        )
-    return Moments(h, c, x, y, even.count + odd.count, (*even.parts, *odd.parts))
+    count = even.count + odd.count
+    a = even.count / max(count, 1)
+    b = odd.count / max(count, 1)
+    weight = max(even.weight + odd.weight, 1)
+    x, y = (
+        even.weight / weight * mean + odd.weight / weight * other
+        for mean, other in ((even.mean_x, odd.mean_x), (even.mean_y, odd.mean_y))
+    )
+    gap_y = even.mean_y - odd.mean_y
 
+    def merge_products(own: Array, other: Array, gap: Array) -> Array:
+        """Around the common mean: those around the own means, and what the distance of these adds."""
+        if not own.size or not other.size:
+            return own[:, :0]
+        between = a * (1.0 - a) * gap[:, :, None] * gap_y[:, None, :]
+        return np.asarray(a * own + b * other + between)
 
-def _measure_gap(share: float, x: Array, other_x: Array, y: Array, other_y: Array) -> Array:
-    """The part of merged second moments that comes from the distance of the two means."""
-    return np.asarray(share * (1.0 - share) * (x - other_x)[:, :, None] * (y - other_y)[:, None, :])
+    h = merge_products(even.h, odd.h, gap_y)
+    c = merge_products(even.c, odd.c, even.mean_x - odd.mean_x)
+    return Moments(h, c, x, y, count, (*even.parts, *odd.parts))

@@ -307,7 +307,8 @@ class _Gathering:
             return OperatorStatistics(
                 Accumulator(*self.wanted.shape, second=False).make_moments(), None
             )
-        means = spread("rounding: means", average_group, [group for _, group in self.groups])
+        groups = [group for _, group in self.groups]
+        means = spread("rounding: means", _Group.average_positions, groups)
         for (sums, group), parts in zip(self.groups, means, strict=True):
             sums.add_columns(group, group.count, parts)
         blocks = [(sums, block) for sums in self.sums for block in sums.take_blocks()]
@@ -323,11 +324,6 @@ class _Gathering:
         return OperatorStatistics(
             merge_moments(whole, others[0]), (whole, others[0]), scarce=self.scarce
         )
-
-
-def average_group(group: _Group) -> list[Part]:
-    """The means of each sample of a group."""
-    return group.average_positions()
 
 
 def multiply_block(block: Block, workspace: Workspace | None = None) -> list[Array]:
