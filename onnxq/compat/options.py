@@ -172,7 +172,7 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
         {},
         reason="weights have their scales along output channels, the only axis that kernels take",
     ),
-    # Read with the samples, by choose_observer, and by make_rules.
+    # Read with the samples, by choose_observer, and by OverriddenGraph.
     "CalibStridedMinMax": CompatOption(),
     "CalibMovingAverage": CompatOption(),
     "CalibMovingAverageConstant": CompatOption(),

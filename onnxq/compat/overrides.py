@@ -29,6 +29,8 @@ _NUMBERS = ("scale", "zero_point", "rmin", "rmax")
 # Keys that say again, or otherwise, what a scale with its zero point says.
 _EXCLUDED = ("rmax", "rmin", "symmetric", "reduce_range")
 
+_BY_PLAN = "scales of weights are chosen with their values; for others `onnxq plan`, edit it, `onnxq apply`"
+
 
 class OverrideError(ConfigError, ValueError):
     """Entries of TensorQuantOverrides that contradict each other; a ValueError, as onnxruntime raises one."""
@@ -49,11 +51,17 @@ class TensorOverrides:
 
 @dataclass(frozen=True)
 class OverriddenGraph:
-    """The graph in which overrides are to hold."""
+    """The graph in which overrides are to hold. cautions: gets a warning for each entry that means nothing here."""
 
     nodes: Sequence[onnx.NodeProto]
     constants: frozenset[str]
-    target: Target
+    overrides: TensorOverrides
+    cautions: list[Caution]
+
+    @property
+    def target(self) -> Target:
+        """The target of the call."""
+        return self.overrides.target
 
     @cached_property
     def makers(self) -> Mapping[str, onnx.NodeProto]:
@@ -63,11 +71,9 @@ class OverriddenGraph:
     @cached_property
     def computing(self) -> frozenset[str]:
         """Operators that have a kernel of their own: not those that move values, or that one in front takes up."""
-        fused = {op for rule in self.target.rules for op in rule.fuses}
-        return (
-            frozenset(op for rule in self.target.rules if not rule.shares for op in rule.ops)
-            - fused
-        )
+        rules = self.target.rules
+        computing = {op for rule in rules if not rule.shares for op in rule.ops}
+        return frozenset(computing.difference(*(rule.fuses for rule in rules)))
 
     def find_readers(self, tensor: str) -> list[str]:
         """The nodes that read a tensor."""
@@ -79,114 +85,94 @@ class OverriddenGraph:
         maker = self.makers.get(tensor)
         while maker is not None:
             names.append(maker.name)
-            maker = (
-                None
-                if maker.op_type in self.computing or not maker.input
-                else self.makers.get(maker.input[0])
-            )
+            ends = maker.op_type in self.computing or not maker.input
+            maker = None if ends else self.makers.get(maker.input[0])
         return names
 
+    def make_rules(self) -> Iterator[Rule]:
+        """Yield rules, those for single nodes first."""
+        # The first entry speaks for all channels.
+        listed = self.overrides.entries.items()
+        first = {name: dict(entries[0]) for name, entries in listed if entries}
+        usual_bits, _ = _read_type(self.overrides.usual_type)
+        spreads = self.overrides.spread and self.target.whole
+        widths = dict(self._spread_widths(first, usual_bits)) if spreads else {}
+        for name, entry in first.items():
+            convert = entry.pop("convert", None)
+            own = self._convert_entry(name, entry)
+            readers = self.find_readers(name)
+            if convert is not None and self.target.whole:
+                entry = dict(convert)
+                wanted = entry.pop("recv_nodes", None) or readers
+                for node in sorted({*wanted} - {*readers}):
+                    reason = f"{node!r} does not read it; {suggest_names(node, readers)}"
+                    self._warn(name, "recv_nodes", reason)
+                if receivers := [node for node in readers if node in wanted]:
+                    read = self._convert_entry(name, entry)
+                    yield {"node": receivers, "tensor": [name], "set": read}
+            elif convert is not None:
+                reason = f"all that reads a tensor has one type of it on target {self.target.name}"
+                self._warn(name, "convert", reason)
+            # Of operators in another width, at their side of the tensor.
+            at_tensor = readers + ([] if "bits" in own else self.find_makers(name))
+            for node in at_tensor if own else ():
+                if widths.get(node, bits := own.get("bits", usual_bits)) != bits:
+                    yield {"node": [node], "tensor": [name], "set": {**own, "bits": widths[node]}}
+            if own:
+                yield {"tensor": [name], "set": own}
+        for width in dict.fromkeys(widths.values()):
+            nodes = [node for node, bits in widths.items() if bits == width]
+            yield {"node": nodes, "role": "activation", "set": {"bits": width}}
 
-def make_rules(
-    overrides: TensorOverrides, graph: OverriddenGraph, cautions: list[Caution]
-) -> Iterator[Rule]:
-    """Yield rules, those for single nodes first, and add a warning for each entry that means nothing here."""
-    # The first entry speaks for all channels.
-    first = {name: dict(entries[0]) for name, entries in overrides.entries.items() if entries}
-    usual_bits, _ = _read_type(overrides.usual_type)
-    widths = (
-        dict(_spread_widths(first, graph, usual_bits))
-        if overrides.spread and graph.target.whole
-        else {}
-    )
-    for name, entry in first.items():
-        convert = entry.pop("convert", None)
-        own = _convert_entry(name, entry, graph, overrides.usual_type, cautions)
-        if convert is not None and graph.target.whole:
-            entry = dict(convert)
-            readers = graph.find_readers(name)
-            wanted = entry.pop("recv_nodes", None) or readers
-            for node in sorted({*wanted} - {*readers}):
-                reason = f"{node!r} does not read it; {suggest_names(node, readers)}"
-                cautions.append(
-                    warn_meaningless(f"TensorQuantOverrides: 'recv_nodes' of {name!r}", reason)
-                )
-            if receivers := [node for node in readers if node in wanted]:
-                read = _convert_entry(name, entry, graph, overrides.usual_type, cautions)
-                yield {"node": receivers, "tensor": [name], "set": read}
-        elif convert is not None:
-            reason = f"all that reads a tensor has one type of it on target {graph.target.name}"
-            cautions.append(
-                warn_meaningless(f"TensorQuantOverrides: 'convert' of {name!r}", reason)
-            )
-        # Of operators in another width, at their side of the tensor.
-        at_tensor = graph.find_readers(name) + ([] if "bits" in own else graph.find_makers(name))
-        for node in at_tensor if own else ():
-            if widths.get(node, bits := own.get("bits", usual_bits)) != bits:
-                yield {"node": [node], "tensor": [name], "set": {**own, "bits": widths[node]}}
-        if own:
-            yield {"tensor": [name], "set": own}
-    for width in dict.fromkeys(widths.values()):
-        nodes = [node for node, bits in widths.items() if bits == width]
-        yield {"node": nodes, "role": "activation", "set": {"bits": width}}
+    def _spread_widths(
+        self, entries: Mapping[str, Settings], usual_bits: int
+    ) -> Iterator[tuple[str, int]]:
+        """The nodes that get another width than the usual one, as they make or read a tensor of it."""
+        for name, entry in entries.items():
+            bits = _read_type(entry["quant_type"])[0] if "quant_type" in entry else usual_bits
+            if bits != usual_bits and name not in self.constants and "convert" not in entry:
+                for node in (*self.find_makers(name), *self.find_readers(name)):
+                    yield node, bits
+
+    def _convert_entry(self, name: str, entry: Settings) -> Rule:
+        """Make the `set` of a rule."""
+        override = dict(entry)
+        constant = name in self.constants
+        kind = override.pop("quant_type", None)
+        bits, signed = _read_type(kind or self.overrides.usual_type)
+        symmetric = override.get("symmetric")
+        ends = None if constant else _read_range(name, override, bits, signed)
+        changes: Rule = {"bits": bits} if read_integer_type(kind) else {}
+        if self.target.whole:
+            # Signs and zero points are those that its kernels read: with another one, the steps are the same.
+            changes |= {"storage": "int4"} if constant and changes.get("bits") == 4 else {}
+            if symmetric in (None, constant):
+                override.pop("symmetric", None)
+        else:
+            override.pop("symmetric", None)
+            changes |= {"signed": signed} if changes else {}
+            # As onnxruntime has it (`is_weight_symmetric`): signed weights are symmetric.
+            if symmetric is None and constant and changes:
+                symmetric = signed
+            if symmetric is not None:
+                changes["scheme"] = "symmetric" if symmetric else "asymmetric"
+        if override.pop("axis", None) is not None:
+            changes["granularity"] = "channel"
+        if ends is not None:
+            changes["range"] = ends
+            override = {key: value for key, value in override.items() if key not in _NUMBERS}
+        for key in override:
+            self._warn(name, key, _BY_PLAN if key in _NUMBERS else "onnxq chooses it")
+        return changes
+
+    def _warn(self, name: str, key: str, reason: str) -> None:
+        subject = f"TensorQuantOverrides: {key!r} of {name!r}"
+        self.cautions.append(warn_meaningless(subject, reason))
 
 
 def _read_type(kind: Any) -> tuple[int, bool]:
     """Bits and sign of a type; of one that is no integer those of the narrowest that is one byte."""
     return read_integer_type(kind) or (8, False)
-
-
-def _spread_widths(
-    entries: Mapping[str, Settings], graph: OverriddenGraph, usual_bits: int
-) -> Iterator[tuple[str, int]]:
-    """The nodes that get another width than the usual one, as they make or read a tensor of it."""
-    for name, entry in entries.items():
-        bits, _ = _read_type(entry["quant_type"]) if "quant_type" in entry else (usual_bits, False)
-        if bits != usual_bits and name not in graph.constants and "convert" not in entry:
-            for node in (*graph.find_makers(name), *graph.find_readers(name)):
-                yield node, bits
-
-
-def _convert_entry(
-    name: str,
-    entry: Settings,
-    graph: OverriddenGraph,
-    usual_type: str,
-    cautions: list[Caution],
-) -> Rule:
-    """Make the `set` of a rule."""
-    override = dict(entry)
-    constant = name in graph.constants
-    kind = override.pop("quant_type", None)
-    bits, signed = _read_type(kind or usual_type)
-    symmetric = override.get("symmetric")
-    ends = None if constant else _read_range(name, override, bits, signed)
-    changes: Rule = {"bits": bits} if read_integer_type(kind) else {}
-    if graph.target.whole:
-        # Signs and zero points are those that its kernels read: with another one, the steps are the same.
-        changes |= {"storage": "int4"} if constant and changes.get("bits") == 4 else {}
-        if symmetric in (None, constant):
-            override.pop("symmetric", None)
-    else:
-        override.pop("symmetric", None)
-        changes |= {"signed": signed} if changes else {}
-        # As onnxruntime has it (`is_weight_symmetric`): signed weights are symmetric.
-        if symmetric is None and constant and changes:
-            symmetric = signed
-        changes |= (
-            {} if symmetric is None else {"scheme": "symmetric" if symmetric else "asymmetric"}
-        )
-    if override.pop("axis", None) is not None:
-        changes["granularity"] = "channel"
-    if ends is not None:
-        changes["range"] = ends
-        override = {key: value for key, value in override.items() if key not in _NUMBERS}
-    for key in override:
-        reason = "onnxq chooses it"
-        if key in _NUMBERS:
-            reason = "scales of weights are chosen with their values; for others `onnxq plan`, edit it, `onnxq apply`"
-        cautions.append(warn_meaningless(f"TensorQuantOverrides: {key!r} of {name!r}", reason))
-    return changes
 
 
 def _read_range(name: str, override: Settings, bits: int, signed: bool) -> Interval | None:

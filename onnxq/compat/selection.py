@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import onnx
 
 from onnxq.compat.options import PLACED, Unasked, warn_meaningless
-from onnxq.compat.overrides import OverriddenGraph, Rule, TensorOverrides, make_rules
+from onnxq.compat.overrides import OverriddenGraph, Rule, TensorOverrides
 from onnxq.graph import ModelSource, load_model, name_nodes
 from onnxq.graph.scopes import walk_all_graphs, walk_graphs
 from onnxq.nearest import suggest_names
@@ -75,9 +75,10 @@ def read_selection(model: ModelSource, selection: CallLists) -> Wish:
             name: entries[name]
             for name in _keep_known("TensorQuantOverrides", entries, tensors, cautions)
         }
-        graph = OverriddenGraph(nodes, constants, selection.tensors.target)
+        own = replace(selection.tensors, entries=known)
+        graph = OverriddenGraph(nodes, constants, own, cautions)
         quantized = {node.name for node in chosen} - {*excluded}
-        for rule in make_rules(replace(selection.tensors, entries=known), graph, cautions):
+        for rule in graph.make_rules():
             selectors: Rule = {
                 key: match_any(rule[key]) for key in ("node", "tensor") if key in rule
             }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from onnxq.config.values import DEFAULT_TARGET
@@ -217,6 +218,30 @@ def list_faults(
     ]
 
 
+def join_faults(
+    faults: Sequence[tuple[Location, Fault]],
+    error: type[OnnxqError],
+    fix: str = "",
+    *,
+    code: str = "",
+    most: int | None = None,
+) -> OnnxqError:
+    """Make one error of all faults, each with its place.
+
+    fix: an alternative to the fix of the first. most: further faults that it lists; None: all.
+    """
+    (subject, first), *rest = faults
+    details = [
+        f"also {other}: {fault.cause}; {fault.fix or CORRECT}" for other, fault in rest[:most]
+    ]
+    left = len(rest) - len(details)
+    details += [f"and {left} more"] if left else []
+    own = first.fix or CORRECT
+    return error(
+        subject, first.cause, f"{own}, or {fix}" if fix else own, code=code, details=details
+    )
+
+
 def _describe_fault(details: ErrorDetails, root: type[BaseModel], hidden: Hidden) -> Fault:
     path = tuple(details["loc"])
     kind = details["type"]
@@ -265,7 +290,7 @@ def suggest_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None =
     if owner is None:
         return "remove it"
     secret = (hidden or {}).get(owner, frozenset())
-    fields = {f.alias or name: f for name, f in owner.model_fields.items() if name not in secret}
+    fields = {key: field for key, field in _list_keys(owner).items() if key not in secret}
     for name, field in fields.items():
         if any(key in inner.model_fields for inner in list_models(field.annotation)):
             return f"write it under `{name}`"
@@ -287,16 +312,14 @@ def _find_model(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
     for part in path:
         if isinstance(part, int):
             continue
-        field = None if owner is None else _find_field(owner, part)
-        owner = None if field is None else next(list_models(field), None)
+        field = None if owner is None else _list_keys(owner).get(part)
+        owner = None if field is None else next(list_models(field.annotation), None)
     return owner
 
 
-def _find_field(owner: type[BaseModel], key: str) -> Any:
-    for name, field in owner.model_fields.items():
-        if key == (field.alias or name):
-            return field.annotation
-    return None
+def _list_keys(owner: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a model by the keys that documents have for them."""
+    return {field.alias or name: field for name, field in owner.model_fields.items()}
 
 
 def list_models(annotation: Any) -> Iterator[type[BaseModel]]:

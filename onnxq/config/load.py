@@ -16,10 +16,10 @@ from pydantic import BaseModel, ValidationError
 
 from onnxq.config.data import BYTES
 from onnxq.config.document import (
-    CORRECT,
     Document,
     Path,
     format_path,
+    join_faults,
     list_faults,
     parse_yaml,
     suggest_key,
@@ -346,7 +346,11 @@ def _build_config(values: Settings, places: Mapping[Path, Location], source: str
     try:
         config = Config.model_validate({**values, "source": replace_surrogates(source)})
     except ValidationError as error:
-        raise _build_error(error, places, source) from error
+        faults = [
+            (_locate_fault(fault.path, places, source), fault)
+            for fault in list_faults(error, Config, _SET_HERE)
+        ]
+        raise join_faults(faults, ConfigError, code=faults[0][1].code) from error
     config._places.update(places)
     return config
 
@@ -364,20 +368,6 @@ def _to_plain(value: Any) -> Any:
         return [_to_plain(inner) for inner in value]
     # numpy's numbers and arrays
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _build_error(
-    error: ValidationError, places: Mapping[Path, Location], source: str
-) -> ConfigError:
-    faults = [
-        (_locate_fault(fault.path, places, source), fault)
-        for fault in list_faults(error, Config, _SET_HERE)
-    ]
-    subject, first = faults[0]
-    details = [
-        f"also {other}: {fault.cause}; {fault.fix or CORRECT}" for other, fault in faults[1:]
-    ]
-    return ConfigError(subject, first.cause, first.fix or CORRECT, code=first.code, details=details)
 
 
 def _locate_fault(path: Path, places: Mapping[Path, Location], source: str) -> Location:

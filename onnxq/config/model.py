@@ -227,7 +227,12 @@ class Config(Section):
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One option. path: of its field, dotted. name: for overrides. flags: of the command line."""
+    """One option.
+
+    path: of its field, dotted. name: for overrides. flags: of the command line. bare: its value where its flag stands
+    alone; "" where it must have one. runs_code: its value names code that is run. names: the registry that lists its
+    values; "" for none.
+    """
 
     path: str
     name: str
@@ -235,6 +240,9 @@ class Option:
     metavar: str
     commands: Command
     field: FieldInfo
+    bare: str
+    runs_code: bool
+    names: str
 
     @property
     def choices(self) -> tuple[str | int, ...]:
@@ -247,24 +255,6 @@ class Option:
         return (
             self.field.default == () and not self.names and not list_choices(self.field.annotation)
         )
-
-    @property
-    def bare(self) -> str:
-        """Its value where its flag stands alone; "" where it must have one."""
-        extra: Any = self.field.json_schema_extra
-        return str(extra["bare"])
-
-    @property
-    def runs_code(self) -> bool:
-        """True if its value names code that is run."""
-        extra: Any = self.field.json_schema_extra
-        return bool(extra["code"])
-
-    @property
-    def names(self) -> str:
-        """The registry that lists its values; "" for none."""
-        extra: Any = self.field.json_schema_extra
-        return str(extra["names"])
 
     @property
     def is_whole(self) -> bool:
@@ -322,6 +312,9 @@ def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
             metavar,
             extra["commands"] or section.commands,
             field,
+            extra["bare"],
+            extra["code"],
+            extra["names"],
         )
 
 

@@ -122,12 +122,7 @@ class RuleSet(Section):
 
     @model_validator(mode="after")
     def _says_something(self) -> RuleSet:
-        words = {
-            "quantize": self.quantize,
-            "quantizer": self.quantizer is not None,
-            "range": self.range is not None,
-        }
-        changes = [*self.given(), *(word for word, said in words.items() if said)]
+        changes = self._list_changes()
         if not self.float and not changes and self.high_precision is None:
             raise ValueError(
                 "sets nothing; give bits, scheme, granularity, observer, range …, `quantize: true`, `float: true` or "
@@ -144,8 +139,14 @@ class RuleSet(Section):
     @property
     def concerns_pairs(self) -> bool:
         """True when the rule says something of quantization."""
-        words = self.float, self.quantize, self.quantizer, self.range
-        return any(words) or bool(self.given())
+        return self.float or bool(self._list_changes())
+
+    def _list_changes(self) -> list[str]:
+        """The keys that say something of pairs."""
+        return [
+            *self.given(),
+            *(key for key in ("quantize", "quantizer", "range") if getattr(self, key)),
+        ]
 
     def given(self) -> JsonObject:
         """The tensor fields that this rule sets."""

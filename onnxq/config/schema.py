@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from onnxq.config.document import CORRECT, Fault, Path, format_path, list_faults, shorten_value
+from onnxq.config.document import Path, format_path, join_faults, list_faults, shorten_value
 from onnxq.errors import Location, OnnxqError
 from onnxq.sites import JsonObject, Settings
 
@@ -127,12 +127,8 @@ class JsonText:
         code: str,
     ) -> OnnxqError:
         """Make one `error` of all faults of `schema`, each with its line and path."""
-        return join_faults(
-            [(self.where(fault.path), fault) for fault in list_faults(failure, schema)],
-            error,
-            fix,
-            code,
-        )
+        faults = [(self.where(fault.path), fault) for fault in list_faults(failure, schema)]
+        return join_faults(faults, error, fix, code=code, most=_LISTED)
 
 
 def check_values(
@@ -146,20 +142,7 @@ def check_values(
             (Location(subject, within=format_path(fault.path)), fault)
             for fault in list_faults(found, schema)
         ]
-        raise join_faults(faults, error, "") from found
-
-
-def join_faults(
-    faults: list[tuple[Location, Fault]], error: type[OnnxqError], fix: str, code: str = ""
-) -> OnnxqError:
-    """Make one error of all faults, each with its place. fix: an alternative to the fix of the first."""
-    (subject, first), rest = faults[0], faults[1:]
-    details = [
-        f"also {other}: {fault.cause}; {fault.fix or CORRECT}" for other, fault in rest[:_LISTED]
-    ]
-    details += [f"and {len(rest) - _LISTED} more"] if len(rest) > _LISTED else []
-    own = f"{first.fix or CORRECT}, or {fix}" if fix else first.fix or CORRECT
-    return error(subject, first.cause, own, code=code, details=details)
+        raise join_faults(faults, error, most=_LISTED) from found
 
 
 def find_line(text: str, path: Path) -> int:

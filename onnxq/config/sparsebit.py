@@ -30,14 +30,8 @@ _OBSERVERS = {
     "aciq": "aciq",
 }
 _DISTRIBUTIONS = {"gaus": "gaussian", "laplace": "laplace"}
-_QUANTIZERS = {
-    "uniform": "uniform",
-    "lsq": "lsq",
-    "lsq+": "lsq+",
-    "pact": "pact",
-    "dorefa": "dorefa",
-    "adaround": "adaround",
-}
+# Named alike in both.
+_QUANTIZERS = {name: name for name in ("uniform", "lsq", "lsq+", "pact", "dorefa", "adaround")}
 _SCHEMES = {
     "per-tensor-symmetric": ("tensor", "symmetric"),
     "per-tensor-affine": ("tensor", "asymmetric"),
@@ -113,6 +107,10 @@ class _Reading:
         at[str(path[-1])] = value
         self.lines[path] = self.document.lines.get(origin, 1)
 
+    def move_value(self, path: Path, origin: Path, default: Any) -> None:
+        """Put the value of an entry, or a default, into a place of ours."""
+        self.put_value(path, self.get_value(origin, default), origin)
+
     def refuse(self, path: Path, cause: str, fix: str, code: str = "Q304") -> ConfigError:
         """Make the error of an entry."""
         return ConfigError(self.find_place(path), cause, fix, code=code)
@@ -165,11 +163,9 @@ def _read_schedule(reading: _Reading) -> None:
             "keep one of the two: `with model.batchnorm_tuning():` folds them at its end",
         )
     # Sparsebit's default is False, ours True.
-    reading.put_value(
-        ("torch", "fuse_bn"), reading.get_value((*path, "FUSE_BN"), False), (*path, "FUSE_BN")
-    )
+    reading.move_value(("torch", "fuse_bn"), (*path, "FUSE_BN"), False)
     redundant = (*path, "DISABLE_UNNECESSARY_QUANT")
-    reading.put_value(("torch", "disable_redundant"), reading.get_value(redundant, True), redundant)
+    reading.move_value(("torch", "disable_redundant"), redundant, True)
 
 
 def _read_section(reading: _Reading, name: str) -> list[JsonObject]:

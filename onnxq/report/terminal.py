@@ -144,21 +144,16 @@ def make_list(
     cells: str | Callable[[T], Sequence[object]],
     *,
     usual: int | None = None,
-    right: Iterable[str] = (),
-    names: Iterable[str],
-    fold: Iterable[str] = (),
+    **kinds: Iterable[str],
 ) -> list[RenderableType]:
     """Make a table of the items that a view shows, and a line that counts the others.
 
     cells: the attributes of an item, by their names in one text, or a function that gives them. usual: as for
-    `select_rows`; the others: as for `make_table`.
+    `select_rows`. kinds: of columns, as for `make_table`.
     """
     shown, more = select_rows(items, view, usual)
     make_row = attrgetter(*cells.split()) if isinstance(cells, str) else cells
-    return [
-        make_table(columns, map(make_row, shown), right=right, names=names, fold=fold),
-        *list_more(more),
-    ]
+    return [make_table(columns, map(make_row, shown), **kinds), *list_more(more)]
 
 
 def select_rows(

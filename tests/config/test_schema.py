@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from onnxq.config import Frozen, Observer, schema
-from onnxq.config.document import Fault
+from onnxq.config.document import Fault, join_faults
 from onnxq.errors import DataError, Location, PlanError
 from onnxq.spec import ObserverSpec
 
@@ -145,9 +145,9 @@ def test_many_faults_are_one_error_that_lists_some() -> None:
     faults = [
         (Location("f", line), Fault(("a",), f"cause {line}", "mend it" if line == 1 else "")) for line in range(1, 10)
     ]
-    error = schema.join_faults(faults, PlanError, "take another", "Q402")
+    error = join_faults(faults, PlanError, "take another", code="Q402", most=5)
     assert (error.subject, error.cause, error.line) == ("f:1", "cause 1", 1)
     assert error.fix == "mend it, or take another"
     assert error.details[0] == "also f:2: cause 2; correct it here"
     assert error.details[-1] == "and 3 more"
-    assert schema.join_faults(faults[1:2], PlanError, "").fix == "correct it here"
+    assert join_faults(faults[1:2], PlanError).fix == "correct it here"
