@@ -51,6 +51,11 @@ def join_names(names: Iterable[str], most: int = 6) -> str:
     return f"{text} and {len(known) - most} more" if len(known) > most else text
 
 
+def format_shape(shape: Iterable[object]) -> str:
+    """The sizes of a tensor: Nx3x224x224, "?" for one that is not known."""
+    return "x".join(str(size or "?") for size in shape)
+
+
 def group_by_text(
     items: Iterable[T], describe: Callable[[T], str]
 ) -> tuple[tuple[str, tuple[T, ...]], ...]:

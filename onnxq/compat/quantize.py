@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.arrays import Interval
 from onnxq.compat.calibrate import read_cache, read_samples, spread_ranges, write_cache
 from onnxq.compat.options import (
     ARGUMENTS,
@@ -96,7 +95,10 @@ def quantize_static(
     preset, tensors = extra.get(PRESET), dict(extra.get("TensorQuantOverrides") or {})
     cache = None if calibration_cache_path is None else Path(calibration_cache_path)
     cached = read_cache(cache) if cache is not None and cache.exists() else {}
-    _add_ranges(tensors, cached, model_input)
+    # The overrides of tensors come before the ranges of a cache, if it holds some.
+    ranges = spread_ranges(cached, model_input) if isinstance(cached, dict) else {}
+    for name, (low, high) in ranges.items():
+        tensors[name] = [{"rmin": low, "rmax": high, **(tensors.get(name) or [{}])[0]}]
     target = _find_target(preset) if preset or tensors else None
     whole = target is not None and target.whole
     overrides, cautions = convert_options(arguments, WHOLE_ARGUMENTS if whole else ARGUMENTS)
@@ -126,16 +128,6 @@ def quantize_static(
     if cache is not None and not cached:
         write_cache(result.plan, calibrate_method, cache)
     return result
-
-
-def _add_ranges(
-    tensors: dict[str, Any], cached: Plan | dict[str, Interval], model: ModelSource
-) -> None:
-    """Add the ranges of a cache, if it holds some, to the overrides of tensors, whose own come first."""
-    ranges = spread_ranges(cached, model) if isinstance(cached, dict) else {}
-    for name, (low, high) in ranges.items():
-        own = tensors.get(name) or [{}]
-        tensors[name] = [{"rmin": low, "rmax": high, **own[0]}]
 
 
 # Helpers that quantize nothing are onnxruntime's own.

@@ -241,12 +241,13 @@ class Rule(Section):
         if self.between:
             parts.append(f"between {self.between[0]} and {self.between[1]}")
         settings = self.set.given()
-        sets = [
-            f"{key}={format_named(value) if key == 'observer' else value}"
-            for key, value in settings.items()
-        ]
-        sets += [f"quantizer={self.set.quantizer.name}"] if self.set.quantizer is not None else []
-        sets += [f"range={list(self.set.range)}"] if self.set.range is not None else []
+        if self.set.observer is not None:
+            settings["observer"] = format_named(self.set.observer)
+        if self.set.quantizer is not None:
+            settings["quantizer"] = self.set.quantizer.name
+        if self.set.range is not None:
+            settings["range"] = list(self.set.range)
+        sets = [f"{key}={value}" for key, value in settings.items()]
         sets += [word for word in ("quantize", "float") if getattr(self.set, word)]
         sets += [f"high_precision={self.set.high_precision}"] if self.set.high_precision else []
         where = f" ({self.source}:{self.line})" if self.line else ""

@@ -19,14 +19,20 @@ from onnxq.data import Dataset, load_data
 from onnxq.data.synthetic import make_synthetic
 from onnxq.engines.prove.proof import Proof
 from onnxq.engines.prove.prove import ProveRequest, choose_engine, prove_model
-from onnxq.engines.shapes import find_sample_shapes, is_dynamic, make_profile, parse_shapes
+from onnxq.engines.shapes import (
+    find_sample_shapes,
+    is_dynamic,
+    make_profile,
+    parse_shapes,
+    warn_guesses,
+)
 from onnxq.errors import ConfigError, ModelError, VerificationError
 from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike, ModelSource, ValueInfo, add_libraries, load_model, name_nodes
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Latency, convert_floats
-from onnxq.sites import Caution, Cautions, Names
+from onnxq.sites import Cautions, Names
 from onnxq.wording import show_as_summary
 
 # Seconds for the build of one engine of a placement.
@@ -188,11 +194,11 @@ def _make_feeds(
 ) -> tuple[Feeds, Dataset, Cautions]:
     """The feeds of one run, the samples that they are from, and a warning where sizes were guessed."""
     inputs = index.inputs
+    cautions: Cautions = ()
     given = parse_shapes(config.bench.shapes)
-    guessed: list[str] = []
     if data is None:
-        sizes, note = make_profile(index.model, index, given)
-        guessed = [name for name in sizes if note and name not in given]
+        sizes, guessed = make_profile(index.model, index, given)
+        cautions = warn_guesses(sizes, guessed, "timed with")
         inputs = tuple(
             replace(value, shape=sizes[value.name][1]) if value.name in sizes else value
             for value in index.inputs
@@ -200,12 +206,7 @@ def _make_feeds(
         dataset = make_synthetic(inputs, samples=1)
     else:
         dataset = load_data(data, inputs, config.data, index.model, progress=progress)
-    feeds = _repeat_sample(dataset[0], index, config.bench.batch)
-    if not guessed:
-        return feeds, dataset, ()
-    listed = ", ".join(f"{name} {'x'.join(map(str, feeds[name].shape))}" for name in guessed)
-    text = f"inputs of no fixed size were timed with one size: {listed}; `shapes=…` gives others"
-    return feeds, dataset, (Caution("W112", text),)
+    return _repeat_sample(dataset[0], index, config.bench.batch), dataset, cautions
 
 
 def _repeat_sample(sample: Feeds, index: GraphIndex, batch: int) -> Feeds:

@@ -12,6 +12,8 @@ from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import ConfigError, DataError, OnnxqError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo
 from onnxq.nearest import suggest_names
+from onnxq.sites import Caution, Cautions, Names
+from onnxq.wording import format_shape
 
 Sizes = tuple[Shape, Shape, Shape]
 
@@ -52,7 +54,7 @@ def demand_sizes(
         sizes = {tuple(size) for size in given.get(value.name, ())}
         if not is_dynamic(value) or len(sizes) == 1:
             continue
-        have = "x".join(str(dim or "?") for dim in value.shape or ()) or "no shape"
+        have = format_shape(value.shape or ()) or "no shape"
         cause = f"{engine} compiles for one size alone, and this input has {'several' if sizes else have}"
         fix = f"fix the sizes in the file (`onnxq quantize` with `fix=…`), or give `shapes='{value.name}:1x…'`"
         raise _fault(f"input {value.name}", cause, fix)
@@ -60,8 +62,8 @@ def demand_sizes(
 
 def make_profile(
     proto: ModelLike, index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
-) -> tuple[dict[str, Sizes], str]:
-    """(min, opt, max) of every dynamic input, and a message about those that were guessed ("" for none).
+) -> tuple[dict[str, Sizes], Names]:
+    """(min, opt, max) of every dynamic input, and the names of those that were guessed.
 
     Raises ConfigError for an unknown input, sizes that do not fit its shape, or when no guess fits the model.
     """
@@ -73,30 +75,34 @@ def make_profile(
                 f"shapes: {name}", "the model has no such input", suggest_names(name, inputs)
             )
         found[name] = _check_sizes(inputs[name], sizes)
-    missing = [
+    missing = tuple(
         value.name for value in inputs.values() if is_dynamic(value) and value.name not in found
-    ]
-    note = ""
+    )
     if missing:
         guessed = _guess_sizes(
             proto, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()}
         )
         found.update((name, (guessed[name], guessed[name], guessed[name])) for name in missing)
-        listed = ", ".join(f"{name} {'x'.join(map(str, guessed[name]))}" for name in missing)
-        note = f"inputs of no fixed size were built for one size: {listed}; `shapes=…` gives others"
     # Sizes of an input that has one are only checked: engines refuse a profile for it.
-    return {name: sizes for name, sizes in found.items() if is_dynamic(inputs[name])}, note
+    return {name: sizes for name, sizes in found.items() if is_dynamic(inputs[name])}, missing
+
+
+def warn_guesses(profile: Mapping[str, Sizes], guessed: Names, done: str) -> Cautions:
+    """The warning of inputs whose size was guessed, if there are any. done: "built for", as they were."""
+    if not guessed:
+        return ()
+    listed = ", ".join(f"{name} {format_shape(profile[name][1])}" for name in guessed)
+    text = f"inputs of no fixed size were {done} one size: {listed}; `shapes=…` gives others"
+    return (Caution("W112", text),)
 
 
 def _check_sizes(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
     shapes = [tuple(int(size) for size in shape) for shape in sizes]
     for shape in shapes:
         if not fits_whole(shape, value):
-            have = "x".join(str(dim or "?") for dim in value.shape or ())
-            raise _fault(
-                f"shapes: {value.name}",
-                f"{'x'.join(map(str, shape))} does not fit its shape {have}",
-            )
+            given = "x".join(map(str, shape))
+            cause = f"{given} does not fit its shape {format_shape(value.shape or ())}"
+            raise _fault(f"shapes: {value.name}", cause)
     if len(shapes) != 3 or not all(a <= b <= c for a, b, c in zip(*shapes, strict=True)):
         raise _fault(
             f"shapes: {value.name}",

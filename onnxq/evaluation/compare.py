@@ -47,8 +47,7 @@ class ModelErrors:
     # As of ErrorAccumulator: how many of the largest of each row are compared.
     top_k: int = 0
     # Noise and signal of each sample, by output.
-    _noises: dict[str, list[float]] = field(default_factory=dict)
-    _signals: dict[str, list[float]] = field(default_factory=dict)
+    _samples: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def update(
         self, feeds: Arrays, reference: Mapping[str, object], got: Mapping[str, object]
@@ -64,20 +63,19 @@ class ModelErrors:
             signal = sums.signal
             for part in parts:
                 sums.add(part)
-            self._noises.setdefault(name, []).append(sums.noise - noise)
-            self._signals.setdefault(name, []).append(sums.signal - signal)
+            own = (sums.noise - noise, sums.signal - signal)
+            self._samples.setdefault(name, []).append(own)
 
     def merge(self, other: ModelErrors) -> None:
         """Add the runs of another."""
         for name, sums in other.outputs.items():
             self._find_sums(name).add(sums)
-            self._noises.setdefault(name, []).extend(other._noises[name])
-            self._signals.setdefault(name, []).extend(other._signals[name])
+            self._samples.setdefault(name, []).extend(other._samples[name])
 
     @property
     def count(self) -> int:
         """Number of samples."""
-        return max(map(len, self._noises.values()), default=0)
+        return max(map(len, self._samples.values()), default=0)
 
     def _find_sums(self, name: str) -> ErrorAccumulator:
         return self.outputs.setdefault(
@@ -136,8 +134,8 @@ class ModelErrors:
 
     def _measure_error(self, name: str) -> float:
         """Standard error of an output's noise-to-signal ratio, as a share of it; 1 where one sample tells nothing."""
-        noises = np.asarray(self._noises[name])
-        signals = np.asarray(self._signals[name])
+        # Copied, so that each is added up along its memory.
+        noises, signals = np.asarray(self._samples[name]).T.copy()
         if len(noises) < 2:
             return 1.0
         noise = float(noises.sum())

@@ -68,7 +68,9 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
         fewest = 0
         k = start
         while k < len(nodes):
-            read |= _list_stored(cutter, nodes[k])
+            # Those behind nodes on constants too.
+            constants = filter(cutter.is_constant, list_reads(cutter.nodes[nodes[k]]))
+            read |= walk_from(constants, cutter.list_constant_reads)
             # Without a place to cut in front of here, the segment grows beyond the limit.
             if best and sum(sizes.get(tensor, 0) for tensor in read) > limit:
                 break
@@ -93,12 +95,6 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
     return segments
 
 
-def _list_stored(cutter: Cutter[ModelLike], node: str) -> set[str]:
-    """The stored tensors that a node reads, those behind nodes on constants too."""
-    reads = filter(cutter.is_constant, list_reads(cutter.nodes[node]))
-    return walk_from(reads, cutter.list_constant_reads)
-
-
 def compare_segments(
     before: ModelLike,
     after: ModelLike,
@@ -118,9 +114,8 @@ def compare_segments(
     choices = {name for selection in agreement.selections.nodes for name, _ in selection.choices}
     before = agreement.selections.expose_choices(before)
     after = agreement.selections.take_choices(after)
-    types = get_index(infer_shapes(after))
-    reference = Cutter(before, computed=True)
-    other = Cutter(after, computed=True)
+    reference = _PartRunner(before, threads)
+    other = _PartRunner(after, threads, get_index(infer_shapes(after)))
     errors = []
     alive: list[Values] = [
         {name: np.asarray(value) for name, value in sample.items()} for sample in samples
@@ -134,7 +129,7 @@ def compare_segments(
     }
     with progress("comparing float and quantized model", len(segments)) as task:
         for k, segment in enumerate(segments):
-            wanted = [_run_part(reference, segment.nodes, segment.outputs, alive, threads=threads)]
+            wanted = [reference.run_part(segment.nodes, segment.outputs, alive)]
             names = (name_own(name) if name in choices else name for name in segment.outputs)
             outputs = [name for name in names if name in shared]
             # Choices, as of TopK, are those of the reference: two boxes that change places are no error.
@@ -144,11 +139,7 @@ def compare_segments(
             ]
             inner = other.list_between(outputs, fed[0])
             for optimize in (False, True):
-                wanted.append(
-                    _run_part(
-                        other, inner, outputs, fed, types=types, optimize=optimize, threads=threads
-                    )
-                )
+                wanted.append(other.run_part(inner, outputs, fed, optimize=optimize))
             errors.append(_sum_errors(segment, samples, wanted, agreement))
             # The next segment of both reads the reference's values: its errors are its own alone.
             for values, new in zip(alive, wanted[0], strict=True):
@@ -161,32 +152,38 @@ def compare_segments(
     return errors
 
 
-def _run_part(
-    cutter: Cutter[ModelLike],
-    nodes: Sequence[str],
-    outputs: Sequence[str],
-    alive: Sequence[Values],
-    *,
-    types: GraphIndex | None = None,
-    optimize: bool = False,
-    threads: int = 0,
-) -> list[Values]:
-    """The outputs of some nodes for each sample. types: of the model, where they are not those of the values."""
-    kinds = {
-        name: 0 if types is None else types.find_dtype(TensorId(name))
-        for name in cutter.list_inputs(nodes)
-    }
-    inputs = [
-        declare_input(name, [values[name] for values in alive], kind)
-        for name, kind in kinds.items()
-    ]
-    part = cutter.cut(nodes, inputs, [ValueInfoProto(name=name) for name in outputs])
-    # A segment runs once a sample: an arena would keep the memory of each.
-    session = Session(part, optimize=optimize, threads=threads, arena=False)
-    return [
-        session.run({name: _convert(values[name], kind) for name, kind in kinds.items()})
-        for values in alive
-    ]
+class _PartRunner(Cutter[ModelLike]):
+    """Runs parts of a model. types: of the model, where they are not those of the values that it is fed."""
+
+    def __init__(self, model: ModelLike, threads: int, types: GraphIndex | None = None) -> None:
+        super().__init__(model, computed=True)
+        self._threads, self._typed = threads, types
+
+    def run_part(
+        self,
+        nodes: Sequence[str],
+        outputs: Sequence[str],
+        alive: Sequence[Values],
+        *,
+        optimize: bool = False,
+    ) -> list[Values]:
+        """The outputs of some nodes for each sample."""
+        types = self._typed
+        kinds = {
+            name: 0 if types is None else types.find_dtype(TensorId(name))
+            for name in self.list_inputs(nodes)
+        }
+        inputs = [
+            declare_input(name, [values[name] for values in alive], kind)
+            for name, kind in kinds.items()
+        ]
+        part = self.cut(nodes, inputs, [ValueInfoProto(name=name) for name in outputs])
+        # A segment runs once a sample: an arena would keep the memory of each.
+        session = Session(part, optimize=optimize, threads=self._threads, arena=False)
+        return [
+            session.run({name: _convert(values[name], kind) for name, kind in kinds.items()})
+            for values in alive
+        ]
 
 
 def _convert(value: Array, kind: int) -> Array:

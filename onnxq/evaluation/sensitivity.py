@@ -8,8 +8,9 @@ with their weight and inputs as one, and segments of neighbouring nodes too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
@@ -51,6 +52,11 @@ class SwitchGroup:
     kind: str
     name: str
     switches: tuple[Switch, ...]
+
+    @property
+    def setting(self) -> Setting:
+        """These alone are on."""
+        return frozenset(self.switches)
 
 
 def list_groups(
@@ -136,39 +142,37 @@ def measure_sensitivity(
         toggled = toggle_model(float_model, quantized, threads=threads)
         reference = FloatOutputs(float_model, samples, threads=threads)
     groups = list_groups(toggled.switches, kinds)
+    measure = partial(measure_settings, toggled, reference, progress=progress, crew=crew)
+    nothing: Setting = frozenset()
     everything: Setting = frozenset(toggled.switches)
-    isolated: list[Setting] = [frozenset(group.switches) for group in groups]
-    left_out: list[Setting] = [everything - setting for setting in isolated]
+    isolated = [group.setting for group in groups]
     steps = _list_prefixes(toggled)
-    # All in one go: the samples are run through once, and settings that are alike are measured once.
-    settings = [frozenset(), everything, *isolated, *left_out, *steps.values()]
-    off, on, *rest = measure_settings(toggled, reference, settings, progress=progress, crew=crew)
-    whole = noise_to_db(on.noise())
-    figures = [noise_to_db(errors.noise()) for errors in rest]
-    costs = [
-        _make_cost(group, alone, others, whole)
-        for group, alone, others in zip(groups, figures, figures[len(groups) :], strict=False)
-    ]
+    # All in one go: the samples are run through once.
+    left_out = [everything - setting for setting in isolated]
+    settings = [nothing, everything, *isolated, *left_out, *steps.values()]
+    errors = dict(zip(settings, measure(settings), strict=True))
+    figures = {setting: noise_to_db(sums.noise()) for setting, sums in errors.items()}
+    costs = [_make_cost(group, figures, everything) for group in groups]
     # By name at last, so that equal figures have one order.
     costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
     # A second go, since the loudest are known only now.
     loudest = _list_joint(groups, figures)
     joint: list[JointCost] = []
     if loudest:
-        settings = [everything - setting for setting in loudest.values()]
-        errors = measure_settings(toggled, reference, settings, progress=progress, crew=crew)
+        rest = measure([everything - setting for setting in loudest.values()])
         joint = [
             JointCost(nodes=names, sqnr_db=noise_to_db(without.noise()))
-            for names, without in zip(loudest, errors, strict=True)
+            for names, without in zip(loudest, rest, strict=True)
         ]
-    prefixes = zip(steps, figures[2 * len(groups) :], strict=True)
-    outputs = _profile_outputs(on, off)
+    outputs = _profile_outputs(errors[everything], errors[nothing])
     return Profile(
-        sqnr_db=whole,
+        sqnr_db=figures[everything],
         samples=len(samples),
         outputs=outputs,
         groups=tuple(costs),
-        prefixes=tuple(PrefixError(node=name, sqnr_db=db) for name, db in prefixes),
+        prefixes=tuple(
+            PrefixError(node=name, sqnr_db=figures[setting]) for name, setting in steps.items()
+        ),
         joint=tuple(joint),
         fixed=toggled.fixed,
         choices=_compare_choices(toggled, reference, everything),
@@ -198,30 +202,35 @@ def _compare_choices(
     return sums.results()
 
 
-def _make_cost(group: SwitchGroup, isolated: float, left_out: float, whole: float) -> GroupCost:
+def _make_cost(
+    group: SwitchGroup, figures: Mapping[Setting, float], everything: Setting
+) -> GroupCost:
+    whole = figures[everything]
+    left_out = figures[everything - group.setting]
     return GroupCost(
         kind=group.kind,
         name=group.name,
         ops=tuple(dict.fromkeys(op for switch in group.switches for op in switch.ops)),
         sites=tuple(switch.site for switch in group.switches),
-        isolated_db=isolated,
+        isolated_db=figures[group.setting],
         leave_one_out_db=left_out,
         # Both may be infinite, and inf - inf is no number.
         gain_db=left_out - whole if left_out != whole else 0.0,
     )
 
 
-def _list_joint(groups: Sequence[SwitchGroup], isolated: Sequence[float]) -> dict[Names, Setting]:
-    """Settings of the loudest nodes, by their names. isolated: SQNR of each group alone."""
+def _list_joint(
+    groups: Sequence[SwitchGroup], figures: Mapping[Setting, float]
+) -> dict[Names, Setting]:
+    """Settings of the loudest nodes, by their names. figures: SQNR by setting."""
     # By name among equals: groups have no order of their own.
     ranked = sorted(
-        (db, group.name, group)
-        for group, db in zip(groups, isolated, strict=False)
-        if group.kind == "node"
+        (group for group in groups if group.kind == "node"),
+        key=lambda group: (figures[group.setting], group.name),
     )
     settings = {}
     for count in _JOINT:
-        loudest = [group for _, _, group in ranked[:count]]
+        loudest = ranked[:count]
         if len(loudest) == count:
             names = tuple(group.name for group in loudest)
             settings[names] = frozenset(switch for group in loudest for switch in group.switches)

@@ -30,6 +30,7 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Session, find_front, find_runnable_opset
 from onnxq.spec import FLOAT_TYPES
+from onnxq.wording import format_shape
 
 # DequantizeLinear has an axis from opset 13 on.
 _MINIMUM_OPSET = 13
@@ -80,10 +81,7 @@ def load_state(
     sizes = sizes or (plan.sizes if plan is not None else {})
     if sizes:
         named = fix_sizes(named, sizes)
-        fixed = tuple(
-            f"{name}: {'x'.join(str(size or '?') for size in shape)}"
-            for name, shape in sizes.items()
-        )
+        fixed = tuple(f"{name}: {format_shape(shape)}" for name, shape in sizes.items())
         ctx.journal.append(PassReport("sizes", fixed))
     whole = whole or find_target(ctx.config.target).times_itself
     with ctx.progress("simplifying the graph"):

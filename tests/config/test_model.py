@@ -1,17 +1,31 @@
-"""The configuration as a value."""
+"""The configuration as a value: its own keys, and those of its sections."""
 
 import json
 import pickle
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.config import Config, TensorConfig, read_config
+from onnxq.config import (
+    Config,
+    DataConfig,
+    FrontEnd,
+    ImageConfig,
+    MultiInput,
+    QuantizerSpec,
+    RuntimeConfig,
+    TensorConfig,
+    VerifyConfig,
+    read_config,
+)
+from onnxq.config.data import OutputConfig
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
-from tests.config.kit import read
+from tests.config.kit import read, write
 
 wishes = st.builds(
     dict,
@@ -83,19 +97,38 @@ def test_every_key_is_read(tmp_path):
     assert config.activations.is_signed
 
 
+TRAINED = """
+target: virtual
+torch:
+  weights: {quantizer: lsq}
+  activations:
+    quantizer: {name: pact, alpha: 8.0, signed: true}
+  skip_trace: [head, "blocks.*"]
+  multi_input: {cat: share, add: insert, mul: {follow: 1}, sub: follow, matmul: none}
+  fuse_bn: false
+  disable_redundant: false
+rules:
+  - node: stem
+    set: {quantizer: uniform}
+  - node: fc
+    set: {bits: 8, quantizer: {name: lsq, symmetric_init: true}}
+"""
+
+
 @pytest.mark.parametrize("again", ["dump", "override", "pickle", "copy"])
-def test_a_configuration_survives(tmp_path, again):
-    config = read(tmp_path, FULL)
+@pytest.mark.parametrize("text", [FULL, TRAINED], ids=["full", "torch"])
+def test_a_configuration_survives(tmp_path, again, text):
+    config = read(tmp_path, text)
     if again == "dump":
         other = Config.model_validate(config.model_dump())
     elif again == "override":
         other = read_config(config, {"data.seed": 0})
         # The places of the file are kept, so that later errors name its lines.
-        assert str(other.where("rules[1].between")) == f"{tmp_path / 'c.yaml'}:16: rules[1].between"
+        assert str(other.where("rules[1]")) == f"{tmp_path / 'c.yaml'}:{16 if text == FULL else 14}: rules[1]"
     elif again == "pickle":
         other = pickle.loads(pickle.dumps(config))
     else:
-        other = config.model_copy(update={"effort": "high"})
+        other = config.model_copy(update={"effort": config.effort})
     assert other.model_dump() == config.model_dump()
     assert hash(other) == hash(config)
 
@@ -126,3 +159,120 @@ def test_names_and_lists_of_one_are_the_same():
 
 def test_any_name_is_a_target_until_it_is_looked_up():
     assert read_config("virtual-int8", {"target": "my-engine"}).target == "my-engine"
+
+
+def read_images(**values: Any) -> ImageConfig:
+    images = read_config(None, {"data.images": {"size": 4, **values}}).data.images
+    assert images is not None
+    return images
+
+
+def test_images_square_size_and_defaults(tmp_path: Path) -> None:
+    images = read(tmp_path, "data:\n  images: {size: 224, mean: [0.5], std: [0.2]}\n").data.images
+    assert images is not None
+    assert (images.size, images.range, images.mean, images.crop) == ((224, 224), (0.0, 1.0), (0.5,), "center")
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "found"),
+    [
+        ({"size": [32, 64]}, "size", (32, 64)),
+        ({"resize": 40}, "resize", 40),
+        ({"crop": "pad", "fill": 114}, "fill", 114),
+        ({"color": "GRAY", "mean": [0.1], "std": [0.3]}, "std", (0.3,)),
+        ({"color": "BGR", "mean": [1, 2, 3]}, "mean", (1.0, 2.0, 3.0)),
+        ({"range": [-1, 1]}, "range", (-1.0, 1.0)),
+        ({"layout": "NHWC", "interpolation": "lanczos"}, "layout", "NHWC"),
+        ({"input": "pixels"}, "input", "pixels"),
+    ],
+)
+def test_every_key_of_images(given: dict[str, Any], field: str, found: object) -> None:
+    assert getattr(read_images(**given), field) == found
+
+
+def test_sections_have_the_documented_defaults() -> None:
+    config = Config()
+    assert config.data == DataConfig(images=None, samples=None, seed=0, batch=None, memory_limit=None)
+    assert config.verify == VerifyConfig(holdout=None, latency=True, threads=1)
+    assert config.runtime == RuntimeConfig(libraries=())
+    assert config.output == OutputConfig(plan="", bits_attribute=False, external_data=False, rename=False)
+    assert (config.accuracy.min_sqnr, config.accuracy.metric, config.budget) == (None, None, None)
+    assert config.diff.engines == config.profile.by == config.prove.require_int8 == ()
+    assert (config.prove.engine, config.prove.timeout) == (None, 600.0)
+    assert read_config("ort-int8").torch == FrontEnd()
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "found"),
+    [
+        ("data: {samples: 64, seed: 3, batch: 8}", "data", DataConfig(samples=64, seed=3, batch=8)),
+        ("data: {memory_limit: 1.5GiB}", "data", DataConfig(memory_limit=3 * 2**29)),
+        ("data: {memory_limit: 4096}", "data", DataConfig(memory_limit=4096)),
+        ("verify: {holdout: 0, latency: no, threads: 0}", "verify", VerifyConfig(holdout=0, latency=False, threads=0)),
+        ("output: {plan: p.json, rename: yes}", "output", OutputConfig(plan="p.json", rename=True)),
+    ],
+)
+def test_sections_are_read(tmp_path: Path, text: str, field: str, found: object) -> None:
+    assert getattr(read(tmp_path, text), field) == found
+
+
+def test_libraries_of_a_chain_of_files_come_together(tmp_path: Path) -> None:
+    (tmp_path / "ops").mkdir()
+    write(tmp_path / "ops", "runtime: {libraries: base.so}", "base.yaml")
+    top = write(tmp_path, "extends: ops/base.yaml\nruntime: {libraries: [top.so, /abs.so]}")
+    found = read_config(top, {"runtime.libraries": "more.so"}).runtime.libraries
+    assert found == ("more.so", str(tmp_path / "top.so"), "/abs.so", str(tmp_path / "ops" / "base.so"))
+
+
+SECTIONS = """
+budget: 10m
+accuracy: {metric: eval.py:accuracy, max_drop: 1%, promote_to: uint16}
+apply: {new_weights: true}
+diff: {engines: [ort], layers: true, min_sqnr: 30, min_agreement: .99, top_k: 5, load: run.json}
+prove: {engine: ort, require_int8: [Conv, /head/], timeout: 90s, shapes: "x:1x3x8x8"}
+profile: {by: site, samples: 2}
+data: {memory_limit: 2GB}
+output: {plan: plan.json, external_data: true}
+"""
+
+
+def test_every_section_of_a_command_is_read(tmp_path: Path) -> None:
+    config = read(tmp_path, SECTIONS)
+    assert config.budget == 600
+    wanted = config.accuracy
+    assert (wanted.metric, wanted.max_drop, wanted.promote_to, wanted.min_sqnr) == (
+        "eval.py:accuracy", "1%", "uint16", None,
+    )  # fmt: skip
+    assert config.apply.new_weights
+    assert (config.diff.engines, config.diff.layers, config.diff.load) == (("ort",), True, ("run.json",))
+    assert (config.diff.min_sqnr, config.diff.min_agreement, config.diff.top_k) == (30.0, 0.99, 5)
+    assert (config.prove.require_int8, config.prove.timeout, config.prove.shapes) == (
+        ("Conv", "/head/"), 90.0, ("x:1x3x8x8",),
+    )  # fmt: skip
+    assert (config.profile.by, config.profile.samples) == (("site",), 2)
+    assert config.data.memory_limit == 2_000_000_000
+    assert (config.output.plan, config.output.external_data) == ("plan.json", True)
+
+
+def test_every_key_of_the_front_end_is_read(tmp_path: Path) -> None:
+    config = read(tmp_path, TRAINED)
+    front = config.torch
+    assert front.weights.quantizer == QuantizerSpec("lsq")
+    assert front.activations.quantizer == QuantizerSpec("pact", (("alpha", 8.0), ("signed", True)))
+    assert front.skip_trace == ("head", "blocks.*")
+    assert front.policy("mul") == MultiInput("follow", 1)
+    assert front.policy("sub") == MultiInput("follow", 0)
+    assert [front.policy(op).policy for op in ("cat", "add", "matmul")] == ["share", "insert", "none"]
+    assert front.policy("div") is None
+    assert not front.fuse_bn
+    assert read_config(config, {"torch.fuse_bn": True}).torch.fuse_bn
+    assert not front.disable_redundant
+    assert config.rules[0].set.quantizer == QuantizerSpec("uniform")
+    assert config.rules[1].set.quantizer == QuantizerSpec("lsq", (("symmetric_init", True),))
+    assert "quantizer=uniform" in config.rules[0].describe()
+
+
+def test_a_quantizer_is_not_mixed_with_an_inherited_ones_options(tmp_path: Path) -> None:
+    write(tmp_path, "torch: {activations: {quantizer: {name: pact, alpha: 8.0}}}\n", "base.yaml")
+    config = read(tmp_path, "extends: base.yaml\ntorch: {activations: {quantizer: {name: lsq}}}\n")
+    assert config.torch.activations.quantizer == QuantizerSpec("lsq")

@@ -233,27 +233,23 @@ def check_kernels(
     reference(
         [*pieces, *(tensor for piece in pieces.values() for tensor in cutter.list_inputs(piece))]
     )
-    kernels = 0
-    levels = 0.0
-    share = 0.0
-    worst = math.inf
-    point: DivergencePoint | None = None
+    results = []
     for row, counterpart in wanted:
         found = _run_kernel(cutter, row, counterpart, pieces[counterpart.tensor])
         tick()
-        if found is None:
-            continue
-        kernels += 1
-        error, off = found
-        # A tensor that no quantizer makes has no steps to count in.
-        if math.isnan(error.levels):
-            worst = min(worst, error.sqnr_db)
-        else:
-            levels = max(levels, error.levels)
-            share = max(share, off)
-        if point is None and diverges(error):
-            point = mark_divergence(row, counterpart, error, 0)
-    return KernelCheck(kernels, levels, share, worst, point)
+        if found is not None:
+            results.append((row, counterpart, *found))
+    # A tensor that no quantizer makes has no steps to count in.
+    whole = [(error.levels, off) for *_, error, off in results if not math.isnan(error.levels)]
+    real = (error.sqnr_db for *_, error, _ in results if math.isnan(error.levels))
+    first = next((result for result in results if diverges(result[2])), None)
+    return KernelCheck(
+        kernels=len(results),
+        levels=max((levels for levels, _ in whole), default=0.0),
+        share=max((off for _, off in whole), default=0.0),
+        sqnr_db=min(real, default=math.inf),
+        point=None if first is None else mark_divergence(*first[:3], 0),
+    )
 
 
 def _find_kernel(cutter: FedParts, tensor: str, stops: frozenset[str]) -> set[str]:

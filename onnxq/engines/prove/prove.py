@@ -44,7 +44,7 @@ from onnxq.engines.prove.proof import (
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
-from onnxq.engines.shapes import Sizes, demand_sizes, make_profile
+from onnxq.engines.shapes import Sizes, demand_sizes, make_profile, warn_guesses
 from onnxq.errors import ConfigError, OnnxqError, OutputError
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
 from onnxq.graph import ModelLike, ModelSource, add_libraries, infer_shapes, name_nodes, save_model
@@ -54,7 +54,7 @@ from onnxq.graph.index import GraphIndex
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, silent
-from onnxq.sites import Caution, Cautions, Names, Unquantized
+from onnxq.sites import Cautions, Names, Unquantized
 
 # Seconds in all and for a part, which is smaller than the whole: a longer build is not worth waiting for.
 _REDUCE_SECONDS = 180.0
@@ -158,8 +158,8 @@ def _find_shapes(
         return {}, ()
     if engine.one_size:
         demand_sizes(index, request.shapes, engine.title)
-    shapes, note = make_profile(proto, index, request.shapes)
-    return shapes, (Caution("W112", note),) if note else ()
+    shapes, guessed = make_profile(proto, index, request.shapes)
+    return shapes, warn_guesses(shapes, guessed, "built for")
 
 
 def _make_job(

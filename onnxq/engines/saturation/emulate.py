@@ -83,11 +83,14 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
         name = operand.node.name
         if name not in over or not operand.over.any():
             continue
-        reason = _find_obstacle(index, operand)
-        if reason:
-            skipped.append(Refusal(name, reason, rule="saturation", code="R114"))
+        scale = _find_scale(index, operand)
+        reason = _find_obstacle(operand)
+        if scale is None or reason:
+            reason = reason or "the scale of its weight is computed at run time"
+            cause = f"{reason}: its cost is not known"
+            skipped.append(Refusal(name, cause, rule="saturation", code="R114"))
         else:
-            counters.append(_ExcessWriter(editor, index, operand).write())
+            counters.append(_ExcessWriter(editor, index.opset, operand, scale).write())
     # What ONNX Runtime quantizes by itself has no pair in the file, and no integers to read.
     seen = {one.node for one in counters} | {one.subject for one in skipped}
     skipped += [
@@ -96,13 +99,11 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
     return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))
 
 
-def _find_obstacle(index: GraphIndex, operand: Operand) -> str:
+def _find_obstacle(operand: Operand) -> str:
     if operand.product.reads is not Data.PAIR:
-        return f"{operand.node.op_type} is not emulated: its cost is not known"
+        return f"{operand.node.op_type} is not emulated"
     if "Conv" not in operand.node.op_type and operand.values.ndim > 2:
-        return "a product with a stack of matrices is not emulated: its cost is not known"
-    if _find_scale(index, operand) is None:
-        return "the scale of its weight is computed at run time: its cost is not known"
+        return "a product with a stack of matrices is not emulated"
     return ""
 
 
@@ -119,9 +120,9 @@ def _find_scale(index: GraphIndex, operand: Operand) -> Floats | None:
 class _ExcessWriter(NodeWriter):
     """Writes the nodes of one product."""
 
-    def __init__(self, editor: Editor[Any], index: GraphIndex, operand: Operand) -> None:
+    def __init__(self, editor: Editor[Any], opset: int, operand: Operand, scale: Floats) -> None:
         super().__init__(editor, operand.node.scope, f"{operand.node.name}/saturation")
-        self.index, self.operand, self.node = index, operand, operand.node
+        self.opset, self.scale, self.operand, self.node = opset, scale, operand, operand.node
         self.conv = operand.node.op_type == "Conv"
 
     def write(self) -> Counter:
@@ -235,10 +236,8 @@ class _ExcessWriter(NodeWriter):
         found = self.add("Concat", list(parts), axis=1) if len(parts) > 1 else parts[0]
         place = np.full(len(self.operand.sums), int(np.flatnonzero(rows == -1)[0]), np.int64)
         place[rows[rows >= 0]] = np.flatnonzero(rows >= 0)
-        scale = _find_scale(self.index, self.operand)
-        assert scale is not None
         assert self.operand.source is not None
-        factor = scale.reshape(-1, 1) if self.conv else scale
+        factor = self.scale.reshape(-1, 1) if self.conv else self.scale
         found = self.add(
             "Mul",
             [self.add("Gather", [found, self.constant(place)], axis=1), self.constant(factor)],
@@ -248,7 +247,7 @@ class _ExcessWriter(NodeWriter):
 
     def _add_up(self, apart: str) -> str:
         """The sums of each row, added up: [.., rows, sums, ..] -> [.., rows, ..]."""
-        if self.index.opset < _AXES_INPUT:
+        if self.opset < _AXES_INPUT:
             return self.add("ReduceSum", [apart], axes=[2], keepdims=0)
         return self.add("ReduceSum", [apart, self.constant(np.array([2], np.int64))], keepdims=0)
 

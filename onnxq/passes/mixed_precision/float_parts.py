@@ -203,27 +203,24 @@ def choose_attention(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     whole = state.plan
     judge = ctx.data.judge
     plain = without_attention(whole, PLAIN.read(state))
-    both = {"quantized": whole, "float": plain}
-    figures = {
-        name: judge.list_db(state, plan, progress=ctx.progress) for name, plan in both.items()
-    }
-    worst = {name: min(values, default=math.inf) for name, values in figures.items()}
+    figures = [judge.list_db(state, plan, progress=ctx.progress) for plan in (whole, plain)]
+    quantized_db, float_db = (min(values, default=math.inf) for values in figures)
     # In float16 the engine fuses attention that stays float as well: integers there save no kernel.
     narrow = find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32
     threshold = THRESHOLDS["attention beside float16" if narrow else _ATTENTION]
     count = len(judge.samples)
     choice = AttentionChoice(
         kind=AttentionKind.FLOAT,
-        float_db=round(worst["float"], 1),
-        quantized_db=round(worst["quantized"], 1),
+        float_db=round(float_db, 1),
+        quantized_db=round(quantized_db, 1),
         samples=count,
     )
-    if all(map(threshold.allows, figures["float"], figures["quantized"])):
+    if all(map(threshold.allows, figures[1], figures[0])):
         plan = replace(whole, attention=replace(choice, kind=AttentionKind.QUANTIZED))
         return replace(state, plan=plan), PassReport(_ATTENTION, ("quantized",))
     reason = (
-        f"attention stays float: quantized it costs more than {-threshold.gain:g} dB ({worst['quantized']:.1f} dB "
-        f"quantized, {worst['float']:.1f} dB in float, on {count} held-back samples)"
+        f"attention stays float: quantized it costs more than {-threshold.gain:g} dB ({quantized_db:.1f} dB "
+        f"quantized, {float_db:.1f} dB in float, on {count} held-back samples)"
     )
     # The person reads why these stay float, and not that their rules are off.
     rules = find_target(plain.target).attention_rules

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.arrays import Array
 from onnxq.backends import Output, Target, find_target, list_costs
 from onnxq.config import Config, Rule, RuleSet, TensorConfig
 from onnxq.errors import ConfigError
@@ -36,7 +37,7 @@ from onnxq.planner import OnnxPlacement
 from onnxq.planner.cut import CutProblem, PlacementCosts, add_costs
 from onnxq.planner.problem import QuantizableOp
 from onnxq.planner.sums import read_constant
-from onnxq.sites import JsonObject, Role, Settings
+from onnxq.sites import JsonObject, Role, Settings, Site
 from onnxq.spec import name_int
 
 FLOAT = "float"
@@ -321,32 +322,28 @@ class ProgramBuilder:
 
     def _count_float_bytes(self, op: QuantizableOp) -> float:
         """Bytes of the weights that are counted with this operator, in float."""
-        index = self.problem.index
-        total = 0.0
-        for site in self._own_weights(op):
-            value = read_constant(index, site.site)
-            total += 0 if value is None else value.nbytes
-        return total
+        return sum(value.nbytes for value in self._read_weights(op).values())
 
     def _count_bytes(self, op: QuantizableOp, one: MeasuredPrecision) -> float:
         """Bytes of the weights that are counted with this operator, with their scales."""
-        index = self.problem.index
         total = 0.0
-        counted = {site.site for site in self._own_weights(op)}
+        weights = self._read_weights(op)
         for site in one.list_weights(op.name):
-            value = read_constant(index, site.site) if site.site in counted else None
-            if value is not None:
+            if site.site in weights:
                 scales = 0 if site.qparams is None else np.size(site.qparams.scale)
-                total += math.ceil(value.size * site.spec.storage_bits / 8) + scales * _SCALE_BYTES
+                bits = weights[site.site].size * site.spec.storage_bits
+                total += math.ceil(bits / 8) + scales * _SCALE_BYTES
         return total
 
-    def _own_weights(self, op: QuantizableOp) -> list[SitePlan]:
-        """The weights of an operator, but those that are counted with an earlier one."""
-        return [
-            site
-            for site in self.own.list_weights(op.name)
-            if next((edge.node for edge in site.named_consumers), "") == op.name
-        ]
+    def _read_weights(self, op: QuantizableOp) -> dict[Site, Array]:
+        """The weights of an operator by their sites, but those that are counted with an earlier one."""
+        weights = {}
+        for site in self.own.list_weights(op.name):
+            value = read_constant(self.problem.index, site.site)
+            first = next((edge.node for edge in site.named_consumers), "")
+            if value is not None and first == op.name:
+                weights[site.site] = value
+        return weights
 
     def _share_noise(self) -> Iterator[SharedCosts]:
         """The noise of each tensor on a scale of its own."""

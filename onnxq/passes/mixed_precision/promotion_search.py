@@ -278,7 +278,8 @@ class PromotionSearch:
         for k in range(0, len(parts), size):
             names = [name for part in parts[k : k + size] for name in part]
             wider = before | self._join_groups(names)
-            more = self._list_more(before, wider)
+            known = set(self.list_promoted(before))
+            more = tuple(name for name in self.list_promoted(wider) if name not in known)
             if more:
                 name = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
                 start, end = (self.judge_keys(promoted).worst_db() for promoted in (before, wider))
@@ -332,11 +333,6 @@ class PromotionSearch:
             if self.late or self.is_expired()
             else "everything that could be promoted was"
         )
-
-    def _list_more(self, keys: frozenset[str], wider: frozenset[str]) -> Names:
-        """Operators that are promoted with the wider keys only."""
-        before = set(self.list_promoted(keys))
-        return tuple(name for name in self.list_promoted(wider) if name not in before)
 
     def _measure_keys(
         self, settings: list[frozenset[str]], samples: _ScoredSamples, title: str

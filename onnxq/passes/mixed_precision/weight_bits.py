@@ -164,7 +164,9 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     }
     if not any(widths.values()):
         return state, PassReport(_WEIGHT_BITS, ("no weight can have more bits on this target",))
-    fitted, judged = _split_samples(calibration, config.data.seed)
+    few = calibration.take(_FITTED + _JUDGED, config.data.seed)
+    # A third at most: rounding needs samples more than judging does.
+    fitted, judged = few.split(max(1, min(_JUDGED, len(few) // 3)), config.data.seed)
     samples = list(fitted.samples())
     errors = measure_isolated(
         state.model,
@@ -177,27 +179,16 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         crew=ctx.crew,
         progress=ctx.progress,
     )
-    measured = [site for site in weights if widths[site.site] and site.site in errors]
-    # What no error is known of, or has no other widths, keeps its bits, which count.
-    fixed = [site for site in weights if site not in measured]
-    others = (
-        sum(elements[s.site] for s in fixed),
-        sum(elements[s.site] * s.spec.bits for s in fixed),
-    )
-    open_ = [
-        WeightChoice(elements[s.site], s.spec.bits, errors[s.site], widths[s.site])
-        for s in measured
-    ]
-    chosen = spend_budget(open_, config.weight_bits_budget, others)
-    bits: dict[Site, int] = {site.site: width for site, width in zip(measured, chosen, strict=True)}
-    after = replace(state, plan=_widen_weights(ctx, state, plan, bits))
-    return after, PassReport(_WEIGHT_BITS, (_describe_bits(weights, elements, bits, config),))
-
-
-def _split_samples(calibration: Dataset, seed: int) -> tuple[Dataset, Dataset]:
-    samples = calibration.take(_FITTED + _JUDGED, seed)
-    # A third at most: rounding needs samples more than judging does.
-    return samples.split(max(1, min(_JUDGED, len(samples) // 3)), seed)
+    choices = {}
+    for site in weights:
+        # What no error is known of keeps its bits, which count.
+        free = widths[site.site] if site.site in errors else ()
+        error = errors.get(site.site, 0.0)
+        choices[site.site] = WeightChoice(elements[site.site], site.spec.bits, error, free)
+    bits = spend_budget([*choices.values()], config.weight_bits_budget)
+    after = _widen_weights(ctx, state, plan, dict(zip(choices, bits, strict=True)))
+    line = _describe_bits([*elements.values()], bits, config)
+    return replace(state, plan=after), PassReport(_WEIGHT_BITS, (line,))
 
 
 def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int, ...]:
@@ -244,12 +235,9 @@ def _widen_weights(
     return ctx.calibrate(state.model, plan.replace_sites(changed), ctx.data.calibration)
 
 
-def _describe_bits(
-    weights: Sequence[SitePlan], elements: dict[Site, int], bits: dict[Site, int], config: Config
-) -> str:
-    now = [bits.get(site.site, site.spec.bits) for site in weights]
-    mean = compute_mean_bits([elements[site.site] for site in weights], now)
-    counts = ", ".join(f"{count} at {width}" for width, count in sorted(Counter(now).items()))
+def _describe_bits(elements: Sequence[int], bits: Sequence[int], config: Config) -> str:
+    mean = compute_mean_bits(elements, bits)
+    counts = ", ".join(f"{count} at {width}" for width, count in sorted(Counter(bits).items()))
     return (
         f"weights of {mean:.2f} bits on average (at most {config.weight_bits_budget:g}): {counts}"
     )
@@ -257,7 +245,10 @@ def _describe_bits(
 
 @dataclass(frozen=True)
 class WeightChoice:
-    """A weight. elements: their number. bits: its fewest. error: at the outputs with these. widths: other choices."""
+    """A weight. elements: their number. bits: its fewest. error: at the outputs with these. widths: other choices.
+
+    Without any it keeps its bits, which count.
+    """
 
     elements: int
     bits: int
@@ -265,16 +256,11 @@ class WeightChoice:
     widths: tuple[int, ...]
 
 
-def spend_budget(
-    weights: Sequence[WeightChoice], average: float, others: tuple[int, int] = (0, 0)
-) -> list[int]:
-    """Bits of each weight, so that the average over elements is at most `average`, or unchanged if it is above.
-
-    others: (elements, sum of their bits) of weights that count towards the average and cannot change.
-    """
+def spend_budget(weights: Sequence[WeightChoice], average: float) -> list[int]:
+    """Bits of each weight, so that the average over elements is at most `average`, or unchanged if it is above."""
     bits = [weight.bits for weight in weights]
-    elements = others[0] + sum(weight.elements for weight in weights)
-    room = average * elements - others[1] - sum(weight.elements * weight.bits for weight in weights)
+    elements = sum(weight.elements for weight in weights)
+    room = average * elements - sum(weight.elements * weight.bits for weight in weights)
     while True:
         # Gain per bit, since weights differ in size: the relaxed knapsack takes items in this
         # order.
@@ -338,9 +324,10 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         ]
         # The worst output with tables speaks for all.
         figures = min(pairs, key=lambda pair: pair[1], default=None)
-        if not all(THRESHOLDS[_EMBEDDINGS].allows(*pair) for pair in pairs) or _break_request(
-            ctx, alone
-        ):
+        # An accuracy is hard to meet with tables that have little more alone.
+        wanted = -math.inf if ctx.request.min_sqnr is None else ctx.request.min_sqnr
+        breaks = any(db < wanted + _MARGIN_DB for db in alone)
+        if breaks or not all(THRESHOLDS[_EMBEDDINGS].allows(*pair) for pair in pairs):
             assert figures is not None
             # Tables that a rule names stay: they were asked for.
             losses = _explain_loss(free, *figures)
@@ -359,12 +346,6 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     line = f"{len(tables)} {'tables' if len(tables) > 1 else 'table'}, {4 * elements:,} bytes in {stored // 8:,}"
     finite = figures is not None and all(map(math.isfinite, figures))
     return after, PassReport(_EMBEDDINGS, (line,), trial_db=figures if finite else None)
-
-
-def _break_request(ctx: SampledContext, alone: Sequence[float]) -> bool:
-    """True where an accuracy is asked for that is hard to meet with these tables even if all else becomes float."""
-    wanted = ctx.request.min_sqnr
-    return wanted is not None and any(db < wanted + _MARGIN_DB for db in alone)
 
 
 def _explain_loss(tables: Sequence[Table], before: float, after: float) -> list[LeftFloat]:

@@ -123,10 +123,10 @@ def test_error_per_bit_decides_and_not_size() -> None:
 
 
 def test_what_cannot_change_counts() -> None:
-    one = WeightChoice(100, 4, 1.0, (8,))
-    assert spend_budget([one], 6.0, others=(100, 400)) == [8]
-    assert spend_budget([one], 5.9, others=(100, 400)) == [4]
-    assert spend_budget([one], 4.0, others=(100, 800)) == [4]
+    one, fixed, wide = (WeightChoice(100, bits, 1.0, widths) for bits, widths in ((4, (8,)), (4, ()), (8, ())))
+    assert spend_budget([one, fixed], 6.0) == [8, 4]
+    assert spend_budget([one, fixed], 5.9) == [4, 4]
+    assert spend_budget([one, wide], 4.0) == [4, 8]
     assert spend_budget([], 4.0) == []
 
 

@@ -7,24 +7,31 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import onnxq
 from onnxq.config import Config, TensorConfig
-from onnxq.graph import GraphIndex, name_nodes
+from onnxq.graph import GraphIndex, get_index, name_nodes
+from onnxq.passes.assembly import build_quantized
+from onnxq.passes.rounding import sequential as sweeping
 from onnxq.passes.rounding.operators import (
     Geometry,
     Operator,
     compute_gather_indices,
+    find_pooling,
     gather_positions,
     list_operators,
     sample_positions,
     window_means,
 )
 from onnxq.passes.rounding.second_moments import position_limit
+from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.plan import SitePlan
+from onnxq.progress import silent
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from tests.passes.rounding.kit import ALL, one_node
+from tests.passes.kit import parse
+from tests.passes.rounding.kit import ALL, FOUR, calibrated, one_node
 from tests.pipeline.models import list_accounts, quantize
 
 SKIP = ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion")
@@ -227,3 +234,66 @@ def test_same_padding_splits_an_odd_pixel_as_asked(pad: str) -> None:
     rows = compute_gather_indices(x.shape, geometry, np.arange(4)).gather_columns(x)[0].T
     wanted = {"SAME_UPPER": [[0, 1], [1, 2], [2, 3], [3, 0]], "SAME_LOWER": [[0, 0], [0, 1], [1, 2], [2, 3]]}
     assert rows.tolist() == wanted[pad]
+
+
+Array = NDArray[Any]
+# At the default effort, and without the pass of biases either.
+POOLED = FOUR.model_copy(update={"effort": None, "skip": (*FOUR.skip, "bias_absorption")})
+HEAD = "y = Gemm <transB=1>(f, v, b)"
+
+
+def network(head: str) -> onnx.ModelProto:
+    pixels = "y = Conv" in head
+    rng = np.random.default_rng(1)
+    shapes = {"w": (48, 3, 4, 4), "v": (10, 48, 1, 1) if pixels else (10, 48), "b": (10,)}
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    text = f"g (float[N,3,20,20] x) => (float[N,10{',H,W' if pixels else ''}] y) {{ c = Conv <strides=[2,2]>(x, w) "
+    text += f"r = Relu(c) {head} }}"
+    return parse(text, opset=18, **weights, flat=np.array([-1, 48]), spatial=np.array([2, 3]))
+
+
+def pictures(count: int, seed: int = 0) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    coarse = rng.standard_normal((count, 3, 5, 5)).astype(np.float32)
+    fine = rng.standard_normal((count, 3, 20, 20)).astype(np.float32)
+    return {"x": coarse.repeat(4, 2).repeat(4, 3) + 0.3 * fine}
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        (f"p = GlobalAveragePool(r) f = Flatten(p) {HEAD}", True),
+        (f"p = GlobalAveragePool(r) f = Reshape(p, flat) {HEAD}", True),
+        (f"f = ReduceMean <keepdims=0>(r, spatial) {HEAD}", True),
+        ("p = GlobalAveragePool(r) y = Conv(p, v, b)", True),
+        (f"p = GlobalMaxPool(r) f = Flatten(p) {HEAD}", False),
+        ("p = AveragePool <kernel_shape=[2,2]>(r) y = Conv(p, v, b)", False),
+        ("y = Conv(r, v, b)", False),
+    ],
+)
+def test_what_is_behind_a_pooling(head: str, found: bool) -> None:
+    prepared, plan, _ = calibrated(network(head), pictures(12), POOLED)
+    index = get_index(prepared.model)
+    pool = find_pooling(index, list_operators(index, plan)[-1])
+    assert (pool is not None) == found
+    assert pool is None or pool[0].op_type in ("GlobalAveragePool", "ReduceMean")
+
+
+def test_fewer_answers_are_lost_on_new_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto = network(f"p = GlobalAveragePool(r) f = Flatten(p) {HEAD}")
+    prepared, plan, samples = calibrated(proto, pictures(12), POOLED)
+    fresh = pictures(200, seed=5)
+    wanted = Session(proto, optimize=False).run(fresh)["y"]
+
+    def lost() -> float:
+        head = frozenset(one.node.name for one in list_operators(get_index(prepared.model), plan)[-1:])
+        swept = round_sequentially(
+            prepared.model, plan, samples, options=RoundingOptions(head, alone=True), progress=silent
+        )
+        assert len(swept.done) == 1
+        got = Session(build_quantized(prepared, swept.plan), optimize=False).run(fresh)["y"]
+        return float(((got - wanted).std(axis=0) ** 2).sum())
+
+    before_the_pool = lost()
+    monkeypatch.setattr(sweeping, "find_pooling", lambda index, one: None)
+    assert before_the_pool < 0.9 * lost()
