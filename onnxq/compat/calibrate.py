@@ -6,7 +6,7 @@ Readers, calibrators and the classes of ranges are onnxruntime's own, handed on.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from onnxq.arrays import Interval
 from onnxq.compat.options import name_value
 from onnxq.compat.theirs import hand_on, take_choices
 from onnxq.errors import ConfigError
-from onnxq.sites import Role, Settings
+from onnxq.sites import Role
 
 if TYPE_CHECKING:
     from onnxq.plan import Plan
@@ -95,7 +95,16 @@ def read_cache(path: Path) -> Plan | dict[str, Interval]:
             return from_json(text)
         if _PLAN in cache:
             return from_json(json.dumps(cache[_PLAN]))
-        return dict(_read_ranges(cache["data"]))
+        # Arrays stand as mappings; numbers come from older versions.
+        ends = {
+            name: [
+                _read_number(end["data"] if isinstance(end, Mapping) else end)
+                for end in (entry["lowest"], entry["highest"])
+            ]
+            for name, entry in cache["data"].items()
+        }
+        # A range of nothing says nothing.
+        return {name: (min(a, 0.0), max(b, 0.0)) for name, (a, b) in ends.items() if a < b}
     except (ValueError, KeyError, TypeError) as error:
         fix = "delete it, so that it is written anew, or name a cache of quantize_static"
         raise ConfigError(str(path), "is no calibration cache", fix, code="Q304") from error
@@ -121,18 +130,6 @@ def spread_ranges(ranges: dict[str, Interval], model: Any) -> dict[str, Interval
                     name, (0.0, max(source[1], 0.0)) if node.op_type == "Relu" else source
                 )
     return {name: ends for name, ends in spread.items() if ends[0] < ends[1]}
-
-
-def _read_ranges(
-    tensors: Mapping[str, Settings],
-) -> Iterable[tuple[str, Interval]]:
-    for name, entry in tensors.items():
-        ends = (entry[key] for key in ("lowest", "highest"))
-        # Arrays stand as mappings; numbers come from older versions.
-        low, high = (_read_number(end["data"] if isinstance(end, Mapping) else end) for end in ends)
-        # A range of nothing says nothing.
-        if low < high:
-            yield name, (min(low, 0.0), max(high, 0.0))
 
 
 def _read_number(value: Any) -> float:

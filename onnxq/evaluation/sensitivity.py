@@ -15,7 +15,7 @@ from functools import partial
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
-from onnxq.evaluation.compare import FloatOutputs, ModelErrors
+from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.profile import (
     KINDS,
     GroupCost,
@@ -164,7 +164,11 @@ def measure_sensitivity(
             JointCost(nodes=names, sqnr_db=noise_to_db(without.noise()))
             for names, without in zip(loudest, rest, strict=True)
         ]
-    outputs = _profile_outputs(errors[everything], errors[nothing])
+    pairs = (errors[setting].results() for setting in (everything, nothing))
+    outputs = tuple(
+        OutputProfile(name=own.name, sqnr_db=own.sqnr_db, part=own.part, float_db=exact.whole_db)
+        for own, exact in zip(*pairs, strict=True)
+    )
     return Profile(
         sqnr_db=figures[everything],
         samples=len(samples),
@@ -177,16 +181,6 @@ def measure_sensitivity(
         fixed=toggled.fixed,
         choices=_compare_choices(toggled, reference, everything),
         warnings=_gather_warnings(outputs, toggled, reference.selections.list_missing(quantized)),
-    )
-
-
-def _profile_outputs(quantized: ModelErrors, plain: ModelErrors) -> tuple[OutputProfile, ...]:
-    """The outputs with every switch on, and in float: with none."""
-    return tuple(
-        OutputProfile(
-            name=output.name, sqnr_db=output.sqnr_db, part=output.part, float_db=exact.whole_db
-        )
-        for output, exact in zip(quantized.results(), plain.results(), strict=True)
     )
 
 

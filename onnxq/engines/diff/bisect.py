@@ -76,64 +76,51 @@ class FedParts(Cutter[ModelLike]):
         return helper.make_tensor_value_info(name, dtype, list(shape))
 
 
-def bisect_divergence(
-    index: GraphIndex,
-    counterpart: Counterpart,
-    feeds: Feeds,
-    run: str,
-    engine: EngineRun,
-    *,
-    step: float = 0.0,
-    failing: bool = False,
-    threads: int,
-    tick: Tick,
-) -> Piece | None:
-    """Search from a tensor of the main graph, on one sample's feeds. step: of its quantizer, 0 without one.
-
-    engine: runs parts of the model, as the run of this name did.
-
-    failing: look for a piece that the engine cannot run, in place of one that it computes differently.
-
-    Returns None when no piece diverges by itself: the difference then adds up from roundings.
-    """
-    parts = FedParts(index, Reference(index, feeds, threads=threads))
-    search = _PieceSearch(parts, counterpart, engine, step, tick, failing)
-    piece = search.grow()
-    if piece is None:
-        return None
-    order = leave_out_nodes(parts.sort_names(piece), search.diverges_alone, search.connect)
-    proto, inputs = parts.cut_fed(order, counterpart.tensor)
-    ended = search.find_end(order)
-    # Nodes are left out only while the rest goes on failing.
-    assert ended is not None
-    error, failure = ended
-    ops = tuple(index.find_node(name).op_type for name in order)
-    found = Bisection(
-        run=run,
-        against=OFF,
-        output=counterpart.tensor,
-        nodes=tuple(order),
-        ops=ops,
-        inputs=tuple(inputs),
-        sqnr_db=error.sqnr_db,
-        max_abs=error.max_abs,
-        levels=error.levels,
-        trials=len(search.tried),
-        failure=failure,
-    )
-    return Piece(found, proto, inputs)
-
-
 @dataclass(eq=False)
-class _PieceSearch:
+class PieceSearch:
+    """The search for the smallest piece that diverges, from a tensor of the main graph, on one sample's feeds.
+
+    parts: of the model on that sample. run: of the engine, which runs parts of the model as it did. step: of the
+    tensor's quantizer, 0 without one. failing: look for a piece that the engine cannot run, in place of one that it
+    computes differently.
+    """
+
+    index: GraphIndex
     parts: FedParts
     counterpart: Counterpart
+    run: str
     engine: EngineRun
-    step: float
     tick: Tick
-    failing: bool
+    step: float = 0.0
+    failing: bool = False
     # How each piece ended: its error and why the engine cannot run it, None for one that is fine.
     tried: dict[frozenset[str], tuple[Error, str] | None] = field(default_factory=dict)
+
+    def find_piece(self) -> Piece | None:
+        """None when no piece diverges by itself: the difference then adds up from roundings."""
+        piece = self.grow()
+        if piece is None:
+            return None
+        order = leave_out_nodes(self.parts.sort_names(piece), self.diverges_alone, self.connect)
+        proto, inputs = self.parts.cut_fed(order, self.counterpart.tensor)
+        ended = self.find_end(order)
+        # Nodes are left out only while the rest goes on failing.
+        assert ended is not None
+        error, failure = ended
+        bisection = Bisection(
+            run=self.run,
+            against=OFF,
+            output=self.counterpart.tensor,
+            nodes=tuple(order),
+            ops=tuple(self.index.find_node(name).op_type for name in order),
+            inputs=tuple(inputs),
+            sqnr_db=error.sqnr_db,
+            max_abs=error.max_abs,
+            levels=error.levels,
+            trials=len(self.tried),
+            failure=failure,
+        )
+        return Piece(bisection, proto, inputs)
 
     def grow(self) -> set[str] | None:
         """The first of growing neighbourhoods that diverges; None when even all nodes before the tensor do not."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from onnxq.config import Config
 from onnxq.data import Dataset
-from onnxq.engines.diff.bisect import Piece, bisect_divergence, check_kernels
+from onnxq.engines.diff.bisect import FedParts, Piece, PieceSearch, check_kernels
 from onnxq.engines.diff.cause import find_saturating_weights
 from onnxq.engines.diff.layers import (
     Counterpart,
@@ -28,7 +28,7 @@ from onnxq.engines.diff.layers import (
 from onnxq.engines.diff.measure import SAME_DB, OutputSums, diverges, find_output_step, find_unmet
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Difference, OutputDiff, Run, label_run
 from onnxq.engines.diff.results import LoadedRun, Recorder
-from onnxq.engines.diff.runs import Engines, describe_engine
+from onnxq.engines.diff.runs import Engines, Reference, describe_engine
 from onnxq.errors import DataError, ModelError, OnnxqError
 from onnxq.evaluation.agreement import AgreementSums, find_class_scores
 from onnxq.evaluation.compare import FloatOutputs
@@ -171,13 +171,11 @@ class _Comparison:
             with self.engines.progress("comparing outputs", len(self.dataset)) as task:
                 for at, feeds in enumerate(self.dataset.samples()):
                     values = {runner.name: runner.infer(feeds) for runner in runners}
-                    if self.recorder.is_kept(at):
-                        # Without the float model's choices, which are no inputs of the model that
-                        # the sample is for.
-                        given = {name: feeds[name] for name in own}
-                        self.recorder.add(
-                            given, values, {runner.name: runner.seconds for runner in runners}
-                        )
+                    # Without the float model's choices, which are no inputs of the model that the
+                    # sample is for.
+                    given = {name: feeds[name] for name in own}
+                    seconds = {runner.name: runner.seconds for runner in runners}
+                    self.recorder.add(given, values, seconds)
                     # A file may hold fewer samples than were run here.
                     values |= {
                         run: one.samples[at]
@@ -359,16 +357,16 @@ class _Comparison:
             if engine is None or run not in self.engines.names:
                 continue
             with self.engines.progress(f"bisecting ({label_run(run)})") as task:
-                found = bisect_divergence(
+                parts = self._cut_parts(point.sample)
+                found = PieceSearch(
                     self.index,
+                    parts,
                     point.counterpart,
-                    self.dataset[point.sample],
                     run,
                     engine,
+                    task.advance,
                     step=point.step,
-                    threads=self.config.verify.threads,
-                    tick=task.advance,
-                )
+                ).find_piece()
             if found is not None:
                 yield found
             else:
@@ -380,6 +378,12 @@ class _Comparison:
                     f"{label_run(run)}: {none}; the difference adds up from roundings"
                 )
 
+    def _cut_parts(self, sample: int) -> FedParts:
+        """The model's parts, fed with its tensors on the sample of this number."""
+        threads = self.config.verify.threads
+        reference = Reference(self.index, self.dataset[sample], threads=threads)
+        return FedParts(self.index, reference)
+
     def bisect_failures(self) -> Iterator[Piece]:
         """The smallest piece that an engine which failed cannot run, where its message names a node of the model."""
         for run, error in self.engines.failed.items():
@@ -387,17 +391,12 @@ class _Comparison:
             if engine is None or OFF not in self.engines.names:
                 continue
             with self.engines.progress(f"bisecting the failure ({label_run(run)})") as task:
+                parts = self._cut_parts(0)
                 for tensor in find_named_tensors(self.index, error):
-                    found = bisect_divergence(
-                        self.index,
-                        Counterpart(tensor, None),
-                        self.dataset[0],
-                        run,
-                        engine,
-                        failing=True,
-                        threads=self.config.verify.threads,
-                        tick=task.advance,
-                    )
+                    end = Counterpart(tensor, None)
+                    found = PieceSearch(
+                        self.index, parts, end, run, engine, task.advance, failing=True
+                    ).find_piece()
                     if found is not None:
                         yield found
                         break

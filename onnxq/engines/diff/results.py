@@ -37,14 +37,12 @@ class Recorder:
     inputs: list[Feeds] = field(default_factory=list)
     outputs: dict[str, list[JsonObject]] = field(default_factory=dict)
 
-    def is_kept(self, sample: int) -> bool:
-        """True for the samples that are kept."""
-        return sample < self.limit
-
     def add(
         self, feeds: Feeds, by_run: Mapping[str, RunValues], seconds: Mapping[str, float]
     ) -> None:
-        """Keep copies of one sample: runners use their buffers again."""
+        """Keep copies of one sample, until there are enough: runners use their buffers again."""
+        if len(self.inputs) == self.limit:
+            return
         self.inputs.append({name: _copy_storable(value) for name, value in feeds.items()})
         for run, values in by_run.items():
             arrays = {

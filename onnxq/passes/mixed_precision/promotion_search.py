@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 
 import numpy as np
@@ -344,17 +344,14 @@ class PromotionSearch:
                 self.ways.choose_switches(toggled, self.place_keys(keys)) for keys in settings
             ]
             return samples.switched.measure_settings(chosen, samples.floats, title)
-        models = (self._finish_trial(keys, samples.fold) for keys in settings)
+        plans = map(self.finish_plan, settings)
+        if samples.fold is not None:
+            plans = map(partial(samples.fold.narrow_ranges, self.state.model), plans)
+        models = (TrialModel(build_quantized(self.state, plan), fuse_pairs=True) for plan in plans)
         with self.ctx.progress(title, len(settings) * len(samples.floats.samples)) as task:
             # Each by one worker where there are several to be shared out.
             pieces = max(1, TRIAL_PIECES // len(settings))
             return measure_models(models, samples.floats, self.ctx.crew, task, pieces=pieces)
-
-    def _finish_trial(self, keys: frozenset[str], fold: Fold | None) -> TrialModel:
-        plan = self.finish_plan(keys)
-        if fold is not None:
-            plan = fold.narrow_ranges(self.state.model, plan)
-        return TrialModel(build_quantized(self.state, plan), fuse_pairs=True)
 
 
 def _weigh_costs(program: PrecisionProgram, count: int) -> PrecisionProgram:
