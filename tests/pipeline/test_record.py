@@ -20,7 +20,7 @@ from onnxq.commands.results import show
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.distributions import BINS, CHANNELS, Distribution
 from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
-from onnxq.report.page import ROW, draw_strip, write_page
+from onnxq.report.page import ROW, write_page
 from onnxq.report.record import OperatorRecord, ReportRecord, SiteRecord, ValueBars, read_record
 from tests.networks import parse_text
 from tests.pipeline.models import ROUGH, images, quantize, residual
@@ -185,10 +185,10 @@ def test_five_hundred_sites_make_a_page_under_a_megabyte() -> None:
 
 
 def test_a_long_network_takes_rows_of_one_scale() -> None:
-    nodes = [OperatorRecord(name=f"n{k}", op="Relu", share=1 / 2000) for k in range(2000)]
-    rows = list(draw_strip(nodes))
-    assert len(rows) == -(-2000 // ROW)
-    assert {re.search(r'viewBox="0 0 (\d+)', row)[1] for row in rows} == {str(ROW * 10)}  # type: ignore[index]
+    nodes = tuple(OperatorRecord(name=f"n{k}", op="Relu", share=1 / 2000) for k in range(2000))
+    page = write_page(ReportRecord(title="m", nodes=nodes))
+    widths = re.findall(r'<svg class="strip" viewBox="0 0 (\d+)', page)
+    assert widths == [str(ROW * 10)] * -(-2000 // ROW)
 
 
 @pytest.mark.parametrize(
