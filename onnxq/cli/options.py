@@ -118,29 +118,27 @@ class NamedOption(click.Option):
         super().__init__(flags, **settings, type=Parsed(self.parse_names))
         self.source = option
 
-    def make_metavar(self, ctx: click.Context) -> str:
-        """The names there are."""
+    @property
+    def registered(self) -> dict[str, str]:
+        """The device that each name builds for."""
         from onnxq.backends import list_registered
 
-        names = list_registered(self.source.names)
-        return ",".join(names) if self.source.field.default == () else f"[{'|'.join(names)}]"
+        return list_registered(self.source.names)
+
+    def make_metavar(self, ctx: click.Context) -> str:
+        """The names there are."""
+        separate = self.source.field.default == ()
+        return ",".join(self.registered) if separate else f"[{'|'.join(self.registered)}]"
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """With the devices that engines build for, behind the first sentence."""
-        from onnxq.backends import list_registered
-
-        listed = ", ".join(
-            f"{name} {place}" for name, place in list_registered(self.source.names).items() if place
-        )
+        listed = ", ".join(f"{name} {place}" for name, place in self.registered.items() if place)
         flags, text = super().get_help_record(ctx) or ("", "")
         return flags, text.replace(".", f": {listed}.", 1) if listed else text
 
     def parse_names(self, text: str) -> Any:
         """The name or names. Raises ValueError for one that no engine has; targets are checked with what names them."""
-        from onnxq.backends import list_registered
-
-        value = self.source.parse(text)
-        known = list(list_registered(self.source.names))
+        value, known = self.source.parse(text), list(self.registered)
         for name in (value,) if isinstance(value, str) else value:
             if name not in known and self.source.names != "backends":
                 near = f"; {suggest_names(name, known)}" if find_nearest(name, known) else ""

@@ -110,8 +110,11 @@ def read_cache(path: Path) -> Plan | dict[str, Interval]:
         raise ConfigError(str(path), "is no calibration cache", fix, code="Q304") from error
 
 
-def spread_ranges(ranges: dict[str, Interval], model: Any) -> dict[str, Interval]:
-    """The ranges, and those that Relu, Clip and operators that move values make of them: caches leave these out."""
+def add_ranges(tensors: dict[str, Any], ranges: dict[str, Interval], model: Any) -> None:
+    """Add ranges to the overrides of tensors, whose own come first.
+
+    Those that Relu, Clip and operators that move values make of them are added as well: caches leave these out.
+    """
     from onnxq.graph import load_model
     from onnxq.graph.base import LAYOUT_OPS
 
@@ -129,7 +132,9 @@ def spread_ranges(ranges: dict[str, Interval], model: Any) -> dict[str, Interval
                 spread.setdefault(
                     name, (0.0, max(source[1], 0.0)) if node.op_type == "Relu" else source
                 )
-    return {name: ends for name, ends in spread.items() if ends[0] < ends[1]}
+    for name, (low, high) in spread.items():
+        if low < high:
+            tensors[name] = [{"rmin": low, "rmax": high, **(tensors.get(name) or [{}])[0]}]
 
 
 def _read_number(value: Any) -> float:

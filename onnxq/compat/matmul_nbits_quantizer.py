@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxq.compat.calibrate import read_samples
 from onnxq.compat.options import (
+    CallLists,
     CompatOption,
     Overrides,
     convert_options,
@@ -98,7 +99,7 @@ class MatMulNBitsQuantizer:
         Raises ConfigError for other widths than 2, 4 and 8, and for GPTQ without samples.
         """
         from onnxq.commands.quantize import quantize
-        from onnxq.compat.selection import CallLists, match_any, read_selection
+        from onnxq.compat.selection import match_any, read_selection
 
         config = self.algo_config
         ops = self.algo_config.op_types_to_quantize

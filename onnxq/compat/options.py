@@ -7,16 +7,19 @@ which one warning says.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxq import backends
 from onnxq.errors import escape_line
 from onnxq.nearest import suggest_names
 from onnxq.sites import Caution, Settings
 from onnxq.spec import FLOAT8
+
+if TYPE_CHECKING:
+    from onnxq.compat.overrides import TensorOverrides
 
 Overrides = dict[str, Any]
 
@@ -51,6 +54,16 @@ class UnaskedMethod(Unasked, Enum):
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+
+@dataclass(frozen=True)
+class CallLists:
+    """The lists of a call that say what to quantize; None or empty: everything."""
+
+    op_types: Sequence[str] | None = None
+    nodes: Sequence[str] | None = None
+    excluded: Sequence[str] | None = None
+    tensors: TensorOverrides | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.compat.calibrate import read_cache, read_samples, spread_ranges, write_cache
+from onnxq.compat.calibrate import add_ranges, read_cache, read_samples, write_cache
 from onnxq.compat.options import (
     ARGUMENTS,
     CONVERTS,
@@ -20,6 +20,7 @@ from onnxq.compat.options import (
     STATIC_EXTRAS,
     WHOLE_ARGUMENTS,
     WHOLE_EXTRAS,
+    CallLists,
     Overrides,
     UnaskedFlag,
     UnaskedMethod,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     import onnx
 
     from onnxq.backends import Target
-    from onnxq.compat.selection import CallLists
     from onnxq.graph import ModelSource
     from onnxq.pipeline.finalize import Result
     from onnxq.plan import Plan
@@ -95,10 +95,8 @@ def quantize_static(
     preset, tensors = extra.get(PRESET), dict(extra.get("TensorQuantOverrides") or {})
     cache = None if calibration_cache_path is None else Path(calibration_cache_path)
     cached = read_cache(cache) if cache is not None and cache.exists() else {}
-    # The overrides of tensors come before the ranges of a cache, if it holds some.
-    ranges = spread_ranges(cached, model_input) if isinstance(cached, dict) else {}
-    for name, (low, high) in ranges.items():
-        tensors[name] = [{"rmin": low, "rmax": high, **(tensors.get(name) or [{}])[0]}]
+    if isinstance(cached, dict):
+        add_ranges(tensors, cached, model_input)
     target = _find_target(preset) if preset or tensors else None
     whole = target is not None and target.whole
     overrides, cautions = convert_options(arguments, WHOLE_ARGUMENTS if whole else ARGUMENTS)
@@ -109,7 +107,6 @@ def quantize_static(
     if "target" in overrides and overrides.pop("emit", None):
         cautions.append(warn_meaningless("quant_format", WHOLE_ARGUMENTS["quant_format"].reason))
     from onnxq.compat.overrides import TensorOverrides
-    from onnxq.compat.selection import CallLists
 
     named = None
     if target is not None and tensors:
@@ -152,8 +149,6 @@ def quantize_dynamic(
     """
     overrides, cautions = convert_options(_keep_converted(locals()), ARGUMENTS)
     more, further = convert_options(extra_options or {}, DYNAMIC_EXTRAS)
-    from onnxq.compat.selection import CallLists
-
     ops = list(op_types_to_quantize or ())
     ops += [_DYNAMIC_ALSO[op] for op in ops if op in _DYNAMIC_ALSO]
     selection = CallLists(ops, nodes_to_quantize, nodes_to_exclude)
@@ -232,7 +227,6 @@ def _apply_plan(
 ) -> Result:
     """Carry out a plan, which says already all that arguments could."""
     from onnxq.commands.apply import apply
-    from onnxq.compat.selection import CallLists
 
     allowed = {key: value for key, value in overrides.items() if key in _OF_RUNS}
     if allowed != overrides or selection != CallLists():

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from onnxq.compat.options import PLACED, Unasked, warn_meaningless
-from onnxq.compat.overrides import OverriddenGraph, Rule, TensorOverrides
+from onnxq.compat.options import PLACED, CallLists, Unasked, warn_meaningless
+from onnxq.compat.overrides import OverriddenGraph, Rule
 from onnxq.graph import ModelSource, load_model, name_nodes
 from onnxq.graph.scopes import walk_all_graphs, walk_graphs
 from onnxq.nearest import suggest_names
@@ -24,16 +24,6 @@ _FLOAT: Rule = {"float": True}
 _BY_RULE = "F101"
 # Names of each reason, and reasons, that a warning lists.
 _SHOWN = 3
-
-
-@dataclass(frozen=True)
-class CallLists:
-    """The lists of a call that say what to quantize; None or empty: everything."""
-
-    op_types: Sequence[str] | None = None
-    nodes: Sequence[str] | None = None
-    excluded: Sequence[str] | None = None
-    tensors: TensorOverrides | None = None
 
 
 @dataclass(frozen=True)

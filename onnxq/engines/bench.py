@@ -19,13 +19,7 @@ from onnxq.data import Dataset, load_data
 from onnxq.data.synthetic import make_synthetic
 from onnxq.engines.prove.proof import Proof
 from onnxq.engines.prove.prove import ProveRequest, choose_engine, prove_model
-from onnxq.engines.shapes import (
-    find_sample_shapes,
-    is_dynamic,
-    make_profile,
-    parse_shapes,
-    warn_guesses,
-)
+from onnxq.engines.shapes import is_dynamic, list_shapes, make_profile, parse_shapes, warn_guesses
 from onnxq.errors import ConfigError, ModelError, VerificationError
 from onnxq.files import ScratchFolder
 from onnxq.graph import ModelLike, ModelSource, ValueInfo, add_libraries, load_model, name_nodes
@@ -248,7 +242,7 @@ def _prove(
     """The build of one model and its kernels; its engine lies in `folder`."""
     if config.runtime.provider:
         return None
-    sizes = find_sample_shapes(entry.index, [entry.feeds])
+    sizes = list_shapes(entry.index, [entry.feeds])
     shapes = {one.name: sizes[one.name] for one in entry.index.inputs if is_dynamic(one)}
     options = ProveConfig(
         engine=engine.name, compute_capability=capability, timeout=config.bench.timeout
@@ -308,7 +302,7 @@ def time_placements(
             place.mkdir()
             own = fit_feeds(index.inputs, feeds)
             options = dict(engine.options)
-            job = Job(shapes=find_sample_shapes(index, [own]), plugins=plugins, options=options)
+            job = Job(shapes=list_shapes(index, [own]), plugins=plugins, options=options)
             result = check_library(
                 build_engine(engine, model, job, place, timeout=_BUILDING), engine
             )

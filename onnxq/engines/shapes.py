@@ -134,7 +134,7 @@ def _guess_sizes(
     return {name: tuple(int(size) for size in array.shape) for name, array in sample.items()}
 
 
-def find_sample_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> dict[str, Sizes]:
+def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> dict[str, Sizes]:
     """(least, first, largest) size of every axis of every input over the samples."""
     found: dict[str, Sizes] = {}
     for feeds in samples:

@@ -101,13 +101,13 @@ class ImportFormat:
     recognizes: Callable[[bytes], bool]
     parse: Callable[[bytes, str], ScaleTable]
     write: Callable[[Sequence[TensorScale]], bytes] | None = None
-    refuse: Callable[[TensorScale], str] = field(default=lambda entry: refuse_all_but_int8(entry))
+    refuse: Callable[[TensorScale], str] = field(default=lambda entry: refuse_non_int8(entry))
     title: str = ""
     mark: str = ""
     limits: str = ""
 
 
-def refuse_all_but_int8(entry: TensorScale) -> str:
+def refuse_non_int8(entry: TensorScale) -> str:
     """Why a format of scales of symmetric int8 has no place for an entry; "" where it has."""
     if entry.role.is_constant:
         return "the format has scales of activations only"

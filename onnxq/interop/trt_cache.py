@@ -20,13 +20,7 @@ from numpy.typing import NDArray
 from onnxq.arrays import Mask
 from onnxq.errors import CalibrationError
 from onnxq.files import find_calibrator
-from onnxq.interop.base import (
-    ImportFormat,
-    ScaleTable,
-    SkippedEntry,
-    TensorScale,
-    refuse_all_but_int8,
-)
+from onnxq.interop.base import ImportFormat, ScaleTable, SkippedEntry, TensorScale, refuse_non_int8
 
 # Of the scales, in plans.
 ORIGIN = "TensorRT calibration cache"
@@ -120,7 +114,7 @@ def _recognize_cache(data: bytes) -> bool:
 def _refuse_entry(entry: TensorScale) -> str:
     """Why the text has no place for an entry: names are what stands in front of the last colon of a line."""
     plain = entry.name == entry.name.strip() and len(entry.name.splitlines()) == 1
-    return refuse_all_but_int8(entry) or (
+    return refuse_non_int8(entry) or (
         "" if plain else "a name with a line end, or blanks around it"
     )
 

@@ -16,6 +16,7 @@ from onnxq.compat.options import (
     ARGUMENTS,
     DYNAMIC_EXTRAS,
     STATIC_EXTRAS,
+    CallLists,
     CompatOption,
     UnaskedMethod,
     UnaskedTypes,
@@ -24,7 +25,7 @@ from onnxq.compat.options import (
 )
 from onnxq.compat.overrides import TensorOverrides
 from onnxq.compat.quant_utils import QuantType
-from onnxq.compat.selection import CallLists, read_selection
+from onnxq.compat.selection import read_selection
 from onnxq.compat.shape_inference import quant_pre_process
 from onnxq.config import Command, Rule, matches_any
 from onnxq.pipeline.configuration import make_config

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxq.engines.shapes import find_sample_shapes, make_profile, parse_shapes, warn_guesses
+from onnxq.engines.shapes import list_shapes, make_profile, parse_shapes, warn_guesses
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex
 from tests.engines import kit
@@ -65,4 +65,4 @@ def test_an_input_of_unknown_rank_cannot_be_guessed():
 def test_the_profile_covers_all_samples():
     index = GraphIndex(kit.conv(batch="N"))
     feeds = [{"x": np.zeros((count, 32, 16, 16), np.float32)} for count in (2, 1, 5)]
-    assert find_sample_shapes(index, feeds) == {"x": ((1, 32, 16, 16), (2, 32, 16, 16), (5, 32, 16, 16))}
+    assert list_shapes(index, feeds) == {"x": ((1, 32, 16, 16), (2, 32, 16, 16), (5, 32, 16, 16))}

@@ -26,13 +26,7 @@ from onnxq.config import matches_any
 from onnxq.sites import Refusal, Refusals
 from torch_frontend.qmodules import copy_shallowly
 from torch_frontend.tracing.aten import convert_calls, read_aten_name
-from torch_frontend.tracing.leaves import (
-    CallsOutside,
-    IsLeaf,
-    LeafCall,
-    mark_leaves,
-    restore_leaves,
-)
+from torch_frontend.tracing.leaves import CallsOutside, IsLeaf, LeafCall, insert_leaves, mark_leaves
 from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path, name_arguments
 from torch_frontend.tracing.signature import CHECKS, read_sizes, require_default, restore_signature
 from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
@@ -260,7 +254,7 @@ def _restore_graph(
     for node in graph.find_nodes(op="call_module", target="_guards_fn"):  # of torch.export
         graph.erase_node(node)
     _inline_regions(module, graph)
-    restore_leaves(graph, calls)
+    insert_leaves(graph, calls)
     _follow_device(graph)
     convert_calls(graph)
     _register_constants(root, graph, module)

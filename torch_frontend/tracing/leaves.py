@@ -150,7 +150,7 @@ def _mark_results(
     return pytree.tree_unflatten(leaves, spec)
 
 
-def restore_leaves(graph: fx.Graph, calls: list[LeafCall]) -> None:
+def insert_leaves(graph: fx.Graph, calls: list[LeafCall]) -> None:
     """Put one `call_module` in place of what stands between the markers of each call; remove all markers."""
     markers: defaultdict[int, dict[int, fx.Node]] = defaultdict(dict)
     for node in graph.nodes:

@@ -17,7 +17,7 @@ from onnxq.backends.engine import Engine, Job, Profile, Runner, SessionRunner
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.engines.diff.model import FLOAT, OFF, ON, explain_absence
-from onnxq.engines.shapes import find_sample_shapes
+from onnxq.engines.shapes import list_shapes
 from onnxq.errors import OnnxqError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, fix_noise
@@ -173,7 +173,7 @@ class Engines:
         """A backend's runner, of an engine built in a folder of this name."""
         # One engine for all samples, so it must take the smallest and the largest.
         if not self._shapes:
-            self._shapes = find_sample_shapes(self.index, self.dataset.samples())
+            self._shapes = list_shapes(self.index, self.dataset.samples())
         folder = self.folder / name / place
         folder.mkdir(parents=True, exist_ok=True)
         engine = _find_local(name).with_options(self.config.runtime)
@@ -210,7 +210,7 @@ class Engines:
     def _run_part(self, name: str, proto: ModelLike, feeds: Feeds) -> Arrays:
         """The outputs of a part of the model in a backend's engine."""
         with ScratchFolder(self.folder) as folder:
-            shapes = find_sample_shapes(GraphIndex(proto), [feeds])
+            shapes = list_shapes(GraphIndex(proto), [feeds])
             job = Job(shapes=shapes, plugins=self.config.runtime.plugins)
             engine = _find_local(name).with_options(self.config.runtime)
             with engine.open_runner(name, fix_noise(proto), job, folder) as runner:

@@ -17,11 +17,7 @@ from onnxq.passes.assembly import build_quantized, give_types
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion
 from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial
-from onnxq.passes.mixed_precision.cross_validation import (
-    estimate_new,
-    split_folds,
-    widen_ranges,
-)
+from onnxq.passes.mixed_precision.cross_validation import estimate_new, split_folds, widen_ranges
 from onnxq.passes.mixed_precision.promotion_search import PromotionSearch
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
