@@ -196,9 +196,11 @@ THRESHOLDS: Mapping[str, Threshold] = {
     # By nearest rounding: a decoder of 6 million weights gained 1.0 so, and lost 1.2 when they were rounded by moments,
     # which make use of inputs that differ in size; with outliers it gained 5.4, and 8.6.
     "rotation of weights alone": Threshold(gain=3.0),
-    # What equalization brings shows after rounding; errors on a few samples are this uncertain.
-    "cross_layer_equalization": Threshold(gain=-0.5),
-    "bias_absorption": Threshold(gain=-0.5),
+    # What seems to be lost on a few samples was lost indeed (a small ResNet: 0.3 dB of 42, and 3.2 of 39.7 in the end),
+    # and gains of half a decibel and more were gains of networks below 25 dB.
+    "cross_layer_equalization": Threshold(),
+    "bias_absorption": Threshold(),
+    # What smoothing brings shows after rounding; errors on a few samples are this uncertain.
     "smoothquant": Threshold(gain=-0.5),
     # Outputs, of which there are few, may seem to lose so much: less is chance, and the layers gained.
     "ranges": Threshold(gain=-0.5),

@@ -243,9 +243,6 @@ def _score(
     return min((min(output.sqnr_db, _PERFECT_DB) for output in errors.results()), default=None)
 
 
-EQUALIZED = Trial(score_equalized, THRESHOLDS["smoothquant"])
-
-
 # Samples that show the largest values of channels. With fewer a channel that is silent on all of them is amplified, and
 # clipped on the first that it speaks on: with 8 images a small ResNet has 30 to 36 dB on new ones by such values, 37 to
 # 40 by weights alone; and 36.9 with 16 of 28 images, where all 28 see that it does not pay, and leave 39.7.
@@ -454,7 +451,7 @@ EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
         "equalizing channels across layers",
         0.1,
         applies=serves_activations,
-        trial=EQUALIZED,
+        trial=Trial(score_equalized, THRESHOLDS[CROSS_LAYER]),
     ),
     Pass(
         ABSORPTION,
@@ -463,7 +460,7 @@ EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
         "absorbing means into biases",
         0.1,
         applies=serves_activations,
-        trial=EQUALIZED,
+        trial=Trial(score_equalized, THRESHOLDS[ABSORPTION]),
     ),
     Pass(
         SMOOTHQUANT,
@@ -472,7 +469,7 @@ EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
         "smoothing activations",
         0.15,
         applies=has_real_samples,
-        trial=EQUALIZED,
+        trial=Trial(score_equalized, THRESHOLDS[SMOOTHQUANT]),
     ),
     TOKENS,
 )
