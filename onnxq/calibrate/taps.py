@@ -36,7 +36,7 @@ _GROWTH = 2.0
 _WORTH_TRIMMING = 2**25
 _SHARE = 32
 _IN_ALL = 2**28
-# Samples from which on it pays to lay convolutions out, which takes as long as a dozen runs; each then takes half the time.
+# Samples from which on laying convolutions out pays: that takes as long as a dozen runs, and each takes half the time.
 LEAST_LAID_OUT = 64
 
 
