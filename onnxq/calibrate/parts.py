@@ -164,12 +164,16 @@ PartKeys = dict[str, str]
 
 @dataclass(frozen=True)
 class ObserveTask:
-    """Some samples, and the observers that look at each tensor of a model. modules: those that define the observers."""
+    """Some samples, and the observers that look at each tensor of a model.
+
+    modules: those that define the observers. lay_out: as of `Taps`.
+    """
 
     model: SharedModel
     readers: Readers
     modules: Names
     samples: SharedSamples
+    lay_out: bool
     batch: int | None
     memory_limit: int
 
@@ -180,11 +184,12 @@ def observe_in_chunks(
     watch: Watch,
     dataset: Dataset,
     *,
+    lay_out: bool,
     batch: int | None,
     memory_limit: int,
     progress: Progress,
 ) -> None:
-    """Update every observer of `watch` that reads a tensor, as `observe_samples` does."""
+    """Update every observer of `watch` that reads a tensor, as `observe_samples` does. lay_out: as of `Taps`."""
     readers = freeze_readers(watch, proto)
     modules = tuple(
         sorted({type(watch.observers[want]).__module__ for _, wants in readers for want in wants})
@@ -196,12 +201,9 @@ def observe_in_chunks(
             samples = share_samples(crew, dataset, positions)
             title = f"calibration on {samples.names[0]}"
             feeds = (feed.digest for feed in samples.feeds)
-            key = hash_run("observe", model.digest, repr(readers), *feeds)
-            pieces.append(
-                WorkPiece(
-                    title, ObserveTask(model, readers, modules, samples, batch, memory_limit), key
-                )
-            )
+            key = hash_run("observe", model.digest, repr(readers), str(lay_out), *feeds)
+            observe = ObserveTask(model, readers, modules, samples, lay_out, batch, memory_limit)
+            pieces.append(WorkPiece(title, observe, key))
         chunks = crew.map(
             observe_chunk, pieces, on_done=lambda piece: task.advance(len(piece.task.samples.feeds))
         )
@@ -219,7 +221,8 @@ def observe_chunk(task: ObserveTask) -> list[Observer]:
     for tensor, wants in task.readers:
         for want in wants:
             watch.add(want, tensor)
-    taps = _open_taps(task.model, tuple(tensor for tensor, _ in task.readers), task.memory_limit)
+    tensors = tuple(tensor for tensor, _ in task.readers)
+    taps = _open_taps(task.model, tensors, task.memory_limit, task.lay_out)
     if taps.tensors:
         observe_samples(taps, watch, task.samples.open(), batch=task.batch, progress=silent)
     return [watch.observers[want] for want in list_wants(task.readers)]
@@ -261,8 +264,10 @@ def split_evenly(items: Sequence[int], most: int) -> list[Sequence[int]]:
 
 # Sessions are kept from one chunk to the next.
 @lru_cache(maxsize=1)
-def _open_taps(model: SharedModel, tensors: tuple[TensorId, ...], memory_limit: int) -> Taps:
-    return Taps(open_model(model), tensors, memory_limit)
+def _open_taps(
+    model: SharedModel, tensors: tuple[TensorId, ...], memory_limit: int, lay_out: bool
+) -> Taps:
+    return Taps(open_model(model), tensors, memory_limit, lay_out)
 
 
 # Of the file; raised when its form changes.

@@ -20,7 +20,7 @@ from onnxq.calibrate.parts import (
     observe_samples,
     order_tensors,
 )
-from onnxq.calibrate.taps import Taps
+from onnxq.calibrate.taps import LEAST_LAID_OUT, Taps
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, get_index
@@ -68,7 +68,9 @@ def calibrate(
             cause = "has no scale, and there are no samples"
             raise PlanError(next(iter(wants)), cause, "give samples, `data=…`", code="Q405")
         limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
-        taps = Taps(proto, sorted(watch.readers, key=order_tensors(proto)), limit)
+        ordered = sorted(watch.readers, key=order_tensors(proto))
+        lay_out = len(dataset) >= LEAST_LAID_OUT
+        taps = Taps(proto, ordered, limit, lay_out)
         unseen = taps.refusals
         if observed is not None:
             readers = freeze_readers(watch, proto)
@@ -79,7 +81,14 @@ def calibrate(
             observe_samples(taps, watch, dataset, batch=batch, progress=progress)
         elif taps.tensors and crew is not None:
             observe_in_chunks(
-                crew, proto, watch, dataset, batch=batch, memory_limit=limit, progress=progress
+                crew,
+                proto,
+                watch,
+                dataset,
+                lay_out=lay_out,
+                batch=batch,
+                memory_limit=limit,
+                progress=progress,
             )
     count = 1 if dataset is None else len(dataset)
     sample_count = f" over {count} samples" if count != 1 else ""
@@ -125,12 +134,21 @@ def observe_part(
             fresh.add(want, tensor)
     some = dataset.part(positions)
     readers = freeze_readers(fresh, proto)
+    # By the samples of all parts, which are run alike.
+    lay_out = len(dataset) >= LEAST_LAID_OUT
     if crew is not None and not crew.plain:
         observe_in_chunks(
-            crew, proto, fresh, some, batch=batch, memory_limit=limit, progress=progress
+            crew,
+            proto,
+            fresh,
+            some,
+            lay_out=lay_out,
+            batch=batch,
+            memory_limit=limit,
+            progress=progress,
         )
     else:
-        taps = Taps(proto, [tensor for tensor, _ in readers], limit)
+        taps = Taps(proto, [tensor for tensor, _ in readers], limit, lay_out)
         observe_samples(taps, fresh, some, batch=batch, progress=progress)
     return make_part(
         make_keys(hash_model(proto), readers, dataset), readers, fresh, dataset, positions

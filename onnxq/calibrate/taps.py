@@ -12,7 +12,15 @@ from onnxq.arrays import Array, ArrayDict, Shape
 from onnxq.data import Batch
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, get_index
-from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memory
+from onnxq.runtime import (
+    Feeds,
+    Session,
+    Shapes,
+    Tapped,
+    lay_out_convolutions,
+    tap_tensors,
+    trim_memory,
+)
 from onnxq.sites import Refusals, TensorId
 
 Group = tuple[TensorId, ...]
@@ -28,18 +36,29 @@ _GROWTH = 2.0
 _WORTH_TRIMMING = 2**25
 _SHARE = 32
 _IN_ALL = 2**28
+# Samples from which on laying convolutions out pays: that takes as long as a dozen runs, and each takes half the time.
+LEAST_LAID_OUT = 64
 
 
 class Taps:
-    """The tapped runs of one model. refusals: the tensors that cannot be made outputs, with the reason."""
+    """The tapped runs of one model. refusals: the tensors that cannot be made outputs, with the reason.
 
-    def __init__(self, proto: ModelLike, tensors: Sequence[TensorId], memory_limit: int) -> None:
+    lay_out: run the model of `lay_out_convolutions`.
+    """
+
+    def __init__(
+        self,
+        proto: ModelLike,
+        tensors: Sequence[TensorId],
+        memory_limit: int,
+        lay_out: bool = False,
+    ) -> None:
         self._proto, self._index, self._limit = proto, get_index(proto), memory_limit
         whole = tap_tensors(proto, tensors, only=True)
         self.refusals: Refusals = whole.refusals
         self.tensors: Group = tuple(whole.outputs)
-        # Used by the first runner of all tensors, then released.
-        self._whole: Tapped | None = whole
+        # The model that is run; made when first needed.
+        self._run_model = None if lay_out else proto
         # Bytes of each tensor, by the shapes of the inputs.
         self._sizes: dict[Signature, dict[TensorId, int]] = {}
         self._shapes: Shapes | None = None
@@ -75,12 +94,9 @@ class Taps:
                     yield batch, tensor, value
 
     def _open_runner(self, group: Group) -> _Runner:
-        whole, self._whole = self._whole, None
-        tapped = (
-            whole
-            if whole is not None and group == self.tensors
-            else tap_tensors(self._proto, group, only=True)
-        )
+        if self._run_model is None:
+            self._run_model = lay_out_convolutions(self._proto)
+        tapped = tap_tensors(self._run_model, group, only=True)
         return _Runner(tapped, min(_WORTH_TRIMMING, self._limit // _SHARE))
 
     def _pack_tensors(self, group: Group, batch: Batch) -> list[Group]:
@@ -160,8 +176,7 @@ class _Runner:
 
     def __init__(self, tapped: Tapped, worth: int) -> None:
         self._outputs, self._worth, self._untrimmed = tapped.outputs, worth, 0
-        # NOTE: without optimizations a tensor's bits do not depend on what else is tapped or on the batch, for about
-        # a tenth of the time: most of it goes into the observers.
+        # NOTE: without optimizations a tensor's bits do not depend on what else is tapped or on the batch.
         self._session = Session(tapped.proto, optimize=False, arena=False)
 
     def values(

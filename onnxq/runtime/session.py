@@ -401,7 +401,7 @@ def _describe_value(arg: Any) -> ValueInfo:
 
 
 def optimize_graph(
-    model: AnyModel, *, layout: bool = True, libraries: Sequence[str] = ()
+    model: AnyModel, *, layout: bool = True, fuse_pairs: bool = True, libraries: Sequence[str] = ()
 ) -> onnx.ModelProto:
     """The graph ORT runs at its highest optimization level on this CPU: fused and integer kernels by op type.
 
@@ -415,6 +415,12 @@ def optimize_graph(
     with ScratchFolder() as folder:
         path = folder / "optimized.onnx"
         Session(
-            model, layout=layout, threads=1, save_optimized=path, libraries=libraries, provider=""
+            model,
+            layout=layout,
+            fuse_pairs=fuse_pairs,
+            threads=1,
+            save_optimized=path,
+            libraries=libraries,
+            provider="",
         )
         return onnx.load(path)

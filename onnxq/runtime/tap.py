@@ -17,13 +17,13 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from onnxq.arrays import Shape
 from onnxq.errors import ModelError
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, LightModel, ModelLike, get_index, hash_graph
-from onnxq.graph.light import bare_proto, rebuild
+from onnxq.graph.light import bare_proto, find_provider, is_large_model, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import remove_unneeded
 from onnxq.nearest import suggest_names
-from onnxq.runtime.session import Feeds, Session
+from onnxq.runtime.session import Feeds, Session, optimize_graph
 from onnxq.sites import Refusal, Refusals, TensorId, is_within
 
 # Attributes of Scan with an entry for each scan output.
@@ -93,6 +93,27 @@ def tap_tensors(
         {tensor: names[tensor] for tensor in wanted if tensor in names},
         tuple(work.refusals),
     )
+
+
+def lay_out_convolutions(model: ModelLike) -> ModelLike:
+    """The model with convolutions in the memory layout of this CPU's kernels, every tensor still under its name.
+
+    With every tensor an output nothing is fused, so that a tensor's bits do not depend on which are tapped. The model
+    itself where there is nothing to lay out, where it has bodies, is too large to be held twice or runs elsewhere.
+    """
+    nodes = bare_proto(model).graph.node
+    if (
+        not any(node.op_type == "Conv" for node in nodes)
+        or len(get_index(model).scopes) > 1
+        or is_large_model(model)
+        or find_provider(model)
+    ):
+        return model
+    tensors = [TensorId(name) for node in nodes for name in node.output if name]
+    try:
+        return optimize_graph(tap_tensors(model, tensors, only=True).proto, fuse_pairs=False)
+    except ModelError:
+        return model
 
 
 @dataclass(frozen=True)

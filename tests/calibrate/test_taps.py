@@ -1,17 +1,20 @@
 """What the numbers must not depend on, and what the runs may cost."""
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.calibrate import calibrate, taps
+from onnxq.calibrate.run import observe_part
 from onnxq.errors import ModelError
-from onnxq.runtime import Session
+from onnxq.runtime import Session, lay_out_convolutions
 from onnxq.sites import TensorId
 from tests.calibrate.kit import EXACT, EXACT_SITES, dataset, integers, model, numbers, plan, site, watch_steps
 
@@ -48,6 +51,44 @@ def test_ragged_samples_are_all_seen() -> None:
     together = calibrate(pool, sites, dataset(pool, feeds), batch=4)
     assert numbers(alone) == numbers(together)
     assert alone.sites[1].qparams.scale == np.float32(9 / 255)
+
+
+def _residual() -> onnx.ModelProto:
+    shapes = {"v": (16, 16, 3, 3), "w": (16, 16, 3, 3), "u": (16,)}
+    arrays = {name: np.random.default_rng(3).standard_normal(shape) / 8 for name, shape in shapes.items()}
+    return model(
+        """g (float[N,16,9,9] x) => (float[N,16,8,8] y) {
+            [c0] a = Conv<pads = [1,1,1,1]>(x, v, u) [r0] b = Relu(a) [c1] c = Conv<pads = [1,1,1,1]>(b, w, u)
+            [add] d = Add(c, b) [r1] e = Relu(d) [c2] f = Conv<pads = [1,1,1,1]>(e, v, u) [sum] g = Add(e, f)
+            [pool] y = AveragePool<kernel_shape = [2,2]>(g) }""",
+        **{name: value.astype(np.float32) for name, value in arrays.items()},
+    )
+
+
+def test_a_tensor_has_the_same_bits_in_the_layout_of_the_cpu_whatever_else_is_tapped() -> None:
+    residual, names = _residual(), [TensorId(name) for name in "abcdefgy"]
+    data = dataset(residual, np.random.default_rng(7).standard_normal((6, 16, 9, 9)).astype(np.float32))
+
+    def observe(wanted: list[TensorId], limit: int, batch: int) -> dict[TensorId, bytes]:
+        tapped, values = taps.Taps(residual, wanted, limit, lay_out=True), dict.fromkeys(wanted, b"")
+        for group in tapped.form_groups(data.batches(batch)):
+            for _, tensor, value in tapped.run(group, data.batches(batch), data.split_batch):
+                values[tensor] += value.tobytes()
+        return values
+
+    whole = observe(names, 2**30, 1)
+    assert observe(names, 1, 1) == observe(names, 2**30, 4) == whole
+    assert observe(names[::3], 2**30, 1) == {name: whole[name] for name in names[::3]}
+    domains = {node.domain for node in lay_out_convolutions(residual).graph.node}
+    assert ("com.microsoft.nchwc" in domains) == (platform.machine() in ("x86_64", "AMD64"))
+
+
+def test_parts_of_many_samples_are_laid_out_as_their_whole() -> None:
+    residual, count = _residual(), taps.LEAST_LAID_OUT
+    rows = np.random.default_rng(7).standard_normal((count, 16, 9, 9)).astype(np.float32)
+    data, sites = dataset(residual, rows), plan(*(site(name) for name in "abcdefgy"))
+    part = observe_part(residual, sites, data, range(count))
+    assert numbers(calibrate(residual, sites, data, observed=part)) == numbers(calibrate(residual, sites, data))
 
 
 FIXED = model(

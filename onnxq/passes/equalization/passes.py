@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from onnxq.calibrate import DEFAULT_MEMORY_LIMIT
-from onnxq.calibrate.taps import Taps
+from onnxq.calibrate.taps import LEAST_LAID_OUT, Taps
 from onnxq.config import Config, Rule, RuleSet, match_names
 from onnxq.data import Dataset, read_mask
 from onnxq.errors import OnnxqError, PlanError
@@ -48,7 +48,8 @@ def observe_channels(
     """
     if not axes:
         return {}
-    taps = Taps(proto, list(axes), DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit)
+    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
+    taps = Taps(proto, list(axes), limit, len(dataset) >= LEAST_LAID_OUT)
     if not taps.tensors:
         return {}
     groups = taps.form_groups(dataset.batches(batch))
