@@ -108,7 +108,7 @@ def observe_samples(
                 del value
 
 
-def order_tensors(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]]:
+def _order_tensors(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]]:
     """Sort key: the order in which the main graph computes tensors.
 
     Groups of neighbours need the least of the graph to be run.
@@ -246,7 +246,7 @@ def merge_observers(
 
 def freeze_readers(watch: Watch, proto: ModelLike) -> Readers:
     """The tensors that observers read, in the order in which the graph computes them."""
-    ordered = sorted(watch.readers, key=order_tensors(proto))
+    ordered = sorted(watch.readers, key=_order_tensors(proto))
     return tuple((tensor, tuple(watch.readers[tensor])) for tensor in ordered)
 
 

@@ -18,7 +18,6 @@ from onnxq.calibrate.parts import (
     merge_observers,
     observe_in_chunks,
     observe_samples,
-    order_tensors,
 )
 from onnxq.calibrate.taps import LEAST_LAID_OUT, Taps
 from onnxq.data import Dataset
@@ -27,6 +26,7 @@ from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.numerics import qparams_from_range
 from onnxq.plan import Plan, SitePlan, check_numbers
 from onnxq.progress import Progress, silent
+from onnxq.runtime import tap_tensors
 from onnxq.runtime.crew import Crew, hash_model
 from onnxq.sites import Refusal, Refusals, Site
 from onnxq.spec import QParams
@@ -67,28 +67,16 @@ def calibrate(
         if dataset is None:
             cause = "has no scale, and there are no samples"
             raise PlanError(next(iter(wants)), cause, "give samples, `data=…`", code="Q405")
-        limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
-        ordered = sorted(watch.readers, key=order_tensors(proto))
-        lay_out = len(dataset) >= LEAST_LAID_OUT
-        taps = Taps(proto, ordered, limit, lay_out)
-        unseen = taps.refusals
         if observed is not None:
             readers = freeze_readers(watch, proto)
             check_keys(observed, make_keys(hash_model(proto), readers, dataset), "this run")
             check_samples(observed, dataset)
             merge_observers(watch, observed.wants, observed.observers)
-        elif taps.tensors and (crew is None or crew.plain):
-            observe_samples(taps, watch, dataset, batch=batch, progress=progress)
-        elif taps.tensors and crew is not None:
-            observe_in_chunks(
-                crew,
-                proto,
-                watch,
-                dataset,
-                lay_out=lay_out,
-                batch=batch,
-                memory_limit=limit,
-                progress=progress,
+            unseen = tap_tensors(proto, watch.readers, only=True).refusals
+        else:
+            total = len(dataset)
+            unseen = _observe_tensors(
+                proto, watch, dataset, total, batch, memory_limit, crew, progress
             )
     count = 1 if dataset is None else len(dataset)
     sample_count = f" over {count} samples" if count != 1 else ""
@@ -104,6 +92,36 @@ def calibrate(
     done = replace(plan, sites=sites, refusals=(*plan.refusals, *refusals))
     check_numbers(done)
     return done
+
+
+def _observe_tensors(
+    proto: ModelLike,
+    watch: Watch,
+    samples: Dataset,
+    total: int,
+    batch: int | None,
+    memory_limit: int | None,
+    crew: Crew | None,
+    progress: Progress,
+) -> Refusals:
+    """Update the observers of tensors by samples, of `total` in all. Returns why some tensors cannot be observed."""
+    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
+    lay_out = total >= LEAST_LAID_OUT
+    taps = Taps(proto, [tensor for tensor, _ in freeze_readers(watch, proto)], limit, lay_out)
+    if taps.tensors and (crew is None or crew.plain):
+        observe_samples(taps, watch, samples, batch=batch, progress=progress)
+    elif taps.tensors and crew is not None:
+        observe_in_chunks(
+            crew,
+            proto,
+            watch,
+            samples,
+            lay_out=lay_out,
+            batch=batch,
+            memory_limit=limit,
+            progress=progress,
+        )
+    return taps.refusals
 
 
 def observe_part(
@@ -128,28 +146,13 @@ def observe_part(
         raise PlanError(plan.model, cause, "quantize without parts", code="Q405")
     # Without the constants, which are looked at once, by `calibrate`.
     fresh = Watch()
-    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
     for tensor, requests in watch.readers.items():
         for want in requests:
             fresh.add(want, tensor)
     some = dataset.part(positions)
+    # All parts are run alike: by the samples of the whole.
+    _observe_tensors(proto, fresh, some, len(dataset), batch, memory_limit, crew, progress)
     readers = freeze_readers(fresh, proto)
-    # By the samples of all parts, which are run alike.
-    lay_out = len(dataset) >= LEAST_LAID_OUT
-    if crew is not None and not crew.plain:
-        observe_in_chunks(
-            crew,
-            proto,
-            fresh,
-            some,
-            lay_out=lay_out,
-            batch=batch,
-            memory_limit=limit,
-            progress=progress,
-        )
-    else:
-        taps = Taps(proto, [tensor for tensor, _ in readers], limit, lay_out)
-        observe_samples(taps, fresh, some, batch=batch, progress=progress)
     return make_part(
         make_keys(hash_model(proto), readers, dataset), readers, fresh, dataset, positions
     )

@@ -12,15 +12,8 @@ from onnxq.arrays import Array, ArrayDict, Shape
 from onnxq.data import Batch
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, get_index
-from onnxq.runtime import (
-    Feeds,
-    Session,
-    Shapes,
-    Tapped,
-    lay_out_convolutions,
-    tap_tensors,
-    trim_memory,
-)
+from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memory
+from onnxq.runtime.tap import lay_out_convolutions
 from onnxq.sites import Refusals, TensorId
 
 Group = tuple[TensorId, ...]

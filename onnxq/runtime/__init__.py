@@ -12,14 +12,7 @@ from onnxq.runtime.session import (
     find_runnable_opset,
     optimize_graph,
 )
-from onnxq.runtime.tap import (
-    ShapeProbe,
-    Shapes,
-    Tapped,
-    lay_out_convolutions,
-    observe_shapes,
-    tap_tensors,
-)
+from onnxq.runtime.tap import ShapeProbe, Shapes, Tapped, observe_shapes, tap_tensors
 from onnxq.runtime.timing import Latency, convert_floats, summarize_rounds, time_models
 
 __all__ = [
@@ -42,7 +35,6 @@ __all__ = [
     "find_front",
     "find_runnable_opset",
     "has_custom",
-    "lay_out_convolutions",
     "observe_shapes",
     "optimize_graph",
     "summarize_rounds",

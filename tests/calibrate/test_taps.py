@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from onnxq.calibrate import calibrate, taps
 from onnxq.calibrate.run import observe_part
 from onnxq.errors import ModelError
-from onnxq.runtime import Session, lay_out_convolutions
+from onnxq.runtime import Session
+from onnxq.runtime.tap import lay_out_convolutions
 from onnxq.sites import TensorId
 from tests.calibrate.kit import EXACT, EXACT_SITES, dataset, integers, model, numbers, plan, site, watch_steps
 
