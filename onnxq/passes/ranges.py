@@ -35,7 +35,7 @@ from onnxq.passes.journal import MEASURED, Outcome, PassReport, list_replaced
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
 from onnxq.passes.patterns import find_logits
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
-from onnxq.passes.rounding.layerwise import LayerwiseRunner, take_enough
+from onnxq.passes.rounding.layerwise import LayerwiseRunner, count_alive_values, take_enough
 from onnxq.passes.rounding.shared_work import read_tensor
 from onnxq.passes.state import FloatState, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
@@ -430,7 +430,7 @@ def improve_ranges(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     samples = ctx.data
     seed = ctx.config.data.seed
     plan = state.plan
-    fitted = take_enough(samples.calibration, plan, ctx.config.effort, seed)
+    fitted = take_enough(samples.calibration, plan, ctx.config, count_alive_values(state))
     # Others than those that candidates are made of: a range fits the values that it was made from.
     judges = samples.validation.take(_JUDGES, seed)
     shared = fix_scales(ctx, state, plan)

@@ -7,10 +7,11 @@ tensors are in files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ import numpy as np
 import onnx
 
 from onnxq.arrays import Array, Arrays, RunValues
+from onnxq.config import Config
 from onnxq.data import Dataset, augment_sample
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, bare_proto, infer_shapes, iterate_subgraphs, list_reads
@@ -26,6 +28,7 @@ from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.passes.judging import has_few_bits
 from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
 from onnxq.passes.rounding.statistics import MomentsRequest
+from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.runtime import Feeds, Session, tap_tensors
 from onnxq.runtime.crew import SharedModel, open_model
@@ -126,6 +129,7 @@ class LayerwiseRunner:
 
     def _run_until(self, place: int) -> None:
         """Run from where the values are to a place."""
+        outputs: Iterable[Mapping[str, Value]] = repeat({}, len(self._live))
         if place > self._ran:
             part = self._nodes[self._ran : place]
             names = [
@@ -136,11 +140,11 @@ class LayerwiseRunner:
             ]
             if names:
                 outputs = self._evaluate_piece(self._cut_piece(part, names), names)
-                for live, values in zip(self._live, outputs, strict=True):
-                    live.update(values)
             self._ran = place
-        # Tensors that no node ahead reads: only so many are held as are alive between two nodes.
-        for live in self._live:
+        # Only so many tensors are held as are alive between two nodes. Sample by sample: else all samples' inputs of
+        # the piece would be held beside all its outputs.
+        for live, values in zip(self._live, outputs, strict=True):
+            live.update(values)
             for name in [name for name in live if self._last.get(name, -1) < self._ran]:
                 value = live.pop(name)
                 # The samples themselves are the caller's.
@@ -158,7 +162,8 @@ class LayerwiseRunner:
         self, piece: ModelLike, names: Sequence[str]
     ) -> Iterable[Mapping[str, Value]]:
         """These outputs of a piece for each sample."""
-        session = Session(piece, fuse_pairs=False, threads=self._threads)
+        # Outputs lie in the buffers of the session: with an arena none of them is free before the last.
+        session = Session(piece, fuse_pairs=False, threads=self._threads, arena=False)
         return map_in_threads(lambda live: _run_piece(session, live, names), self._live)
 
     def _cut_piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> ModelLike:
@@ -356,19 +361,45 @@ _MOST = 128
 _TOO_MANY = 9 << 18
 _TOO_MANY_NARROW = 1 << 23
 _FEWEST = 8
+# Values between two nodes, of all samples: rounding holds them of the float and of the quantized model, 1 GiB together.
+_MOST_ALIVE = 1 << 27
 # Input values with the augmented samples, which are held as well, but not in the first layers.
 _MOST_AUGMENTED = 1 << 25
 
 
-def take_enough(calibration: Dataset, plan: Plan, effort: str, seed: int) -> Dataset:
+def take_enough(calibration: Dataset, plan: Plan, config: Config, alive: int = 1) -> Dataset:
     """Samples to go through the network with, all held at once: more where they are small, fewer where large.
 
-    Weights of few bits, for which everything hangs on their rounding, get more of the large ones.
+    Weights of few bits, for which everything hangs on their rounding, get more of the large ones. alive: as
+    `count_alive_values` has it, where a `LayerwiseRunner` is to hold them.
     """
     size = max(sum(value.size for value in calibration[0].values()), 1)
-    wanted = max(_SAMPLES[effort], min(_VALUES // size, _MOST))
+    wanted = max(_SAMPLES[config.effort], min(_VALUES // size, _MOST))
     most = _TOO_MANY_NARROW if has_few_bits(plan) else _TOO_MANY
-    return calibration.take(max(min(wanted, most // size), _FEWEST), seed)
+    count = max(min(wanted, most // size, _MOST_ALIVE // alive), _FEWEST)
+    return calibration.take(count, config.data.seed)
+
+
+def count_alive_values(state: PlacedState) -> int:
+    """The most values that a runner holds of one sample where it stops: in front of a quantized weight's reader.
+
+    Of tensors whose shapes are known; at least 1. What no node reads, such as logits, is never held.
+    """
+    shapes = state.problem.ops.shapes
+    nodes = bare_proto(state.model).graph.node
+    last = {name: k for k, node in enumerate(nodes) for name in list_reads(node)}
+    weights = [site for site in state.plan.sites if site.role.is_weight]
+    stops = {edge.node for site in weights for edge in site.named_consumers}
+    alive: dict[str, int] = {}
+    most = 1
+    for k, node in enumerate(nodes):
+        if node.name in stops:
+            most = max(most, sum(alive.values()))
+        alive |= {name: math.prod(shapes.get(TensorId(name), ())) for name in node.output}
+        for name in [*alive]:
+            if last.get(name, -1) <= k:
+                del alive[name]
+    return most
 
 
 def augment_samples(samples: Sequence[Feeds], plan: Plan, skip: Collection[str]) -> list[Feeds]:

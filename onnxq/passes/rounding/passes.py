@@ -28,7 +28,11 @@ from onnxq.numerics import limit_sums
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples, run_stage
 from onnxq.passes.journal import Outcome, PassReport, list_replaced
 from onnxq.passes.judging import THRESHOLDS, Trial
-from onnxq.passes.rounding.layerwise import augment_samples, take_enough
+from onnxq.passes.rounding.layerwise import (
+    augment_samples,
+    count_alive_values,
+    take_enough,
+)
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.sequential import RoundingOptions, SequentialRounding, round_sequentially
@@ -180,7 +184,7 @@ ROUNDED: Note[RoundedWeights] = Note(NAME)
 
 def round_weights(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Round all weights in the order they run, with biases corrected."""
-    samples, others = _take_samples(ctx, state.plan)
+    samples, others = _take_samples(ctx, state)
     rounding = round_sequentially(
         state.model, state.plan, samples, others=others, crew=ctx.crew, progress=ctx.progress
     )
@@ -199,7 +203,7 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     chosen: frozenset[str] = frozenset()
     best: SequentialRounding | None = None
     operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
-    samples, others = _take_samples(ctx, plan)
+    samples, others = _take_samples(ctx, state)
     for segment in _cut_segments(operators):
         # Rounded together from the start: what comes later makes up for what comes before.
         options = RoundingOptions(chosen | segment)
@@ -227,7 +231,7 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def search_longer(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Weights of few bits rounded anew, with a longer search for their values."""
     plan, operators = ROUNDED.read(state)
-    samples, others = _take_samples(ctx, plan)
+    samples, others = _take_samples(ctx, state)
     options = RoundingOptions(operators, thorough=True)
     rounding = round_sequentially(
         state.model,
@@ -246,7 +250,7 @@ def round_externally(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     plan = state.plan
     judge = ctx.data.judge
     lines = []
-    samples = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
+    samples = take_enough(ctx.data.calibration, plan, ctx.config)
     best = judge.score(state, plan, progress=ctx.progress)
     for name, rounder in list_rounders().items():
         blocks = taken = 0
@@ -284,11 +288,11 @@ def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) 
     return again, PassReport(name, lines, trial_db=(before, after))
 
 
-def _take_samples(ctx: SampledContext, plan: Plan) -> tuple[list[Feeds], list[Feeds]]:
+def _take_samples(ctx: SampledContext, state: PlacedState) -> tuple[list[Feeds], list[Feeds]]:
     """The samples to round with, and other views of them."""
-    samples: list[Feeds] = list(
-        take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed).samples()
-    )
+    plan = state.plan
+    taken = take_enough(ctx.data.calibration, plan, ctx.config, count_alive_values(state))
+    samples: list[Feeds] = list(taken.samples())
     return samples, augment_samples(samples, plan, ctx.skip)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, infer_shapes
+from onnxq.passes.rounding import layerwise
 from onnxq.passes.rounding.layerwise import Array, Changes, LayerwiseRunner, PairedRunner
 from onnxq.passes.rounding.operators import Geometry
 from onnxq.passes.rounding.statistics import MomentsRequest
@@ -200,6 +201,32 @@ def test_a_value_that_holds_no_tensor_is_refused():
     at = runner(proto=proto, feeds=[{"x": np.ones((4, 4), np.float32)}])
     with pytest.raises(ModelError, match="o: is no tensor"):
         at.advance(at.place(name("h", proto)))
+
+
+def test_each_sample_lets_go_of_its_tensors_before_all_have_run(monkeypatch):
+    """Their inputs of a piece and its outputs are not held side by side, nor in the arena of its session."""
+    events, kinds = [], []
+
+    class Watched(LayerwiseRunner):
+        def _evaluate_piece(self, piece, names):
+            for values in super()._evaluate_piece(piece, names):
+                events.append("run")
+                yield values
+
+        def _release_value(self, value):
+            events.append("release")
+
+    def open_session(*args, **how):
+        kinds.append(how["arena"])
+        return Session(*args, **how)
+
+    monkeypatch.setattr(layerwise, "Session", open_session)
+    at = Watched(MODEL, FEEDS, {})
+    for made in ("b", "c"):
+        at.advance(at.place(name(made)))
+    at.advance(at.place(name("d")))
+    assert events == [*["run"] * 6, *["run", "release"] * 3]
+    assert not any(kinds)
 
 
 def test_without_samples_there_is_nothing():
