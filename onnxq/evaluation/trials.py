@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -183,8 +183,11 @@ class Switchboard:
     large: bool = False
 
     def __post_init__(self) -> None:
-        self._session: Session | None = None
         self._lock = threading.Lock()
+
+    @cached_property
+    def _session(self) -> Session:
+        return Session(self.model, fuse_pairs=False, threads=self.threads)
 
     def open_session(self) -> Session:
         """The session, opened when it is first needed: large parts of a trial have boards of their own, and use none
@@ -192,8 +195,6 @@ class Switchboard:
         """
         # Threads share a board, and each would open one.
         with self._lock:
-            if self._session is None:
-                self._session = Session(self.model, fuse_pairs=False, threads=self.threads)
             return self._session
 
     def run(self, feeds: Feeds, on: Collection[str]) -> ArrayDict:

@@ -35,7 +35,7 @@ from onnxq.passes.journal import MEASURED, Outcome, PassReport, list_replaced
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
 from onnxq.passes.patterns import find_logits
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
-from onnxq.passes.rounding.layerwise import LayerwiseRunner, count_alive_values, take_enough
+from onnxq.passes.rounding.layerwise import LayerwiseRunner, take_enough
 from onnxq.passes.rounding.shared_work import read_tensor
 from onnxq.passes.state import FloatState, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
@@ -143,7 +143,7 @@ def choose_ranges(
     """
     proto = ensure_opset(proto, plan.opset)
     index = get_index(proto)
-    readers = _map_readers(index, plan, {*settled, *find_logits(index)})
+    readers = _map_readers(index, plan, {*settled, *find_logits(index, "Sigmoid", "Softmax")})
     errors = _RangeErrors(index, list(samples), list(judges))
     left = Counter(site.site for read in readers.values() for _, site in read)
     with progress("choosing ranges", len(readers)) as task:
@@ -430,7 +430,7 @@ def improve_ranges(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     samples = ctx.data
     seed = ctx.config.data.seed
     plan = state.plan
-    fitted = take_enough(samples.calibration, plan, ctx.config, count_alive_values(state))
+    fitted = take_enough(samples.calibration, plan, ctx.config, state)
     # Others than those that candidates are made of: a range fits the values that it was made from.
     judges = samples.validation.take(_JUDGES, seed)
     shared = fix_scales(ctx, state, plan)

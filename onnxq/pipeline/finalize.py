@@ -453,16 +453,17 @@ def _warn_one_sided(index: GraphIndex, plan: Plan) -> Cautions:
     Their range ends there. How far the other side reaches nobody knows, and a range that is wider for nothing would
     cost the side that was seen.
     """
-    logits = find_logits(index)
-    # In one order, and each once: a tensor may be read in two types.
-    names = {
-        str(site.quantized_tensor): None
-        for site in plan.sites
-        if site.quantized_tensor in logits and is_observed(site) and not site.spec.dynamic
-        # Of a Softmax, which has no such middle, there are logits too.
-        if any(index.find_node(edge.node).op_type == "Sigmoid" for edge in site.find_readers(index))
-        if 0 in read_range(site)
-    }
+    # A Softmax has no such middle.
+    logits = find_logits(index, "Sigmoid")
+    sites = [site for site in plan.sites if site.quantized_tensor in logits and is_observed(site)]
+    # A tensor may be read in two types.
+    names = sorted(
+        {
+            site.quantized_tensor.name
+            for site in sites
+            if 0 in read_range(site) and not site.spec.dynamic
+        }
+    )
     if not names:
         return ()
     text = (

@@ -28,11 +28,7 @@ from onnxq.numerics import limit_sums
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples, run_stage
 from onnxq.passes.journal import Outcome, PassReport, list_replaced
 from onnxq.passes.judging import THRESHOLDS, Trial
-from onnxq.passes.rounding.layerwise import (
-    augment_samples,
-    count_alive_values,
-    take_enough,
-)
+from onnxq.passes.rounding.layerwise import augment_samples, take_enough
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.sequential import RoundingOptions, SequentialRounding, round_sequentially
@@ -169,6 +165,7 @@ EXTERNAL = "external_rounding"
 _SEGMENTS = 4
 # From here on no answer hangs on it, dB, and looking for the segments costs twice what rounding does.
 _GOOD_DB = 40.0
+_EVERYTHING = RoundingOptions()
 _WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [rounding]` keeps the observer's"
 
 
@@ -184,10 +181,7 @@ ROUNDED: Note[RoundedWeights] = Note(NAME)
 
 def round_weights(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Round all weights in the order they run, with biases corrected."""
-    samples, others = _take_samples(ctx, state)
-    rounding = round_sequentially(
-        state.model, state.plan, samples, others=others, crew=ctx.crew, progress=ctx.progress
-    )
+    rounding = _round_layers(ctx, state, _take_samples(ctx, state))
     if not rounding.done:
         return state, PassReport(NAME, rounding.describe(), outcome=Outcome.NO_GAIN)
     return _report_rounding(state, state.plan, rounding)
@@ -203,19 +197,10 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     chosen: frozenset[str] = frozenset()
     best: SequentialRounding | None = None
     operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
-    samples, others = _take_samples(ctx, state)
+    samples = _take_samples(ctx, state)
     for segment in _cut_segments(operators):
         # Rounded together from the start: what comes later makes up for what comes before.
-        options = RoundingOptions(chosen | segment)
-        tried = round_sequentially(
-            state.model,
-            plan,
-            samples,
-            others=others,
-            options=options,
-            crew=ctx.crew,
-            progress=ctx.progress,
-        )
+        tried = _round_layers(ctx, state, samples, RoundingOptions(chosen | segment))
         now = judges.score(state, tried.plan, progress=ctx.progress)
         if THRESHOLDS[NAME].allows(score, now):
             chosen = chosen | segment
@@ -230,18 +215,10 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def search_longer(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Weights of few bits rounded anew, with a longer search for their values."""
-    plan, operators = ROUNDED.read(state)
-    samples, others = _take_samples(ctx, state)
+    before, operators = ROUNDED.read(state)
+    bare = replace(state, plan=before)
     options = RoundingOptions(operators, thorough=True)
-    rounding = round_sequentially(
-        state.model,
-        plan,
-        samples,
-        others=others,
-        options=options,
-        crew=ctx.crew,
-        progress=ctx.progress,
-    )
+    rounding = _round_layers(ctx, bare, _take_samples(ctx, bare), options)
     return replace(state, plan=rounding.plan), PassReport(SEARCH, ("values searched longer",))
 
 
@@ -288,12 +265,32 @@ def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) 
     return again, PassReport(name, lines, trial_db=(before, after))
 
 
-def _take_samples(ctx: SampledContext, state: PlacedState) -> tuple[list[Feeds], list[Feeds]]:
-    """The samples to round with, and other views of them."""
-    plan = state.plan
-    taken = take_enough(ctx.data.calibration, plan, ctx.config, count_alive_values(state))
+# The samples to round with, and other views of them.
+Samples = tuple[list[Feeds], list[Feeds]]
+
+
+def _take_samples(ctx: SampledContext, state: PlacedState) -> Samples:
+    taken = take_enough(ctx.data.calibration, state.plan, ctx.config, state)
     samples: list[Feeds] = list(taken.samples())
-    return samples, augment_samples(samples, plan, ctx.skip)
+    return samples, augment_samples(samples, state.plan, ctx.skip)
+
+
+def _round_layers(
+    ctx: SampledContext,
+    state: PlacedState,
+    both: Samples,
+    options: RoundingOptions = _EVERYTHING,
+) -> SequentialRounding:
+    samples, others = both
+    return round_sequentially(
+        state.model,
+        state.plan,
+        samples,
+        others=others,
+        options=options,
+        crew=ctx.crew,
+        progress=ctx.progress,
+    )
 
 
 def _report_rounding(state: PlacedState, before: Plan, rounding: SequentialRounding) -> PlacedStep:

@@ -1,8 +1,7 @@
 """Second moments added up in parts, of some positions, of tokens and of halves."""
 
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from tests.passes.kit import parse
 from tests.passes.rounding.arrays import add_samples
 from tests.passes.rounding.kit import FOUR, calibrated
 from tests.pipeline.models import images, residual
+from tests.planner.kit import draft
 
 Array = NDArray[Any]
 
@@ -185,13 +185,17 @@ def test_samples_are_fewer_where_a_runner_holds_large_tensors() -> None:
     proto = parse(f"g (float[N,4] x) => (float[N,4] y) {{ {text} }}", w=np.eye(4, dtype=np.float32))
     state, plan, _ = calibrated(proto, {"x": np.ones((40, 4), np.float32)}, FOUR)
     sizes = {"p": 70, "r": 30, "q": 500, "s": 20, "y": 9000}
-    ops = SimpleNamespace(shapes={TensorId(name): (size, 1) for name, size in sizes.items()})
-    alive = sampling.count_alive_values(place(state, plan, cast(Any, SimpleNamespace(ops=ops))))
-    assert alive == 100
+    problem = draft(proto)
+    shapes = {TensorId(name): (size, 1) for name, size in sizes.items()}
+    placed = place(state, plan, replace(problem, ops=replace(problem.ops, shapes=shapes)))
     data = load_data({"x": np.ones((40, 4), np.float32)}, GraphIndex(state.model).inputs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "_MOST_ALIVE", 1250)
-        assert [len(sampling.take_enough(data, plan, FOUR, each)) for each in (1, alive, 900)] == [40, 12, 8]
+        counts = []
+        for most in (4000, 1299, 100):
+            patch.setattr(sampling, "_MOST_ALIVE", most)
+            counts.append(len(sampling.take_enough(data, plan, FOUR, placed)))
+    # 100 values are alive in front of the first product.
+    assert counts == [40, 12, 8]
 
 
 def test_pictures_are_shown_in_other_ways_for_few_bits_only() -> None:
