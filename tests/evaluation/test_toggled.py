@@ -145,15 +145,14 @@ def test_a_board_opens_its_session_once_and_only_where_it_runs(monkeypatch: pyte
     opened = Mock(side_effect=trials.Session)
     monkeypatch.setattr(trials, "Session", opened)
     board = toggle_model(prepare(residual()), quantize().model)
-    assert not opened.called
-    everything = [switch.feed for switch in board.switches]
-    fixed = board.board.fix_switches([frozenset(everything)])
+    everything = frozenset(switch.feed for switch in board.switches)
+    boards = [board.board.fix_switches([everything]), board.board] * 8
     assert opened.call_count == 1
-    list(map_in_threads(lambda whole: whole.run(FEEDS, everything), [board.board] * 8 + [fixed] * 8, threads=4))
+    list(map_in_threads(lambda each: each.run(FEEDS, everything), boards, threads=4))
     assert opened.call_count == 2
     opened.side_effect = ModelError("loop", "has constants")
     with pytest.raises(ModelError):
-        board.board.fix_switches([frozenset(everything)])
+        board.board.fix_switches([everything])
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,6 +1,7 @@
 """A model run in pieces gives the values it gives whole, at every node and with constants changed on the way."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -205,28 +206,17 @@ def test_a_value_that_holds_no_tensor_is_refused():
 
 def test_each_sample_lets_go_of_its_tensors_before_all_have_run(monkeypatch):
     """Their inputs of a piece and its outputs are not held side by side, nor in the arena of its session."""
-    events, kinds = [], []
-
-    class Watched(LayerwiseRunner):
-        def _evaluate_piece(self, piece, names):
-            for values in super()._evaluate_piece(piece, names):
-                events.append("run")
-                yield values
-
-        def _release_value(self, value):
-            events.append("release")
-
-    def open_session(*args, **how):
-        kinds.append(how["arena"])
-        return Session(*args, **how)
-
-    monkeypatch.setattr(layerwise, "Session", open_session)
-    at = Watched(MODEL, FEEDS, {})
-    for made in ("b", "c"):
+    events = []
+    opened = Mock(side_effect=Session)
+    monkeypatch.setattr(layerwise, "Session", opened)
+    monkeypatch.setattr(LayerwiseRunner, "_release_value", lambda *_: events.append("release"))
+    at = runner()
+    evaluate = at._evaluate_piece
+    at._evaluate_piece = lambda *piece: (events.append("run") or values for values in evaluate(*piece))
+    for made in ("b", "c", "d"):
         at.advance(at.place(name(made)))
-    at.advance(at.place(name("d")))
     assert events == [*["run"] * 6, *["run", "release"] * 3]
-    assert not any(kinds)
+    assert [call.kwargs["arena"] for call in opened.call_args_list] == [False] * 3
 
 
 def test_without_samples_there_is_nothing():
