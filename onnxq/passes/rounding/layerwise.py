@@ -7,7 +7,6 @@ tensors are in files.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +22,6 @@ from onnxq.config import Config
 from onnxq.data import Dataset, augment_sample
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, bare_proto, infer_shapes, iterate_subgraphs, list_reads
-from onnxq.graph.scopes import walk_nodes
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.passes.judging import has_few_bits
@@ -199,7 +197,8 @@ def _list_nodes(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     """A node, and all in its bodies."""
     yield node
     for _, body in iterate_subgraphs(node):
-        yield from walk_nodes(body)
+        for inner in body.node:
+            yield from _list_nodes(inner)
 
 
 def _run_piece(session: Session, live: Mapping[str, Value], names: Sequence[str]) -> RunValues:
@@ -390,7 +389,9 @@ def _count_alive_values(state: PlacedState) -> int:
     alive = np.zeros(len(nodes), np.int64)
     for k, node in enumerate(nodes):
         for name in node.output:
-            alive[k + 1 : last.get(name, k) + 1] += math.prod(ops.shapes.get(TensorId(name), ()))
+            alive[k + 1 : last.get(name, k) + 1] += np.prod(
+                ops.shapes.get(TensorId(name), ()), dtype=np.int64
+            )
     return max((int(alive[k]) for k, node in enumerate(nodes) if node.name in stops), default=0)
 
 
