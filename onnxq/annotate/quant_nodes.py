@@ -109,7 +109,7 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
 
     The node that gives the result keeps its name. Raises ModelError naming an operator whose numbers are not constant.
     """
-    named = infer_shapes(name_nodes(inline_functions(proto)))
+    named = infer_shapes(name_nodes(inline_functions(proto) if proto.functions else proto))
     index = GraphIndex(named)
     nodes = [node for node in index.nodes if node.domain in DOMAINS and node.op_type in _OPS]
     version = max(

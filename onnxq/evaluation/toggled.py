@@ -98,7 +98,8 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
 
     float_model: the same network, nodes named alike where constants are to be switched: it has their float values.
     """
-    named = name_nodes(inline_functions(name_nodes(quantized)))
+    named = name_nodes(quantized)
+    named = name_nodes(inline_functions(named)) if named.functions else named
     named = find_selections(float_model).take_choices(named)
     named = read_integer_products(named)
     # In float32 around the pairs, as all that is compared with them.

@@ -290,14 +290,13 @@ def _rename_tensors(graph: GraphProto, names: dict[str, str]) -> None:
 
 @keep_weights
 def inline_functions(proto: ModelProto) -> ModelProto:
-    """A copy without model-local functions, or the model, which has none: every call, in every scope, replaced by the
-    function's nodes.
+    """A copy without model-local functions: every call, in every scope, replaced by the function's nodes.
 
     Names stay unique (onnx numbers the copies). A function written for another opset than the model's is converted.
     Raises ModelError when a function cannot be inlined.
     """
     if not proto.functions:
-        return proto
+        return deepcopy(proto)
     # Functions keep their weights: inlining makes new tensors of them, which nothing could be put back into.
     light, omitted = omit_weights(proto, functions=False)
     _write_defaults(light)
