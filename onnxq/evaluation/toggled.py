@@ -97,7 +97,6 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
     """Put every rounding of `quantized`, as it takes the float model's choices, behind a switch.
 
     float_model: the same network, nodes named alike where constants are to be switched: it has their float values.
-    Raises ModelError when ORT refuses the result.
     """
     named = name_nodes(quantized)
     named = name_nodes(inline_functions(named)) if named.functions else named

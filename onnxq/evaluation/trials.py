@@ -6,10 +6,11 @@ samples, so that the result does not depend on the crew.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -172,8 +173,7 @@ def _open_trial(
 class Switchboard:
     """A model whose inputs switch parts of it, in a session. on, off: their values in both positions, by input.
 
-    threads: of the session. large: the values lie in files, and are let go of after each run. Raises ModelError where
-    ORT refuses the model.
+    threads: of the session. large: the values lie in files, and are let go of after each run.
     """
 
     model: ModelLike
@@ -183,12 +183,24 @@ class Switchboard:
     large: bool = False
 
     def __post_init__(self) -> None:
-        self._session = Session(self.model, fuse_pairs=False, threads=self.threads)
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _session(self) -> Session:
+        return Session(self.model, fuse_pairs=False, threads=self.threads)
+
+    def open_session(self) -> Session:
+        """The session, opened when it is first needed: large parts of a trial have boards of their own, and use none
+        of the whole. Raises ModelError where ORT refuses the model.
+        """
+        # Threads share a board, and each would open one.
+        with self._lock:
+            return self._session
 
     def run(self, feeds: Feeds, on: Collection[str]) -> ArrayDict:
-        """The outputs with these inputs on and all others off."""
+        """The outputs with these inputs on and all others off. Raises ModelError where ORT refuses the model."""
         values = self._choose_values(on, self.off)
-        outputs = self._session.run({**feeds, **values})
+        outputs = self.open_session().run({**feeds, **values})
         if self.large:
             release_pages(*values.values())
         return outputs
@@ -198,6 +210,7 @@ class Switchboard:
 
         ORT takes out roundings that are off, computes on the constants once, and fuses what is left. Those that only
         bodies of If, Loop and Scan read stay inputs: ORT refuses some bodies with constants, or fails as they run.
+        Raises ModelError where ORT refuses it.
         """
         varied = frozenset.union(*settings) - frozenset.intersection(*settings)
         proto = copy_proto(self.model)
@@ -213,7 +226,9 @@ class Switchboard:
         replace_items(graph.input, [value for value in graph.input if value.name not in fixed])
         rest = self.off.keys() - fixed
         on, off = (self._choose_values(chosen, rest) for chosen in (rest, ()))
-        return Switchboard(rebuild(self.model, proto, store), on, off, self.threads)
+        board = Switchboard(rebuild(self.model, proto, store), on, off, self.threads)
+        board.open_session()
+        return board
 
     def _choose_values(self, on: Collection[str], names: Iterable[str]) -> ArrayDict:
         return {name: (self.on if name in on else self.off)[name] for name in names}

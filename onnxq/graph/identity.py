@@ -147,7 +147,7 @@ def _colour_forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[Tenso
             t = TensorId(name, node.scope)
             if name and index.is_constant(t):
                 # The same whether the exporter wrote an initializer or a Constant node.
-                colours[t] = hash_parts(_hash_leaf(index, t, colours), known.get(t, ""))
+                colour(name, node.scope)
             elif name:
                 colours[t] = hash_parts(operation, str(k), known.get(t, ""))
     return colours

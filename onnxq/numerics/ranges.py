@@ -128,23 +128,14 @@ def clip_bounds(
 
 
 def _check_ends(low: Array64, high: Array64, origin: str) -> None:
-    subject = origin or "range"
-    wrong = ~(np.isfinite(low) & np.isfinite(high))
-    if wrong.any():
-        raise CalibrationError(
-            subject,
-            f"[{low[wrong][0]:g}, {high[wrong][0]:g}] is not finite",
-            "find where the float model makes NaN or inf",
-            code="Q501",
-        )
-    empty = low > high
-    if empty.any():
-        raise CalibrationError(
-            subject,
-            f"[{low[empty][0]:g}, {high[empty][0]:g}] is empty",
-            "give the low end first",
-            code="Q504",
-        )
+    endless = ~(np.isfinite(low) & np.isfinite(high))
+    for wrong, cause, fix, code in (
+        (endless, "is not finite", "find where the float model makes NaN or inf", "Q501"),
+        (low > high, "is empty", "give the low end first", "Q504"),
+    ):
+        if wrong.any():
+            cause = f"[{low[wrong][0]:g}, {high[wrong][0]:g}] {cause}"
+            raise CalibrationError(origin or "range", cause, fix, code=code)
 
 
 def _limit_scale(scale: Array, floor: float) -> Floats:

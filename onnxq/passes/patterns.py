@@ -39,8 +39,8 @@ def tolerance(dtype: int) -> float:
 _PARTS = (*MOVING_OPS, "Concat")
 
 
-def find_logits(index: GraphIndex) -> set[TensorId]:
-    """The tensors whose scores, a Sigmoid or Softmax of them, are results of the network, merely moved otherwise.
+def find_logits(index: GraphIndex, *scores: str) -> set[TensorId]:
+    """The tensors whose scores are results of the network, merely moved otherwise. scores: operators that make them.
 
     Most lie far below zero, and the few above are the answers. A range that clips these hardly shows in the error of
     the tensor (a YOLOv8: no score of one head above .5, where float's reach .8).
@@ -53,7 +53,7 @@ def find_logits(index: GraphIndex) -> set[TensorId]:
 
         return walk_from((TensorId(value.name) for value in index.outputs), list_sources)
 
-    return walk_outputs(*_PARTS, "Sigmoid", "Softmax") - walk_outputs(*_PARTS)
+    return walk_outputs(*_PARTS, *scores) - walk_outputs(*_PARTS)
 
 
 # The edits that passes share, on top of the Editor. Nodes and tensors that survive keep names and values.

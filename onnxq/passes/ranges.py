@@ -143,7 +143,7 @@ def choose_ranges(
     """
     proto = ensure_opset(proto, plan.opset)
     index = get_index(proto)
-    readers = _map_readers(index, plan, {*settled, *find_logits(index)})
+    readers = _map_readers(index, plan, {*settled, *find_logits(index, "Sigmoid", "Softmax")})
     errors = _RangeErrors(index, list(samples), list(judges))
     left = Counter(site.site for read in readers.values() for _, site in read)
     with progress("choosing ranges", len(readers)) as task:
@@ -430,7 +430,7 @@ def improve_ranges(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     samples = ctx.data
     seed = ctx.config.data.seed
     plan = state.plan
-    fitted = take_enough(samples.calibration, plan, ctx.config.effort, seed)
+    fitted = take_enough(samples.calibration, plan, ctx.config, state)
     # Others than those that candidates are made of: a range fits the values that it was made from.
     judges = samples.validation.take(_JUDGES, seed)
     shared = fix_scales(ctx, state, plan)

@@ -19,7 +19,15 @@ from onnxq.emit import leave_out_notes
 from onnxq.engines.shapes import demand_sizes
 from onnxq.evaluation.compare import check_interface
 from onnxq.files import write_text
-from onnxq.graph import fix_sizes, get_index, name_file, name_nodes, save_model, verify_graph
+from onnxq.graph import (
+    GraphIndex,
+    fix_sizes,
+    get_index,
+    name_file,
+    name_nodes,
+    save_model,
+    verify_graph,
+)
 from onnxq.graph.light import ModelLike, attach_weights, is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
 from onnxq.graph.save import name_data_file
@@ -27,6 +35,8 @@ from onnxq.graph.subgraph import give_outputs
 from onnxq.passes import PlacedState, PlannedState, RunContext, SampledContext
 from onnxq.passes.journal import Shortage
 from onnxq.passes.mixed_precision.promotion import PROMOTED
+from onnxq.passes.patterns import find_logits
+from onnxq.passes.ranges import is_observed, read_range
 from onnxq.pipeline import check
 from onnxq.pipeline.accuracy import answer_request
 from onnxq.pipeline.configuration import describe_journal
@@ -235,6 +245,7 @@ def _list_warnings(ctx: RunContext, state: PlannedState, trial: check.ModelCheck
         *state.source.notes,
         *dict.fromkeys((*describe_rest(state.rest), *plan.warnings)),
         *warn_unmeasured_cpu(plan, detect_cpu()),
+        *_warn_one_sided(get_index(state.model), plan),
         *trial.notes,
         *describe_journal(ctx.crew),
     )
@@ -434,6 +445,32 @@ def warn_unmeasured_cpu(plan: Plan, kind: str) -> Cautions:
         f"(cpu: {how.cpu}) goes by times of x86. `placement='measured'` times placements on this machine"
     )
     return (Caution("W115", warning),)
+
+
+def _warn_one_sided(index: GraphIndex, plan: Plan) -> Cautions:
+    """A warning that names the quantized logits of scores that were on one side of 0 in all samples.
+
+    Their range ends there. How far the other side reaches nobody knows, and a range that is wider for nothing would
+    cost the side that was seen.
+    """
+    # A Softmax has no such middle.
+    logits = find_logits(index, "Sigmoid")
+    sites = [site for site in plan.sites if site.quantized_tensor in logits and is_observed(site)]
+    # A tensor may be read in two types.
+    names = sorted(
+        {
+            site.quantized_tensor.name
+            for site in sites
+            if 0 in read_range(site) and not site.spec.dynamic
+        }
+    )
+    if not names:
+        return ()
+    text = (
+        f"the logits of a Sigmoid are on one side of 0 in all samples ({', '.join(names)}), so that no score of the "
+        "quantized model comes to the other side of .5: give samples of the other kind, too"
+    )
+    return (Caution("W150", text),)
 
 
 def _explain_drift(model: ModelLike, trial: check.ModelCheck) -> str:

@@ -181,6 +181,12 @@ reach_each(
         "Q714": lambda _: convert_integers("QLinearReduceMean"),
         "Q601": lambda folder: write_text(written(folder, "", "p.json"), "{}"),
         "Q603": lambda folder: check_outputs("", folder / "none" / "m.onnx"),
+        "W150": lambda _: (
+            quantized(
+                model("g (float[N,64] x) => (float[N,64] y) { l = Add(x, b) y = Sigmoid(l) }", b=F(-9)),
+                config="qnn-int8",
+            ).report.warnings
+        ),
         "Q702": lambda _: check_interface(gemm(), gemm(4, 5)),
         "Q706": lambda folder: fail("prove", saved(folder, gemm()), "--engine", "ort", "--require-int8", "Gemm"),
         "Q707": lambda folder: fail("prove", saved(folder, saturating()), "--engine", "ort", "--require-exact"),

@@ -6,7 +6,7 @@ import pytest
 
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.metric import MetricModel, load_metric, parse_drop
-from tests.evaluation.test_float_outputs import model
+from tests.evaluation.test_compare import product
 
 
 def test_drops() -> None:
@@ -26,13 +26,13 @@ def test_a_function_is_given_the_model_in_every_way() -> None:
         ways = [given(feeds)["y"], given.session.run(None, feeds)[0], other.run(None, feeds)[0]]
         return float(np.mean([np.allclose(ways[0], way, rtol=1e-5) for way in ways]))
 
-    assert load_metric(agreement)(model()) == 1.0
+    assert load_metric(agreement)(product()) == 1.0
 
 
 @pytest.mark.parametrize("value", [float("nan"), True, "0.5", None])
 def test_a_metric_is_a_finite_number(value: object) -> None:
     with pytest.raises(DataError):
-        load_metric(lambda _: value)(model())  # type: ignore[arg-type,return-value]
+        load_metric(lambda _: value)(product())  # type: ignore[arg-type,return-value]
 
 
 def test_a_function_that_raises_is_the_persons_fault() -> None:
@@ -40,7 +40,7 @@ def test_a_function_that_raises_is_the_persons_fault() -> None:
         raise KeyError("top1")
 
     with pytest.raises(DataError, match="KeyError"):
-        load_metric(broken)(model())
+        load_metric(broken)(product())
 
 
 @pytest.mark.parametrize("source", ["evaluate.py", "evaluate:accuracy", "evaluate.py:not a name"])

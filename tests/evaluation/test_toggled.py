@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -16,10 +17,12 @@ from onnxruntime.quantization import QuantFormat, quantize_static
 import onnxq
 from onnxq.backends import load_config
 from onnxq.config import Config, TensorConfig
-from onnxq.evaluation import toggled
+from onnxq.errors import ModelError
+from onnxq.evaluation import toggled, trials
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.evaluation.toggled import toggle_model
 from onnxq.graph import name_nodes, storage
+from onnxq.numerics.machine import map_in_threads
 from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import RunContext
 from onnxq.pipeline.prepared import load_state
@@ -135,6 +138,21 @@ def test_values_of_a_large_model_lie_in_a_file(monkeypatch: pytest.MonkeyPatch) 
         for mine, other in ((large.switches, usual.switches), ((), ()), some):
             found, wanted = large.run(FEEDS, mine), usual.run(FEEDS, other)
             assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_board_opens_its_session_once_and_only_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large parts of a trial have boards of their own, and none of the whole is opened for them."""
+    opened = Mock(side_effect=trials.Session)
+    monkeypatch.setattr(trials, "Session", opened)
+    board = toggle_model(prepare(residual()), quantize().model)
+    everything = frozenset(switch.feed for switch in board.switches)
+    boards = [board.board.fix_switches([everything]), board.board] * 8
+    assert opened.call_count == 1
+    list(map_in_threads(lambda each: each.run(FEEDS, everything), boards, threads=4))
+    assert opened.call_count == 2
+    opened.side_effect = ModelError("loop", "has constants")
+    with pytest.raises(ModelError):
+        board.board.fix_switches([everything])
 
 
 @settings(max_examples=20, deadline=None)

@@ -1,6 +1,7 @@
 """A small run context, to run a pass by itself: samples, a configuration, a clock, nothing else."""
 
 from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 from onnxq.config import Config
@@ -23,8 +24,12 @@ class Clock:
 
 
 def place(state: FloatState, plan: Plan, problem: OnnxPlacement | None = None) -> PlacedState:
-    """The state with a plan. problem: None where nothing asks for the placement."""
-    return state.add_placement(cast(OnnxPlacement, problem), plan)
+    """The state with a plan. problem: None where only shapes are asked of it, which are unknown then."""
+    return state.add_placement(problem or cast(OnnxPlacement, SimpleNamespace(ops=_NoOps())), plan)
+
+
+class _NoOps(tuple[Any, ...]):
+    shapes = MappingProxyType[Any, Any]({})
 
 
 def make_context(calibration: Dataset, validation: Dataset | None = None, **settings: Any) -> SampledContext:

@@ -21,7 +21,7 @@ from onnxq.pipeline.quantize_model import draft_placement
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role
-from tests.evaluation.test_float_outputs import model
+from tests.evaluation.test_compare import product
 from tests.passes.kit import parse
 from tests.pipeline.models import EVERYTHING, images, residual
 
@@ -32,7 +32,7 @@ def feeds(count: int = 12) -> dict[str, np.ndarray]:
 
 def test_a_plan_is_judged_once_and_as_the_file_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config("ort-int8")
-    prepared = load_state(model())
+    prepared = load_state(product())
     inputs = read_data(prepared, feeds(), config)
     plan = calibrate(prepared.model, draft_placement(prepared, inputs, config, "").default(), inputs.calibration)
     held = inputs.validation
@@ -60,7 +60,7 @@ SWITCHED = {"x": np.random.default_rng(3).standard_normal((8, 6)).astype(np.floa
 FOLDED = {
     "bytes, biases": (residual(), images(), EVERYTHING),
     "unbounded sums": (residual(), images(), EVERYTHING.model_copy(update={"saturation": "allow"})),
-    "blocks of four bits": (model(), feeds(), load_config("ort-int4-weights")),
+    "blocks of four bits": (product(), feeds(), load_config("ort-int4-weights")),
     "bodies": (BODY, SWITCHED, EVERYTHING),
 }
 
@@ -107,7 +107,7 @@ def test_weights_of_few_bits_do_not_count_before_they_are_rounded(bits: int, kep
 
 
 def test_weights_alone_are_what_is_judged() -> None:
-    plan = planned(load_config("ort-int4-weights"), model(), feeds())
+    plan = planned(load_config("ort-int4-weights"), product(), feeds())
     assert plan.sites
     assert ignore_rounding(plan) is plan
 

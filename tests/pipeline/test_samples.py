@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from onnxq.backends import load_config
 from onnxq.config import Config
 from onnxq.pipeline.prepared import load_state, read_data
+from tests.codes.kit import quantized
 from tests.graph.kit import model
 
 PREPARED = load_state(model("g (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }"))
@@ -79,3 +80,21 @@ def test_ranges_are_seen_on_everything_but_what_is_reported_on() -> None:
     assert ranges | held == {float(k) for k in range(48)}
     assert trial <= ranges
     assert not held & ranges
+
+
+@pytest.mark.parametrize(
+    ("bias", "tail", "told"),
+    [
+        (-9, "y = Sigmoid(l)", True),
+        (9, "s = Sigmoid(l) y = Reshape(s, sizes)", True),
+        (0, "y = Sigmoid(l)", False),
+        # Nothing of a Softmax, nor of a gate inside the network, hangs on the side of 0.
+        (-9, "y = Softmax(l)", False),
+        (-9, "s = Sigmoid(l) y = Mul(s, x)", False),
+    ],
+)
+def test_scores_that_can_only_be_of_one_side_are_told(bias: float, tail: str, told: bool) -> None:
+    text = f"g (float[N,64] x) => (float[A,64] y) {{ l = Add(x, b) {tail} }}"
+    result = quantized(model(text, b=np.float32(bias), sizes=np.asarray([-1, 64])), config="qnn-int8")
+    warnings = [warning for warning in result.report.warnings if warning.code == "W150"]
+    assert [warning.partition("(")[2].partition(")")[0] for warning in warnings] == ["l"] * told

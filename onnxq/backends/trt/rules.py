@@ -145,14 +145,11 @@ def _check_columns(c: Candidate, axis: int) -> str | None:
     return None
 
 
-def _check_scores(c: Candidate) -> str | None:
+def _check_attention(c: Candidate, part: int) -> str | None:
     found = surroundings.find_attention(c.index, c.node)
-    return None if found is not None and found[0] == c.node.name else "not the scores of attention"
-
-
-def _check_values(c: Candidate) -> str | None:
-    found = surroundings.find_attention(c.index, c.node)
-    return None if found is not None and found[1] == c.node.name else "not the values of attention"
+    if found is not None and found[part] == c.node.name:
+        return None
+    return f"not the {('scores', 'values')[part]} of attention"
 
 
 def _check_product(c: Candidate) -> str | None:
@@ -252,8 +249,8 @@ RULES: tuple[PlacementRule, ...] = (
         check=_check_matmul,
         unpaid=_check_matmul_gain,
     ),
-    _attention(name="attention-qk", check=_check_scores),
-    _attention(name="attention-pv", check=_check_values, output=Output.PAIR),
+    _attention(name="attention-qk", check=partial(_check_attention, part=0)),
+    _attention(name="attention-pv", check=partial(_check_attention, part=1), output=Output.PAIR),
     _product(
         name="product",
         ops=("MatMul",),

@@ -132,32 +132,40 @@ def _write_quick_gelu(edit: Edit, node: NodeRef) -> bool:
 
 def _write_gelu(edit: Edit, node: NodeRef) -> bool:
     """x (1 + erf(x / sqrt 2)) / 2 of x, to which a bias is added first."""
-    x = _add_up(edit, node, node.inputs)
-    root = edit.add_float(node, "root", 2**0.5)
-    scaled = edit.insert_before(node, "Div", [x, root], f"{x}/scaled")
-    return _gate(edit, node, x, edit.insert_before(node, "Erf", [scaled], f"{x}/erf"))
+    return _gate(
+        edit, node, {"root": 2**0.5}, ("Div", "scaled", "x", "root"), ("Erf", "erf", "scaled")
+    )
 
 
 def _write_fast_gelu(edit: Edit, node: NodeRef) -> bool:
     """x (1 + tanh(a (x + b x^3))) / 2 of x, to which a bias is added first."""
-    x = _add_up(edit, node, node.inputs)
-    cubic, slope = (
-        edit.add_float(node, *pair) for pair in (("cubic", 0.044715), ("slope", (2 / np.pi) ** 0.5))
+    return _gate(
+        edit,
+        node,
+        {"cubic": 0.044715, "slope": (2 / np.pi) ** 0.5},
+        ("Mul", "square", "x", "x"),
+        ("Mul", "cube", "square", "x"),
+        ("Mul", "part", "cube", "cubic"),
+        ("Add", "polynomial", "x", "part"),
+        ("Mul", "scaled", "polynomial", "slope"),
+        ("Tanh", "tanh", "scaled"),
     )
-    square = edit.insert_before(node, "Mul", [x, x], f"{x}/square")
-    cube = edit.insert_before(node, "Mul", [square, x], f"{x}/cube")
-    part = edit.insert_before(node, "Mul", [cube, cubic], f"{x}/part")
-    total = edit.insert_before(node, "Add", [x, part], f"{x}/polynomial")
-    scaled = edit.insert_before(node, "Mul", [total, slope], f"{x}/scaled")
-    return _gate(edit, node, x, edit.insert_before(node, "Tanh", [scaled], f"{x}/tanh"))
 
 
-def _gate(edit: Edit, node: NodeRef, x: str, gate: str) -> bool:
-    """The node becomes x (1 + gate) / 2."""
-    one, half = (edit.add_float(node, *pair) for pair in (("one", 1.0), ("half", 0.5)))
-    raised = edit.insert_before(node, "Add", [gate, one], f"{x}/raised")
-    product = edit.insert_before(node, "Mul", [x, raised], f"{x}/gated")
-    edit.replace_node(node, "Mul", [product, half])
+def _gate(edit: Edit, node: NodeRef, floats: Mapping[str, float], *steps: Sequence[str]) -> bool:
+    """The node becomes x (1 + gate) / 2 of the sum of its inputs. floats: constants, by name.
+
+    steps: operators that compute the gate, each with a name for its result and those of its inputs.
+    """
+    x = _add_up(edit, node, node.inputs)
+    floats = {**floats, "one": 1.0, "half": 0.5}
+    results = {name: edit.add_float(node, name, value) for name, value in floats.items()}
+    results["x"] = x
+    ends = ("Add", "raised", steps[-1][1], "one"), ("Mul", "gated", "x", "raised")
+    for op_type, name, *inputs in (*steps, *ends):
+        sources = [results[source] for source in inputs]
+        results[name] = edit.insert_before(node, op_type, sources, f"{x}/{name}")
+    edit.replace_node(node, "Mul", [results["gated"], results["half"]])
     return True
 
 

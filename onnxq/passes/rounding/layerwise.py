@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 
 from onnxq.arrays import Array, Arrays, RunValues
+from onnxq.config import Config
 from onnxq.data import Dataset, augment_sample
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, bare_proto, infer_shapes, iterate_subgraphs, list_reads
@@ -26,6 +27,7 @@ from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.passes.judging import has_few_bits
 from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
 from onnxq.passes.rounding.statistics import MomentsRequest
+from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.runtime import Feeds, Session, tap_tensors
 from onnxq.runtime.crew import SharedModel, open_model
@@ -59,8 +61,7 @@ class LayerwiseRunner:
         self._made = {name: -1 for sample in feeds[:1] for name in sample}
         self._last: dict[str, int] = {}
         for k, node in enumerate(self._nodes):
-            for name in _list_names(node):
-                self._places[name] = k
+            self._places |= {inner.name: k for inner in _list_nodes(node)}
             for name in list_reads(node):
                 self._last[name] = k
             self._made.update(dict.fromkeys(node.output, k))
@@ -126,21 +127,21 @@ class LayerwiseRunner:
 
     def _run_until(self, place: int) -> None:
         """Run from where the values are to a place."""
-        if place > self._ran:
-            part = self._nodes[self._ran : place]
-            names = [
-                name
-                for node in part
-                for name in node.output
-                if name and self._last.get(name, -1) >= place
-            ]
-            if names:
-                outputs = self._evaluate_piece(self._cut_piece(part, names), names)
-                for live, values in zip(self._live, outputs, strict=True):
-                    live.update(values)
-            self._ran = place
-        # Tensors that no node ahead reads: only so many are held as are alive between two nodes.
-        for live in self._live:
+        part = self._nodes[self._ran : place]
+        names = [
+            name
+            for node in part
+            for name in node.output
+            if name and self._last.get(name, -1) >= place
+        ]
+        outputs: Iterable[Mapping[str, Value]] = repeat({}, len(self._live))
+        if names:
+            outputs = self._evaluate_piece(self._cut_piece(part, names), names)
+        self._ran = max(self._ran, place)
+        # Only so many tensors are held as are alive between two nodes. Sample by sample: else all samples' inputs of
+        # the piece would be held beside all its outputs.
+        for live, values in zip(self._live, outputs, strict=True):
+            live.update(values)
             for name in [name for name in live if self._last.get(name, -1) < self._ran]:
                 value = live.pop(name)
                 # The samples themselves are the caller's.
@@ -158,7 +159,8 @@ class LayerwiseRunner:
         self, piece: ModelLike, names: Sequence[str]
     ) -> Iterable[Mapping[str, Value]]:
         """These outputs of a piece for each sample."""
-        session = Session(piece, fuse_pairs=False, threads=self._threads)
+        # Outputs lie in the buffers of the session: with an arena none of them is free before the last.
+        session = Session(piece, fuse_pairs=False, threads=self._threads, arena=False)
         return map_in_threads(lambda live: _run_piece(session, live, names), self._live)
 
     def _cut_piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> ModelLike:
@@ -169,14 +171,15 @@ class LayerwiseRunner:
         # Copies: the cutter's own are those of the model.
         for node in part if self.changes else ():
             changed[node.name] = onnx.NodeProto.FromString(node.SerializeToString())
-            self._change_node(changed[node.name], tensors)
+            for inner in _list_nodes(changed[node.name]):
+                self._change_node(inner, tensors)
         read = [name for name in self._cutter.list_inputs(names) if name in self._live[0]]
         inputs = [declare_input(name, [live[name] for live in self._live]) for name in read]
         outputs = [onnx.ValueInfoProto(name=name) for name in wanted]
         return self._cutter.cut(names, inputs, outputs, changed=changed, tensors=tensors)
 
     def _change_node(self, node: onnx.NodeProto, tensors: dict[str, onnx.TensorProto]) -> None:
-        """Let the node, and those in its bodies, read the changed constants."""
+        """Let the node read the changed constants."""
         # To 3, the inputs of a Conv or Gemm, as a bias may be new.
         for k in range(max(len(node.input), 3)):
             value = self.changes.get((node.name, k))
@@ -188,16 +191,14 @@ class LayerwiseRunner:
                 while len(node.input) <= k:
                     node.input.append("")
                 node.input[k] = name
-        for _, body in iterate_subgraphs(node):
-            for inner in body.node:
-                self._change_node(inner, tensors)
 
 
-def _list_names(node: onnx.NodeProto) -> Iterator[str]:
-    yield node.name
+def _list_nodes(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """A node, and all in its bodies."""
+    yield node
     for _, body in iterate_subgraphs(node):
         for inner in body.node:
-            yield from _list_names(inner)
+            yield from _list_nodes(inner)
 
 
 def _run_piece(session: Session, live: Mapping[str, Value], names: Sequence[str]) -> RunValues:
@@ -308,12 +309,9 @@ class PairedRunner:
 
     def iterate_tensors(self, wanted: MomentsRequest) -> Iterator[tuple[Feeds, Tensor, Tensor]]:
         """Each sample with the operator's input in both models. Both advance to it at the first one."""
-        if not self.feeds:
+        self.pass_by(wanted, later=False)
+        if not self.feeds or wanted.paired is None:
             return
-        self.real.reach(wanted.data, wanted.reader)
-        if wanted.paired is None:
-            return
-        self.quantized.reach(wanted.paired, wanted.reader)
         yield from zip(
             self.feeds,
             self.real.values(wanted.data),
@@ -321,12 +319,12 @@ class PairedRunner:
             strict=True,
         )
 
-    def pass_by(self, wanted: MomentsRequest) -> None:
-        """Let both stand as after `iterate_tensors`, without running anything yet."""
+    def pass_by(self, wanted: MomentsRequest, *, later: bool = True) -> None:
+        """Let both stand as after `iterate_tensors`. later: without running anything yet."""
         if self.feeds:
-            self.real.reach(wanted.data, wanted.reader, later=True)
+            self.real.reach(wanted.data, wanted.reader, later=later)
             if wanted.paired is not None:
-                self.quantized.reach(wanted.paired, wanted.reader, later=True)
+                self.quantized.reach(wanted.paired, wanted.reader, later=later)
 
     def has_tensors(self, real: TensorId, quantized: TensorId | None, node: str) -> bool:
         """True where these tensors, which the node reads, can still be had."""
@@ -356,19 +354,45 @@ _MOST = 128
 _TOO_MANY = 9 << 18
 _TOO_MANY_NARROW = 1 << 23
 _FEWEST = 8
+# Values between two nodes, of all samples: rounding holds them of the float and of the quantized model, 2 GiB together.
+_MOST_ALIVE = 1 << 28
 # Input values with the augmented samples, which are held as well, but not in the first layers.
 _MOST_AUGMENTED = 1 << 25
 
 
-def take_enough(calibration: Dataset, plan: Plan, effort: str, seed: int) -> Dataset:
+def take_enough(
+    calibration: Dataset, plan: Plan, config: Config, state: PlacedState | None = None
+) -> Dataset:
     """Samples to go through the network with, all held at once: more where they are small, fewer where large.
 
-    Weights of few bits, for which everything hangs on their rounding, get more of the large ones.
+    Weights of few bits, for which everything hangs on their rounding, get more of the large ones. state: of which a
+    `LayerwiseRunner` is to hold the samples' tensors, too.
     """
     size = max(sum(value.size for value in calibration[0].values()), 1)
-    wanted = max(_SAMPLES[effort], min(_VALUES // size, _MOST))
-    most = _TOO_MANY_NARROW if has_few_bits(plan) else _TOO_MANY
-    return calibration.take(max(min(wanted, most // size), _FEWEST), seed)
+    wanted = max(_SAMPLES[config.effort], min(_VALUES // size, _MOST))
+    most = (_TOO_MANY_NARROW if has_few_bits(plan) else _TOO_MANY) // size
+    if state is not None:
+        most = min(most, _MOST_ALIVE // max(_count_alive_values(state), 1))
+    return calibration.take(max(min(wanted, most), _FEWEST), config.data.seed)
+
+
+def _count_alive_values(state: PlacedState) -> int:
+    """The most values that a runner holds of one sample where it stops: in front of a product.
+
+    Of tensors whose shapes are known. What no node reads, such as logits, is never held.
+    """
+    ops = state.problem.ops
+    nodes = bare_proto(state.model).graph.node
+    last = {name: k for k, node in enumerate(nodes) for name in list_reads(node)}
+    stops = {op.name for op in ops if op.rule.compute}
+    # In front of each node.
+    alive = np.zeros(len(nodes), np.int64)
+    for k, node in enumerate(nodes):
+        for name in node.output:
+            alive[k + 1 : last.get(name, k) + 1] += np.prod(
+                ops.shapes.get(TensorId(name), ()), dtype=np.int64
+            )
+    return max((int(alive[k]) for k, node in enumerate(nodes) if node.name in stops), default=0)
 
 
 def augment_samples(samples: Sequence[Feeds], plan: Plan, skip: Collection[str]) -> list[Feeds]:

@@ -165,6 +165,7 @@ EXTERNAL = "external_rounding"
 _SEGMENTS = 4
 # From here on no answer hangs on it, dB, and looking for the segments costs twice what rounding does.
 _GOOD_DB = 40.0
+_EVERYTHING = RoundingOptions()
 _WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [rounding]` keeps the observer's"
 
 
@@ -180,8 +181,7 @@ ROUNDED: Note[RoundedWeights] = Note(NAME)
 
 def round_weights(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Round all weights in the order they run, with biases corrected."""
-    samples = _take_samples(ctx, state.plan)
-    rounding = _round_plan(ctx, state, state.plan, samples, RoundingOptions())
+    rounding = _round_layers(ctx, state, _take_samples(ctx, state))
     if not rounding.done:
         return state, PassReport(NAME, rounding.describe(), outcome=Outcome.NO_GAIN)
     return _report_rounding(state, state.plan, rounding)
@@ -197,10 +197,10 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     chosen: frozenset[str] = frozenset()
     best: SequentialRounding | None = None
     operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
-    samples = _take_samples(ctx, plan)
+    samples = _take_samples(ctx, state)
     for segment in _cut_segments(operators):
         # Rounded together from the start: what comes later makes up for what comes before.
-        tried = _round_plan(ctx, state, plan, samples, RoundingOptions(chosen | segment))
+        tried = _round_layers(ctx, state, samples, RoundingOptions(chosen | segment))
         now = judges.score(state, tried.plan, progress=ctx.progress)
         if THRESHOLDS[NAME].allows(score, now):
             chosen = chosen | segment
@@ -213,9 +213,10 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def search_longer(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Weights of few bits rounded anew, with a longer search for their values."""
-    plan, operators = ROUNDED.read(state)
+    before, operators = ROUNDED.read(state)
+    bare = replace(state, plan=before)
     options = RoundingOptions(operators, thorough=True)
-    rounding = _round_plan(ctx, state, plan, _take_samples(ctx, plan), options)
+    rounding = _round_layers(ctx, bare, _take_samples(ctx, bare), options)
     return replace(state, plan=rounding.plan), PassReport(SEARCH, ("values searched longer",))
 
 
@@ -224,7 +225,7 @@ def round_externally(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     plan = state.plan
     judge = ctx.data.judge
     lines = []
-    samples = take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed)
+    samples = take_enough(ctx.data.calibration, plan, ctx.config)
     best = judge.score(state, plan, progress=ctx.progress)
     for name, rounder in list_rounders().items():
         blocks = taken = 0
@@ -262,31 +263,34 @@ def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) 
     return again, PassReport(name, lines, trial_db=(before, after))
 
 
-def _round_plan(
+# The samples to round with, and other views of them.
+Samples = tuple[list[Feeds], list[Feeds]]
+
+
+def _take_samples(ctx: SampledContext, state: PlacedState) -> Samples:
+    """The samples that the state's plan is rounded with."""
+    taken = take_enough(ctx.data.calibration, state.plan, ctx.config, state)
+    samples: list[Feeds] = list(taken.samples())
+    return samples, augment_samples(samples, state.plan, ctx.skip)
+
+
+def _round_layers(
     ctx: SampledContext,
     state: PlacedState,
-    plan: Plan,
-    samples: tuple[list[Feeds], list[Feeds]],
-    options: RoundingOptions,
+    both: Samples,
+    options: RoundingOptions = _EVERYTHING,
 ) -> SequentialRounding:
-    """The plan with rounded weights. samples: as of `_take_samples`."""
+    """The state's plan with rounded weights."""
+    samples, others = both
     return round_sequentially(
         state.model,
-        plan,
-        samples[0],
-        others=samples[1],
+        state.plan,
+        samples,
+        others=others,
         options=options,
         crew=ctx.crew,
         progress=ctx.progress,
     )
-
-
-def _take_samples(ctx: SampledContext, plan: Plan) -> tuple[list[Feeds], list[Feeds]]:
-    """The samples to round with, and other views of them."""
-    samples: list[Feeds] = list(
-        take_enough(ctx.data.calibration, plan, ctx.config.effort, ctx.config.data.seed).samples()
-    )
-    return samples, augment_samples(samples, plan, ctx.skip)
 
 
 def _report_rounding(state: PlacedState, before: Plan, rounding: SequentialRounding) -> PlacedStep:

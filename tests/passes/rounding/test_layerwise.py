@@ -1,6 +1,7 @@
 """A model run in pieces gives the values it gives whole, at every node and with constants changed on the way."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, infer_shapes
+from onnxq.passes.rounding import layerwise
 from onnxq.passes.rounding.layerwise import Array, Changes, LayerwiseRunner, PairedRunner
 from onnxq.passes.rounding.operators import Geometry
 from onnxq.passes.rounding.statistics import MomentsRequest
@@ -200,6 +202,21 @@ def test_a_value_that_holds_no_tensor_is_refused():
     at = runner(proto=proto, feeds=[{"x": np.ones((4, 4), np.float32)}])
     with pytest.raises(ModelError, match="o: is no tensor"):
         at.advance(at.place(name("h", proto)))
+
+
+def test_each_sample_lets_go_of_its_tensors_before_all_have_run(monkeypatch):
+    """Their inputs of a piece and its outputs are not held side by side, nor in the arena of its session."""
+    events = []
+    opened = Mock(side_effect=Session)
+    monkeypatch.setattr(layerwise, "Session", opened)
+    monkeypatch.setattr(LayerwiseRunner, "_release_value", lambda *_: events.append("release"))
+    at = runner()
+    evaluate = at._evaluate_piece
+    at._evaluate_piece = lambda *piece: (events.append("run") or values for values in evaluate(*piece))
+    for made in ("b", "c", "d"):
+        at.advance(at.place(name(made)))
+    assert events == [*["run"] * 6, *["run", "release"] * 3]
+    assert [call.kwargs["arena"] for call in opened.call_args_list] == [False] * 3
 
 
 def test_without_samples_there_is_nothing():

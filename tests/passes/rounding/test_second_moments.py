@@ -1,6 +1,6 @@
 """Second moments added up in parts, of some positions, of tokens and of halves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,12 @@ from onnxq.passes.rounding.second_moments import Accumulator, merge_moments
 from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, StatisticsSource, gather_statistics
 from onnxq.pipeline.prepared import load_state
 from onnxq.sites import TensorId
+from tests.passes.context import place
+from tests.passes.kit import parse
 from tests.passes.rounding.arrays import add_samples
-from tests.passes.rounding.kit import FOUR
+from tests.passes.rounding.kit import FOUR, calibrated
 from tests.pipeline.models import images, residual
+from tests.planner.kit import draft
 
 Array = NDArray[Any]
 
@@ -172,8 +175,27 @@ def test_weights_of_few_bits_get_more_of_large_samples() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sampling, "_TOO_MANY", 16 * data[0]["x"].size)
             patch.setattr(sampling, "_TOO_MANY_NARROW", 24 * data[0]["x"].size)
-            counts[bits] = len(sampling.take_enough(data, plan, "balanced", 0))
+            counts[bits] = len(sampling.take_enough(data, plan, FOUR))
     assert counts == {8: 16, 4: 24}
+
+
+def test_samples_are_fewer_where_a_runner_holds_large_tensors() -> None:
+    """p is held beside r for the sum behind the product; of y, which no node reads, nothing is."""
+    text = "p = Relu(x) r = Sigmoid(p) q = MatMul(r, w) s = Add(p, q) y = MatMul(s, w)"
+    proto = parse(f"g (float[N,4] x) => (float[N,4] y) {{ {text} }}", w=np.eye(4, dtype=np.float32))
+    state, plan, _ = calibrated(proto, {"x": np.ones((40, 4), np.float32)}, FOUR)
+    sizes = {"p": 70, "r": 30, "q": 500, "s": 20, "y": 9000}
+    problem = draft(proto)
+    shapes = {TensorId(name): (size, 1) for name, size in sizes.items()}
+    placed = place(state, plan, replace(problem, ops=replace(problem.ops, shapes=shapes)))
+    data = load_data({"x": np.ones((40, 4), np.float32)}, GraphIndex(state.model).inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        counts = []
+        for most in (4000, 1299, 100):
+            patch.setattr(sampling, "_MOST_ALIVE", most)
+            counts.append(len(sampling.take_enough(data, plan, FOUR, placed)))
+    # 100 values are alive in front of the first product.
+    assert counts == [40, 12, 8]
 
 
 def test_pictures_are_shown_in_other_ways_for_few_bits_only() -> None:
