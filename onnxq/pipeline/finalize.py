@@ -19,15 +19,7 @@ from onnxq.emit import leave_out_notes
 from onnxq.engines.shapes import demand_sizes
 from onnxq.evaluation.compare import check_interface
 from onnxq.files import write_text
-from onnxq.graph import (
-    GraphIndex,
-    fix_sizes,
-    get_index,
-    name_file,
-    name_nodes,
-    save_model,
-    verify_graph,
-)
+from onnxq.graph import fix_sizes, get_index, name_file, name_nodes, save_model, verify_graph
 from onnxq.graph.light import ModelLike, attach_weights, is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
 from onnxq.graph.save import name_data_file
@@ -245,7 +237,7 @@ def _list_warnings(ctx: RunContext, state: PlannedState, trial: check.ModelCheck
         *state.source.notes,
         *dict.fromkeys((*describe_rest(state.rest), *plan.warnings)),
         *warn_unmeasured_cpu(plan, detect_cpu()),
-        *_warn_one_sided(get_index(state.model), plan),
+        *_warn_one_sided(state.model, plan),
         *trial.notes,
         *describe_journal(ctx.crew),
     )
@@ -447,7 +439,7 @@ def warn_unmeasured_cpu(plan: Plan, kind: str) -> Cautions:
     return (Caution("W115", warning),)
 
 
-def _warn_one_sided(index: GraphIndex, plan: Plan) -> Cautions:
+def _warn_one_sided(model: ModelLike, plan: Plan) -> Cautions:
     """A warning that names the quantized logits of scores that were on one side of 0 in all samples.
 
     Their range ends there. How far the other side reaches nobody knows, and a range that is wider for nothing would
