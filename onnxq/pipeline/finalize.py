@@ -446,7 +446,7 @@ def _warn_one_sided(model: ModelLike, plan: Plan) -> Cautions:
     cost the side that was seen.
     """
     # A Softmax has no such middle.
-    logits = find_logits(index, "Sigmoid")
+    logits = find_logits(get_index(model), "Sigmoid")
     sites = [site for site in plan.sites if site.quantized_tensor in logits and is_observed(site)]
     # A tensor may be read in two types.
     names = sorted(
