@@ -11,6 +11,7 @@ from collections.abc import Container, Mapping
 
 from onnxq.backends.base import REMEDY, Candidate, Exclusion
 from onnxq.graph import Graph, NodeRef
+from onnxq.graph.base import counts_in_floats
 from onnxq.sites import TensorId
 
 # Attention of a network with caches, as one node.
@@ -364,8 +365,15 @@ def explain_magnitude(candidate: Candidate, _: Candidate | None) -> str | None:
     return None
 
 
+def explain_counting(candidate: Candidate, _: Candidate | None) -> str | None:
+    """Positions and counts that an exporter computes in floats: a step of int8 is another number."""
+    counts = counts_in_floats(candidate.index, candidate.node)
+    return "counts in whole numbers, which are cast to integers behind it" if counts else None
+
+
 # Numbers are lost here whatever the kernel: no clock outweighs these.
-FRONT_ENDS: Mapping[str, Exclusion] = {
+SENSITIVE: Mapping[str, Exclusion] = {
+    "counting": explain_counting,
     "log-front-end": explain_log_front_end,
     "magnitude": explain_magnitude,
 }

@@ -26,6 +26,10 @@ LAYOUT_OPS = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze
 MOVING_OPS = LAYOUT_OPS.union(
     ("Slice", "Split", "Gather", "Expand", "MaxPool", "Resize", "DepthToSpace", "SpaceToDepth")
 )
+# Exact functions of whole numbers, which positions are computed by.
+COUNTING_OPS = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Floor", "Ceil", "Round", "Min", "Max", "Clip", "Mod", "Cast"}
+)
 # Operators that draw numbers anew in every run.
 RANDOM_OPS = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 # Operators whose results are not below zero.
@@ -315,3 +319,27 @@ class Graph(ABC):
         """The last tensor of `walk_back`."""
         *_, origin = (None, *self.walk_back(t, op_types))
         return origin
+
+
+def counts_in_floats(graph: Graph, node: NodeRef) -> bool:
+    """True for a node between a Cast from integers and a Cast back, by which exporters count and compute positions."""
+    passing = COUNTING_OPS | LAYOUT_OPS
+    # The type 0 is not known.
+    floats = {0, *FLOAT_TENSORS}
+    if node.op_type not in passing:
+        return False
+    makers = [node]
+    for maker in makers:
+        for tensor in graph.list_computed(maker).values():
+            if graph.find_dtype(tensor) in floats:
+                source = graph.find_producer(tensor)
+                if source is None or source.op_type not in passing:
+                    return False
+                makers += [source] if source not in makers else []
+    readers = [node]
+    for reader in readers:
+        if graph.find_dtype(reader.result) not in floats:
+            return True
+        behind = graph.readers(reader.result)
+        readers += [one for one in behind if one.op_type in passing and one not in readers]
+    return False

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.backends.costs import Cost
-from onnxq.backends.surroundings import FRONT_ENDS
+from onnxq.backends.surroundings import SENSITIVE
 from onnxq.config import Rule
 from onnxq.graph.scopes import walk_from
 from onnxq.planner.cut import Balance, CutProblem, find_balance
@@ -461,7 +461,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
     cut = CutProblem(ops, apart=problem.apart)
     balance = _balance(problem, cut, sides)
     # A person's decisions hold whatever the clock says, and so do the losses of numbers, which it does not see.
-    lasting = (BY_PERSON, *FRONT_ENDS, KEPT)
+    lasting = (BY_PERSON, *SENSITIVE, KEPT)
     decided = {
         name: side
         for name, side in sides.items()

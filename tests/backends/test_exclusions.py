@@ -125,6 +125,19 @@ def test_the_magnitude_of_a_spectrum(target: str) -> None:
     assert any("square root size" in left.reason for left in plan.left_float if left.subject == "stft")
 
 
+COUNTING = """g (float[1,16,8] x, int64[1] n) => (float[1,32,8] z, int64[1] m)
+    <float[1] one = {1}, int64[1] axis = {0}> {
+    layer = Conv(x, w0) counted = Cast <to=1>(n) next = Add(counted, one) flat = Unsqueeze(next, axis)
+    again = Squeeze(flat, axis) m = Cast <to=7>(again) scaled = Mul(counted, one) z = Add(layer, scaled) }"""
+
+
+def test_whole_numbers_between_casts_stay_float() -> None:
+    """As SLANet counts its steps. What is cast from integers alone, such as masks, the NPU reads in integers."""
+    plan = onnxq.make_plan(build(COUNTING, {"w0": (32, 16, 1)}), overrides={"target": "qnn"})
+    assert {name for name, rule in refused(plan).items() if rule == "counting"} == {"next", "flat", "again"}
+    assert {"counted", "z"} <= {str(site.quantized_tensor) for site in plan.sites}
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -204,6 +204,13 @@ def test_numbers_rounded_to_integers_are_no_choice() -> None:
     assert find_selections(parse(graph, w=SQUARE)) == NO_SELECTIONS
 
 
+@pytest.mark.parametrize(("start", "chooses"), [("Cast <to=1>(i)", False), ("Exp(x)", True)])
+def test_counting_in_floats_is_no_choice(start: str, chooses: bool) -> None:
+    text = f"""g (float[4] x, int64[4] i) => (float[4] y) <float one = {{1}}> {{
+        counted = {start} next = Add(counted, one) k = Cast <to=7>(next) y = Gather(x, k) }}"""
+    assert bool(find_selections(parse(text)).nodes) == chooses
+
+
 def test_a_choice_that_no_output_depends_on_is_none() -> None:
     """Labels of the parts of a voting classifier (skl2onnx), which loading takes out: other models do not make them."""
     graph = """g (float[1, 16, 16] x) => (float[1, 16, 16] out, int64[1, 1, 16] label) {

@@ -236,7 +236,7 @@ _BASE = Target(
         "stem": surroundings.explain_stem,
         "stem-depthwise": surroundings.explain_stem_depthwise,
         "stem-project": _explain_behind_stem,
-        **surroundings.FRONT_ENDS,
+        **surroundings.SENSITIVE,
     },
     yielding=("stem",),
 )

@@ -346,7 +346,7 @@ _BASE = Target(
     exclusions={
         "stem": surroundings.explain_stem,
         "stem-depthwise": surroundings.explain_stem_depthwise,
-        **surroundings.FRONT_ENDS,
+        **surroundings.SENSITIVE,
     },
     yielding=("stem",),
     dynamic_ops=("LSTM",),

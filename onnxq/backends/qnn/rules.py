@@ -294,7 +294,7 @@ QNN = Target(
     whole=True,
     # A Log of 16 bits, and scattered values, which are taken as if all had one scale.
     misreads=("Log", "ScatterElements"),
-    exclusions=surroundings.FRONT_ENDS,
+    exclusions=surroundings.SENSITIVE,
     # The compiler gives up where one of these reads the floats of a model's input and another node its integers.
     reads_pairs=("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
     estimate_work=estimate_work,

@@ -403,7 +403,7 @@ TRT = Target(
     refuse_float=refuse_float,
     strict=True,
     # The stem runs in int8 too: TensorRT pads its channels, and a float stem costs two kernels of its own.
-    exclusions={**surroundings.FRONT_ENDS, "one-row": _explain_one_row},
+    exclusions={**surroundings.SENSITIVE, "one-row": _explain_one_row},
     advice="try another observer (mse, minmax), or trt-fp8",
     no_kernel=_NO_KERNEL,
     no_gain=dict.fromkeys(

@@ -9,6 +9,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 from onnxq.graph import FLOAT_TENSORS, MICROSOFT, ModelLike, get_index, infer_shapes, name_nodes
+from onnxq.graph.base import counts_in_floats
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import (
@@ -415,7 +416,10 @@ class _ChoiceWalk:
             else None
         )
         looks_up = self.index.is_constant(table)
-        return _is_plain(node) and node.op_type in _MOVES and not looks_up
+        moves = node.op_type in _MOVES and not looks_up
+        # No placement quantizes these.
+        counts = counts_in_floats(self.index, self.index.find_node(node.name))
+        return _is_plain(node) and (moves or counts)
 
     def _list_choices(self, node: NodeProto) -> Names:
         """The outputs that hold a choice; () for a node that makes none, or that no output depends on."""

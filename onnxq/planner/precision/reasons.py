@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.backends import Candidate, Shapes, Target
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, MICROSOFT, QUANTIZE
+from onnxq.graph.base import COUNTING_OPS, DEQUANTIZE, LAYOUT_OPS, MICROSOFT, QUANTIZE
 from onnxq.graph.precision.narrow import (
     CONTROL,
     Binding,
@@ -144,10 +144,6 @@ _PASSING = LAYOUT_OPS | {
     "Cast",
     "Split",
 }
-# Exact functions of whole numbers, which positions are computed by.
-_COUNTING = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Floor", "Ceil", "Round", "Min", "Max", "Clip", "Mod", "Cast"}
-)
 # What an epsilon is added for.
 _DIVIDING = frozenset(
     {"Sqrt", "Reciprocal", "Div", "Log", "Pow", "Max", "Clip", "Expand", "Identity", "Unsqueeze"}
@@ -239,7 +235,7 @@ class ReasonSearch:
         waiting = [tensor]
         while waiting:
             node = self.index.find_producer(waiting.pop())
-            if node is not None and node.op_type in _COUNTING and node.name not in self.kept:
+            if node is not None and node.op_type in COUNTING_OPS and node.name not in self.kept:
                 self._keep_wide(node.name, KeepReason.SHAPES)
                 waiting += [source for _, source in self.problem.list_reads(node)]
 
