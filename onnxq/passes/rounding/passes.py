@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -165,7 +166,6 @@ EXTERNAL = "external_rounding"
 _SEGMENTS = 4
 # From here on no answer hangs on it, dB, and looking for the segments costs twice what rounding does.
 _GOOD_DB = 40.0
-_EVERYTHING = RoundingOptions()
 _WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [rounding]` keeps the observer's"
 
 
@@ -181,7 +181,7 @@ ROUNDED: Note[RoundedWeights] = Note(NAME)
 
 def round_weights(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Round all weights in the order they run, with biases corrected."""
-    rounding = _round_layers(ctx, state, _take_samples(ctx, state))
+    rounding = _prepare_rounding(ctx, state)()
     if not rounding.done:
         return state, PassReport(NAME, rounding.describe(), outcome=Outcome.NO_GAIN)
     return _report_rounding(state, state.plan, rounding)
@@ -197,10 +197,10 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     chosen: frozenset[str] = frozenset()
     best: SequentialRounding | None = None
     operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
-    samples = _take_samples(ctx, state)
+    round_layers = _prepare_rounding(ctx, state)
     for segment in _cut_segments(operators):
         # Rounded together from the start: what comes later makes up for what comes before.
-        tried = _round_layers(ctx, state, samples, RoundingOptions(chosen | segment))
+        tried = round_layers(options=RoundingOptions(chosen | segment))
         now = judges.score(state, tried.plan, progress=ctx.progress)
         if THRESHOLDS[NAME].allows(score, now):
             chosen = chosen | segment
@@ -214,9 +214,8 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def search_longer(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Weights of few bits rounded anew, with a longer search for their values."""
     before, operators = ROUNDED.read(state)
-    bare = replace(state, plan=before)
     options = RoundingOptions(operators, thorough=True)
-    rounding = _round_layers(ctx, bare, _take_samples(ctx, bare), options)
+    rounding = _prepare_rounding(ctx, replace(state, plan=before))(options=options)
     return replace(state, plan=rounding.plan), PassReport(SEARCH, ("values searched longer",))
 
 
@@ -263,31 +262,16 @@ def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) 
     return again, PassReport(name, lines, trial_db=(before, after))
 
 
-# The samples to round with, and other views of them.
-Samples = tuple[list[Feeds], list[Feeds]]
-
-
-def _take_samples(ctx: SampledContext, state: PlacedState) -> Samples:
-    """The samples that the state's plan is rounded with."""
+def _prepare_rounding(ctx: SampledContext, state: PlacedState) -> partial[SequentialRounding]:
+    """`round_sequentially` of the state's plan, with its samples and other views of them."""
     taken = take_enough(ctx.data.calibration, state.plan, ctx.config, state)
     samples: list[Feeds] = list(taken.samples())
-    return samples, augment_samples(samples, state.plan, ctx.skip)
-
-
-def _round_layers(
-    ctx: SampledContext,
-    state: PlacedState,
-    both: Samples,
-    options: RoundingOptions = _EVERYTHING,
-) -> SequentialRounding:
-    """The state's plan with rounded weights."""
-    samples, others = both
-    return round_sequentially(
+    return partial(
+        round_sequentially,
         state.model,
         state.plan,
         samples,
-        others=others,
-        options=options,
+        others=augment_samples(samples, state.plan, ctx.skip),
         crew=ctx.crew,
         progress=ctx.progress,
     )
