@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.calibrate.run import DEFAULT_MEMORY_LIMIT
 from onnxq.calibrate.taps import Taps
 from onnxq.data import Batch
 from onnxq.data.synthetic import make_synthetic
@@ -72,7 +71,7 @@ def sketch_tensors(
         # Kind V: bfloat16 and float8 of ml_dtypes.
         if (value := index.find_constant(tensor)) is not None and value.dtype.kind in "fV"
     }
-    taps = Taps(model, wanted, DEFAULT_MEMORY_LIMIT)
+    taps = Taps(model, wanted)
     batch = Batch(make_feeds(feeds), 0, 1)
     for group in taps.form_groups([batch]) if wanted else ():
         for _, tensor, value in taps.run(group, [batch], lambda run: [run.feeds]):

@@ -175,7 +175,7 @@ class ObserveTask:
     samples: SharedSamples
     lay_out: bool
     batch: int | None
-    memory_limit: int
+    memory_limit: int | None
 
 
 def observe_in_chunks(
@@ -186,7 +186,7 @@ def observe_in_chunks(
     *,
     lay_out: bool,
     batch: int | None,
-    memory_limit: int,
+    memory_limit: int | None,
     progress: Progress,
 ) -> None:
     """Update every observer of `watch` that reads a tensor, as `observe_samples` does. lay_out: as of `Taps`."""
@@ -265,9 +265,9 @@ def split_evenly(items: Sequence[int], most: int) -> list[Sequence[int]]:
 # Sessions are kept from one chunk to the next.
 @lru_cache(maxsize=1)
 def _open_taps(
-    model: SharedModel, tensors: tuple[TensorId, ...], memory_limit: int, lay_out: bool
+    model: SharedModel, tensors: tuple[TensorId, ...], memory_limit: int | None, lay_out: bool
 ) -> Taps:
-    return Taps(open_model(model), tensors, memory_limit, lay_out)
+    return Taps(open_model(model), tensors, memory_limit, lay_out=lay_out)
 
 
 # Of the file; raised when its form changes.

@@ -31,9 +31,6 @@ from onnxq.runtime.crew import Crew, hash_model
 from onnxq.sites import Refusal, Refusals, Site
 from onnxq.spec import QParams
 
-# Bytes of the tapped values of one run; the memory of the model itself comes on top.
-DEFAULT_MEMORY_LIMIT = 2**30
-
 
 def calibrate(
     proto: ModelLike,
@@ -74,9 +71,8 @@ def calibrate(
             merge_observers(watch, observed.wants, observed.observers)
             unseen = tap_tensors(proto, watch.readers, only=True).refusals
         else:
-            total = len(dataset)
             unseen = _observe_tensors(
-                proto, watch, dataset, total, batch, memory_limit, crew, progress
+                proto, watch, dataset, len(dataset), batch, memory_limit, crew, progress
             )
     count = 1 if dataset is None else len(dataset)
     sample_count = f" over {count} samples" if count != 1 else ""
@@ -105,12 +101,14 @@ def _observe_tensors(
     progress: Progress,
 ) -> Refusals:
     """Update the observers of tensors by samples, of `total` in all. Returns why some tensors cannot be observed."""
-    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
     lay_out = total >= LEAST_LAID_OUT
-    taps = Taps(proto, [tensor for tensor, _ in freeze_readers(watch, proto)], limit, lay_out)
-    if taps.tensors and (crew is None or crew.plain):
+    tensors = [tensor for tensor, _ in freeze_readers(watch, proto)]
+    taps = Taps(proto, tensors, memory_limit, lay_out=lay_out)
+    if not taps.tensors:
+        return taps.refusals
+    if crew is None or crew.plain:
         observe_samples(taps, watch, samples, batch=batch, progress=progress)
-    elif taps.tensors and crew is not None:
+    else:
         observe_in_chunks(
             crew,
             proto,
@@ -118,7 +116,7 @@ def _observe_tensors(
             samples,
             lay_out=lay_out,
             batch=batch,
-            memory_limit=limit,
+            memory_limit=memory_limit,
             progress=progress,
         )
     return taps.refusals

@@ -19,6 +19,7 @@ from onnxq.sites import Refusals, TensorId
 Group = tuple[TensorId, ...]
 Signature = tuple[tuple[str, Shape], ...]
 
+_MEMORY_LIMIT = 2**30
 # Batches among which the largest is found, to size the groups by.
 _LOOK_AHEAD = 16
 # Exponent: tensors grow with the input at most as those of attention, by the square.
@@ -36,6 +37,7 @@ LEAST_LAID_OUT = 64
 class Taps:
     """The tapped runs of one model. refusals: the tensors that cannot be made outputs, with the reason.
 
+    memory_limit: bytes of the tapped values of one run, 1 GiB by default; the memory of the model itself comes on top.
     lay_out: run the model of `lay_out_convolutions`.
     """
 
@@ -43,13 +45,17 @@ class Taps:
         self,
         proto: ModelLike,
         tensors: Sequence[TensorId],
-        memory_limit: int,
+        memory_limit: int | None = None,
+        *,
         lay_out: bool = False,
     ) -> None:
-        self._proto, self._index, self._limit = proto, get_index(proto), memory_limit
+        self._proto, self._index = proto, get_index(proto)
+        self._limit = _MEMORY_LIMIT if memory_limit is None else memory_limit
         whole = tap_tensors(proto, tensors, only=True)
         self.refusals: Refusals = whole.refusals
         self.tensors: Group = tuple(whole.outputs)
+        # Used by the first runner of all tensors, then released: it is of a model that is not laid out.
+        self._whole = None if lay_out else whole
         # The model that is run; made when first needed.
         self._run_model = None if lay_out else proto
         # Bytes of each tensor, by the shapes of the inputs.
@@ -87,9 +93,11 @@ class Taps:
                     yield batch, tensor, value
 
     def _open_runner(self, group: Group) -> _Runner:
-        if self._run_model is None:
-            self._run_model = lay_out_convolutions(self._proto)
-        tapped = tap_tensors(self._run_model, group, only=True)
+        tapped, self._whole = self._whole, None
+        if tapped is None or group != self.tensors:
+            if self._run_model is None:
+                self._run_model = lay_out_convolutions(self._proto)
+            tapped = tap_tensors(self._run_model, group, only=True)
         return _Runner(tapped, min(_WORTH_TRIMMING, self._limit // _SHARE))
 
     def _pack_tensors(self, group: Group, batch: Batch) -> list[Group]:

@@ -447,13 +447,15 @@ def _warn_one_sided(model: ModelLike, plan: Plan) -> Cautions:
     """
     # A Softmax has no such middle.
     logits = find_logits(get_index(model), "Sigmoid")
-    sites = [site for site in plan.sites if site.quantized_tensor in logits and is_observed(site)]
     # A tensor may be read in two types.
     names = sorted(
         {
             site.quantized_tensor.name
-            for site in sites
-            if 0 in read_range(site) and not site.spec.dynamic
+            for site in plan.sites
+            if site.quantized_tensor in logits
+            and is_observed(site)
+            and not site.spec.dynamic
+            and 0 in read_range(site)
         }
     )
     if not names:

@@ -417,9 +417,10 @@ class _ChoiceWalk:
         )
         looks_up = self.index.is_constant(table)
         moves = node.op_type in _MOVES and not looks_up
-        # No placement quantizes these.
-        counts = counts_in_floats(self.index, self.index.find_node(node.name))
-        return _is_plain(node) and (moves or counts)
+        # No placement quantizes what counts.
+        return _is_plain(node) and (
+            moves or counts_in_floats(self.index, self.index.find_node(node.name))
+        )
 
     def _list_choices(self, node: NodeProto) -> Names:
         """The outputs that hold a choice; () for a node that makes none, or that no output depends on."""

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.calibrate import DEFAULT_MEMORY_LIMIT
 from onnxq.calibrate.taps import LEAST_LAID_OUT, Taps
 from onnxq.config import Config, Rule, RuleSet, match_names
 from onnxq.data import Dataset, read_mask
@@ -48,8 +47,8 @@ def observe_channels(
     """
     if not axes:
         return {}
-    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
-    taps = Taps(proto, list(axes), limit, len(dataset) >= LEAST_LAID_OUT)
+    lay_out = len(dataset) >= LEAST_LAID_OUT
+    taps = Taps(proto, list(axes), memory_limit, lay_out=lay_out)
     if not taps.tensors:
         return {}
     groups = taps.form_groups(dataset.batches(batch))
@@ -410,10 +409,13 @@ def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
 def _observe(
     ctx: EqualizeContext, state: FloatState, axes: Mapping[TensorId, int], title: str
 ) -> dict[TensorId, ChannelStatistics]:
-    samples = ctx.data.calibration.take(_MOST)
-    limit = ctx.memory_limit
     return observe_channels(
-        state.model, axes, samples, progress=ctx.progress, title=title, memory_limit=limit
+        state.model,
+        axes,
+        ctx.data.calibration.take(_MOST),
+        progress=ctx.progress,
+        title=title,
+        memory_limit=ctx.memory_limit,
     )
 
 
