@@ -292,8 +292,8 @@ _UNCHANGED = frozenset(("Cast", "Identity", "Slice", "Pad", "Unsqueeze", "Reshap
 _LINEAR = _UNCHANGED | {"Neg", "Concat", "Split", "Squeeze"}
 # What may stand between a product and the Log behind it.
 _SPECTRAL = _LINEAR | {
-    *("Pow", "Mul", "Add", "Sub", "Div", "Sqrt", "Abs", "Clip", "Max", "Relu"),
-    *("ReduceSum", "ReduceMean", "ReduceL2", "MatMul", "Gemm"),
+    *("Pow", "Mul", "Add", "Sub", "Div", "Sqrt", "Abs", "Clip", "Max", "Relu", "Where"),
+    *("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2", "MatMul", "Gemm"),
 }
 # Tensors behind a product after which the search for a logarithm ends.
 _FRONT_END = 200
@@ -342,7 +342,7 @@ _PREPROCESSED = 16
 
 
 # The real and the imaginary part of a spectrum, and the sum of their squares. Normalizations take means as well.
-_SQUARES = _LINEAR | {"Pow", "Mul", "Add"}
+_SQUARES = _LINEAR | {"Pow", "Mul", "Add", "ReduceSumSquare"}
 # What the operators of such a transform read it by, a product for the parts among them.
 _TRANSFORM = _PREPROCESSING | _SQUARES | {"Conv", "MatMul", "Gemm"}
 

@@ -57,10 +57,11 @@ def test_a_person_overrules_it() -> None:
     assert any(str(site.site) == "w0" for site in plan.sites)
 
 
-def test_a_spectrogram_front_end() -> None:
-    text = """g (float[1,1,16000] x) => (float[1,64,61] y) <float two = {2.0}, float tiny = {0.000001}> {
-        stft = Conv <strides=[256]>(x, w0) power = Mul(stft, stft) floor = Add(power, tiny) logged = Log(floor)
-        y = Conv <pads=[0,0]>(logged, w1) }"""
+@pytest.mark.parametrize("square", ["Mul(stft, stft)", "ReduceSumSquare <axes=[2]>(stft)"])
+def test_a_spectrogram_front_end(square: str) -> None:
+    text = f"""g (float[1,1,16000] x) => (float[1,64,t] y) <float two = {{2.0}}, float tiny = {{0.000001}}> {{
+        stft = Conv <strides=[256]>(x, w0) power = {square} floor = Add(power, tiny) logged = Log(floor)
+        y = Conv <pads=[0,0]>(logged, w1) }}"""
     plan = onnxq.make_plan(build(text, {"w0": (64, 1, 512), "w1": (64, 64, 1)}))
     assert refused(plan)["stft"] == "log-front-end"
     assert any("logarithm logged" in refusal.reason for refusal in plan.left_float)
