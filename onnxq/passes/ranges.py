@@ -184,9 +184,9 @@ def _map_readers(
     """Readers of each site that has a scale of its own: (input, site) by node."""
     readers: dict[str, list[tuple[int, SitePlan]]] = {}
     for site in plan.sites:
-        if site.role not in MEASURED or site.group or site.qparams is None or site.site in settled:
+        if not is_observed(site) or not site.spec.has_one_scale:
             continue
-        if site.spec.is_float or not site.spec.has_one_scale:
+        if site.group or site.site in settled:
             continue
         tensor = find_tensor(index, site.site)
         if index.is_constant(tensor):

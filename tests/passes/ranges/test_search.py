@@ -205,6 +205,12 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
     assert [report.outcome for report in ctx.journal] == [Outcome.WORSE]
 
 
+def test_a_range_that_a_rule_gives_stays() -> None:
+    rule = Rule.model_validate({"node": "*", "role": "activation", "set": {"range": [-90.0, 110.0]}})
+    prepared, plan, samples = calibrated(linear(1.0), tokens(24), Config(rules=(rule, *ALL)))
+    assert not choose(prepared, plan, samples).taken
+
+
 def test_weights_alone_have_no_ranges_to_choose() -> None:
     config = Config(mode="weight-only", rules=ALL, weights=TensorConfig(granularity="channel"))
     prepared, plan, samples = calibrated(linear(1.0), tokens(8), config)
