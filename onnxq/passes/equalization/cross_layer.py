@@ -8,7 +8,7 @@ weights and biases change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -32,23 +32,27 @@ Factors = Mapping[TensorId, Floats]
 _WORTH = 1.05
 
 
-def list_channel_axes(proto: ModelLike) -> dict[TensorId, int]:
+def list_channel_axes(proto: ModelLike, fixed: Iterable[TensorId] = ()) -> dict[TensorId, int]:
     """The channel axis of the tensors whose largest values `compute_factors` wants: of groups that weights say too
-    little about."""
-    flow = find_scaled_channels(get_index(proto))
+    little about. fixed: tensors that keep their values."""
+    flow = find_scaled_channels(get_index(proto), fixed)
     joint = flow.free & ~flow.rectified
     return {
         tensor: flow.axes[tensor] for tensor, labels in flow.labels.items() if joint[labels].any()
     }
 
 
-def compute_factors(proto: ModelLike, largest: Mapping[TensorId, Array64] | None = None) -> Factors:
+def compute_factors(
+    proto: ModelLike,
+    largest: Mapping[TensorId, Array64] | None = None,
+    fixed: Iterable[TensorId] = (),
+) -> Factors:
     """Factors for the outputs of linear operators, [channels] each; {} where nothing is to be gained.
 
     largest: max |x_c| over samples of the tensors of `list_channel_axes`, [channels] each; without it only weights
-    decide, and joined tensors stay as they are.
+    decide, and joined tensors stay as they are. fixed: tensors that keep their values.
     """
-    flow = find_scaled_channels(get_index(proto))
+    flow = find_scaled_channels(get_index(proto), fixed)
     by_root = _compute_by_root(flow, largest or {})
     factors = {}
     for op in flow.ops:

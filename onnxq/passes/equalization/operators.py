@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.equalization import channels
 from onnxq.passes.equalization import stream_rules as turns
 from onnxq.passes.equalization.streams import Streams
+from onnxq.sites import TensorId
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,17 @@ RULES: dict[str, OperatorRules] = {
 }
 
 
-def find_scaled_channels(index: GraphIndex) -> channels.ScaledChannels:
-    """The channels of every scope that may be multiplied, and the weights that make and read them."""
+def find_scaled_channels(
+    index: GraphIndex, fixed: Iterable[TensorId] = ()
+) -> channels.ScaledChannels:
+    """The channels of every scope that may be multiplied, and the weights that make and read them.
+
+    fixed: tensors that keep their values.
+    """
     flow = channels.ScaledChannels(index)
     flow.visit_nodes({name: rules.scale for name, rules in RULES.items()})
+    for tensor in flow.labels.keys() & set(fixed):
+        flow.hold_label(flow.labels[tensor], f"a rule gives the range of {tensor.name}")
     return flow.finish()
 
 

@@ -27,6 +27,7 @@ from onnxq.planner.rewritten import Anchors
 from onnxq.progress import Progress
 from onnxq.runtime import Session
 from onnxq.sites import Names, Refusal, Role, TensorId
+from onnxq.spec import RULED
 
 
 def observe_channels(
@@ -258,14 +259,14 @@ _SEEDS = 4
 
 def equalize_layers(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Cross-layer equalization, Nagel et al. 2019."""
-    axes = (
-        cross_layer.list_channel_axes(state.model) if len(ctx.data.calibration) >= _SAMPLES else {}
-    )
+    fixed = _list_ruled(ctx, state)
+    enough = len(ctx.data.calibration) >= _SAMPLES
+    axes = cross_layer.list_channel_axes(state.model, fixed) if enough else {}
     observed = _observe(ctx, state, axes, "equalizing")
     largest = {tensor: statistics.largest for tensor, statistics in observed.items()}
     # All or none: channels that share a factor need the values of every tensor they are in.
     factors = cross_layer.compute_factors(
-        state.model, largest if len(largest) == len(axes) else None
+        state.model, largest if len(largest) == len(axes) else None, fixed
     )
     factors = _drop_needless(ctx, state, factors)
     return _write(ctx, state, CROSS_LAYER, factors, [f"{tensor}: equalized" for tensor in factors])
@@ -403,7 +404,7 @@ def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
 
     Corrections for inputs that never come are errors for those that do.
     """
-    return has_real_samples(ctx, state) and rotation.has_residual_stream(state.model)
+    return has_free_values(ctx, state) and rotation.has_residual_stream(state.model)
 
 
 def _observe(
@@ -432,6 +433,20 @@ def _write(
     after = write_factors(ctx.base.ids, state, name, factors)
     report = check_equivalent(ctx, after, PassReport(name, (f"{len(factors)} tensors", *lines)))
     return (after if report.outcome is Outcome.KEPT else state), report
+
+
+def _list_ruled(ctx: EqualizeContext, state: FloatState) -> set[TensorId]:
+    """The tensors whose ranges rules give, in the values that the model computes as it came."""
+    if all(rule.set.range is None for rule in ctx.config.rules):
+        return set()
+    sites = ctx.place(state, ctx.progress).sites
+    ruled = (site.site for site in sites if site.qparams and site.qparams.origin == RULED)
+    return {tensor for tensor in ruled if isinstance(tensor, TensorId)}
+
+
+def has_free_values(ctx: EqualizeContext, state: FloatState) -> bool:
+    """True where samples are real, and no rule gives a range, which would be that of other values."""
+    return has_real_samples(ctx, state) and not _list_ruled(ctx, state)
 
 
 def serves_activations(ctx: EqualizeContext, state: FloatState) -> bool:
@@ -473,7 +488,7 @@ EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
         absorb_biases,
         "absorbing means into biases",
         0.1,
-        applies=serves_activations,
+        applies=lambda ctx, state: serves_activations(ctx, state) and has_free_values(ctx, state),
         trial=Trial(score_equalized, THRESHOLDS[ABSORPTION]),
     ),
     Pass(
@@ -482,7 +497,7 @@ EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
         smooth_activations,
         "smoothing activations",
         0.15,
-        applies=has_real_samples,
+        applies=has_free_values,
         trial=Trial(score_equalized, THRESHOLDS[SMOOTHQUANT]),
     ),
     TOKENS,

@@ -196,6 +196,7 @@ def test_outputs_shared_weights_captured_tensors_and_unknown_shapes_stay() -> No
     bare = parse(f"{head}) {{ {lines} }}", **weights)
     free = infer_shapes(bare)
     assert compute_factors(free)
+    assert not compute_factors(free, fixed=[TensorId("r")])
     assert not compute_factors(bare)
     seen = infer_shapes(parse(f"{head}, float[N,6,8,8] r) {{ {lines} }}", **weights))
     assert not compute_factors(seen)

@@ -209,6 +209,10 @@ def test_a_range_that_a_rule_gives_stays() -> None:
     rule = Rule.model_validate({"node": "*", "role": "activation", "set": {"range": [-90.0, 110.0]}})
     prepared, plan, samples = calibrated(linear(1.0), tokens(24), Config(rules=(rule, *ALL)))
     assert not choose(prepared, plan, samples).taken
+    # Nor do other values come where it was given for these.
+    result = quantize(residual(), images(24), Config(rules=(rule, *ALL)), effort="balanced")
+    passes = ("rotation", "cross_layer_equalization", "bias_absorption", "smoothquant", "ranges")
+    assert [bool(list_accounts(result, name)) for name in passes] == [False, True, False, False, True]
 
 
 def test_weights_alone_have_no_ranges_to_choose() -> None:
