@@ -117,6 +117,21 @@ def output(**changes: float) -> OutputDiff:
     return OutputDiff(name="y", accuracy=(accuracy,), engines=(error(12.0),))
 
 
+@pytest.mark.parametrize(
+    ("tolerances", "measure"),
+    [
+        (DiffConfig(min_sqnr=31), "SQNR in dB"),
+        (DiffConfig(min_cosine=0.995), "cosine"),
+        (DiffConfig(max_abs=0.4), "max abs error"),
+        (DiffConfig(min_agreement=0.95), "top-k agreement"),
+        (DiffConfig(min_engines=13), "SQNR in dB against what the file says"),
+    ],
+)
+def test_an_unmet_tolerance_names_output_run_and_value(tolerances: DiffConfig, measure: str) -> None:
+    (found,) = find_unmet([output()], tolerances)
+    assert (found.output, found.run, found.measure) == ("y", "ort-on", measure)
+
+
 def test_met_tolerances_say_nothing() -> None:
     fair = DiffConfig(min_sqnr=30, min_cosine=0.99, max_abs=0.5, min_agreement=0.9, min_engines=12)
     assert find_unmet([output()], fair) == ()
