@@ -1,26 +1,32 @@
-"""What provokes Q3xx and Q4xx."""
+"""What provokes Q3xx and Q4xx, and codes of models and calls of other tools and of custom operators."""
 
-import json
+import importlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from onnx import helper
 
 import onnxq
-from onnxq import import_calibration
+from onnxq import compat, import_calibration
 from onnxq.backends import load_config
 from onnxq.config import ProveConfig
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.engines.shapes import parse_shapes
 from onnxq.evaluation.metric import parse_drop
-from onnxq.numerics import quantize
 from onnxq.observers import register_observer
-from onnxq.plan import Plan, from_json, to_json
+from onnxq.plan import Plan, from_json
 from onnxq.runtime import Session
 from onnxq.runtime.session import check_loaded
-from onnxq.spec import PerChannel, QParams, QuantSpec
-from tests.codes.kit import EVERYTHING, FORCE, F, gemm, model, quantized, reach, reach_each, written
+from onnxq.spec import QuantSpec
+from tests.codes.kit import EVERYTHING, FORCE, gemm, quantized, reach, reach_each, rows, written
+from tests.custom_ops.models import network as swell
+from tests.pipeline.models import residual
+from tests.pipeline.test_requantize import leaving
+from tests.pipeline.test_requantize import quantized as requantized
 
 
 def configured(folder: Path, text: str) -> None:
@@ -31,33 +37,10 @@ def with_rule(rule: dict[str, Any]) -> Plan:
     return onnxq.make_plan(gemm(), config=load_config(None, {"rules": [rule]}))
 
 
-@reach("Q311")
-def option_of_an_observer(_: Path):
-    observer = {"name": "percentile", "percentile": 12.0}
-    quantized(config=load_config(EVERYTHING, {"activations": {"observer": observer}}))
-
-
 @reach("Q321")
 def not_for_a_cache(folder: Path):
     cache = written(folder, "TRT-8601-EntropyCalibration2\nx: 3c010a14\n", "c.cache")
     import_calibration(cache, gemm(), config="trt-int4-weights")
-
-
-@reach("Q402")
-def other_weights(_: Path):
-    onnxq.apply(gemm(64, 64, w=np.ones((64, 64), F)), quantized().plan)
-
-
-@reach("Q403")
-def strange_entry(_: Path):
-    raw = json.loads(to_json(onnxq.make_plan(gemm())))
-    from_json(json.dumps({**raw, "colour": 1}))
-
-
-@reach("Q404")
-def other_model(_: Path):
-    other = model("g (float[N,64] x) => (float[N,64] y) { y = Relu(x) }")
-    onnxq.apply(other, quantized().plan)
 
 
 @reach("Q406")
@@ -67,22 +50,6 @@ def no_kernel(_: Path):
         replace(site, spec=replace(site.spec, symmetric=False)) if site.role.value == "activation" else site
         for site in made.sites
     )))  # fmt: skip
-
-
-@reach("Q407")
-def wrong_count_of_scales(_: Path):
-    numbers = QParams(np.ones(3, F), np.zeros(3, np.int32), "by hand")
-    quantize(np.ones((4, 2), F), numbers, QuantSpec(bits=8, granularity=PerChannel(0)))
-
-
-@reach("Q408")
-def wrong_values(_: Path):
-    done = quantized()
-    sites = tuple(
-        replace(site, values=np.full((1, 1), 99, np.int8)) if site.role.value == "weight" else site
-        for site in done.plan.sites
-    )
-    onnxq.apply(gemm(64, 64), replace(done.plan, sites=sites))
 
 
 reach_each(
@@ -114,5 +81,53 @@ reach_each(
         "Q401": lambda _: from_json("[]"),
         "Q411": lambda folder: onnxq.annotate_bits(gemm(), beside=written(folder, "{}", "notes.json")),
         "Q405": lambda _: onnxq.apply(gemm(64, 64), onnxq.make_plan(gemm(64, 64), config=EVERYTHING)),
+    }
+)
+
+
+# ---- What provokes codes of models and calls of other tools, of edited plans and of custom operators.
+
+
+@reach("W123")
+def unrun(_: Path):
+    proto = swell()
+    # Nothing in front of it can be run.
+    proto.graph.node[0].input[0] = "v"
+    proto.graph.node.insert(0, helper.make_node("Swell", ["x"], ["v"], domain="example.ops"))
+    return onnxq.quantize(proto, config="ort-int8-weights").report.warnings
+
+
+def called(folder: Path, width: int = 4, **how: Any) -> list[Any]:
+    """What `onnxq.compat` warns of."""
+    with pytest.warns(compat.CompatWarning) as caught:
+        compat.quantize_static(gemm(width, width), folder / "q.onnx", rows(8, width), **how)
+    return [warning.message for warning in caught]
+
+
+def import_anew(module: str) -> list[Any]:
+    """Warnings of a module when it is imported."""
+    sys.modules.pop(module, None)
+    with pytest.warns(compat.CompatWarning) as caught:
+        importlib.import_module(module)
+    return [warning.message for warning in caught]
+
+
+reach_each(
+    {
+        "W130": lambda folder: called(
+            folder, 64, op_types_to_quantize=["Gemm"], extra_options={"DedicatedQDQPair": True}
+        ),
+        "W135": called,
+        "W147": lambda _: import_anew("onnxq.compat.qdq_quantizer"),
+        "W136": lambda folder: called(folder, op_types_to_quantize=["Gemm"]),
+        "Q113": lambda _: onnxq.quantize(swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)}),
+        "Q322": lambda folder: onnxq.quantize(
+            swell(), {"x": np.zeros((4, 3, 16, 16), np.float32)}, overrides={"ort_library": folder / "none.so"}
+        ),
+        "W131": lambda _: onnxq.quantize(swell(), config="ort-int8-weights").report.warnings,
+        "Q125": lambda _: requantized(requantized(residual()).model),
+        "R115": lambda _: (
+            requantized(requantized(residual(), leaving("c/Conv")).model, leaving("d/Conv")).plan.refusals
+        ),
     }
 )

@@ -6,24 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 import onnxq
 from onnxq import errors
 from onnxq.config import DataConfig
 from onnxq.data import load_data
-from onnxq.engines.diff.compare import check_pair
 from onnxq.engines.prove.compare import read_proof
 from onnxq.evaluation.metric import load_metric
-from onnxq.graph import Editor, GraphIndex, ValueInfo, inline_functions, load_model, name_nodes, upgrade_opset
-from onnxq.graph.storage import check_tensors
+from onnxq.graph import GraphIndex, ValueInfo, load_model, name_nodes
 from onnxq.interop import strip_markers
 from onnxq.report.record import read_record
 from onnxq.runtime import Session
-from tests.cli.kit import run, run_failing
-from tests.codes.kit import F, X, gemm, model, reach, reach_each, rows, saved, written
+from tests.cli.kit import run_failing
+from tests.codes.kit import F, X, model, reach, reach_each, rows, written
 from tests.data.text.kit import make_decoder
 from tests.interop.marked import residual_net
 
@@ -49,94 +46,9 @@ for _kind in errors.OnnxqError.__subclasses__():
 reach("Q000")(raising(errors.OnnxqError))
 
 
-@reach("Q001")
-def usage(_: Path):
-    from onnxq.cli.group import UsageFault
-
-    shown = run("nonsense")
-    assert f"error[{UsageFault.default_code}]" in shown.stderr
-    return UsageFault("onnxq", shown.stderr)
-
-
 def fail_with(error: BaseException) -> str:
     """The code that a command prints that raises this."""
     return json.loads(run_failing(error, "--json").stdout)["error"]["code"]
-
-
-@reach("Q002")
-def no_memory(_: Path):
-    try:
-        np.zeros(1 << 60, np.uint8)
-    except MemoryError as error:
-        return fail_with(error)
-
-
-@reach("Q103")
-def illegal_model(_: Path):
-    proto = model(RELU)
-    proto.graph.node[0].input.append("x")
-    load_model(proto)
-
-
-@reach("Q104")
-def future_opset(_: Path):
-    proto = model(RELU)
-    proto.opset_import[0].version = 999
-    load_model(proto)
-
-
-@reach("Q105")
-def short_tensor(_: Path):
-    proto = gemm()
-    proto.graph.initializer[0].raw_data = b"1234"
-    check_tensors(proto, "the model")
-
-
-def external(location: str) -> onnx.ModelProto:
-    proto = gemm()
-    tensor = proto.graph.initializer[0]
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=location)
-    return proto
-
-
-@reach("Q108")
-def recursive_function(_: Path):
-    proto = model(
-        """g (float[4] x) => (float[4] y) { y = loc.F(x) }
-        <domain: "loc", opset_import: ["": 17, "loc": 1]> F (a) => (b) { b = loc.F(a) }"""
-    )
-    proto.opset_import.append(helper.make_opsetid("loc", 1))
-    inline_functions(proto)
-
-
-@reach("Q109")
-def no_conversion(_: Path):
-    proto = model("g (float[4] x) => (float[4] y) { y = Relu(x) }", opset=11)
-    proto.graph.node[0].op_type = "Scatter"
-    proto.graph.node[0].input.extend(["x", "x"])
-    upgrade_opset(name_nodes(proto), 13)
-
-
-@reach("Q111")
-def a_node_fails(_: Path):
-    proto = model("g (float[N,4] x, int64[M] s) => (float[K,L] y) { y = Reshape(x, s) }")
-    Session(proto).run({"x": np.zeros((1, 4), F), "s": np.array([3], np.int64)})
-
-
-@reach("Q112")
-def out_of_memory(_: Path):
-    from onnxq.runtime.faults import explain_run_failure
-
-    # What ONNX Runtime says; asking for the memory would harm the machine.
-    raise explain_run_failure(RuntimeError("Failed to allocate memory for requested buffer of size 1099511627776"), "m")
-
-
-@reach("Q114")
-def strangers(_: Path):
-    other = model("g (float[N,4] z) => (float[N,4] y) { y = Relu(z) }")
-    check_pair(GraphIndex(name_nodes(model(RELU))), GraphIndex(name_nodes(other)))
 
 
 @reach("Q115")
@@ -146,13 +58,6 @@ def a_foreign_engine_fails(_: Path):
 
     with translate_errors():
         load_polygraphy("logger").G_LOGGER.critical("the engine broke")
-
-
-@reach("Q117")
-def unnamed_nodes(_: Path):
-    proto = model(RELU)
-    proto.graph.node[0].name = ""
-    Editor(proto)
 
 
 @reach("Q119")
@@ -201,16 +106,6 @@ def full_disk(folder: Path):
     store.store_array(np.zeros((1 << 16,), F))
 
 
-@reach("Q218")
-def results_of_others(folder: Path):
-    path = saved(folder, model(RELU))
-    onnxq.diff(path, path, rows(2), overrides={"engines": ["ort"]}, out=folder / "out")
-    (folder / "out" / "inputs.json").unlink()
-    onnxq.diff(
-        path, path, {"x": -5 * rows(2)["x"]}, overrides={"engines": ["ort"], "load": [folder / "out" / "results.json"]}
-    )
-
-
 def texts(folder: Path, tokens: int = 256, text: bytes = b"some text of some words", **asked: object) -> None:
     """Load a text for a decoder."""
     named = name_nodes(make_decoder(caches=False, tokens=tokens))
@@ -237,8 +132,6 @@ reach_each(
         "Q003": lambda _: fail_with(AssertionError("never")),
         "Q101": lambda folder: load_model(folder / "none.onnx"),
         "Q102": lambda folder: load_model(written(folder, b"\xff\xff\xff", "m.onnx")),
-        "Q106": lambda folder: load_model(written(folder, external("none.data").SerializeToString(), "m.onnx")),
-        "Q107": lambda folder: load_model(written(folder, external("/etc/passwd").SerializeToString(), "m.onnx")),
         "Q110": lambda _: Session(model("g (bool[N,4] x) => (bool[N,4] y) { y = Relu(x) }")),
         "Q116": lambda _: GraphIndex(name_nodes(model(RELU))).find_node("none"),
         "Q118": lambda _: strip_markers(model(RELU)),

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,11 +39,6 @@ def without(package: str, module: str, call: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-@reach("Q805", pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt is there"))
-def no_tensorrt(_: Path):
-    onnxq.prove(gemm(), overrides={"engine": "tensorrt"})
 
 
 @reach("Q806")

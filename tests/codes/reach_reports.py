@@ -6,17 +6,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 from onnx import helper
 
 import onnxq
-from onnxq.backends import find_backend, find_engine, load_config
-from onnxq.backends.engine import ENGINE
-from onnxq.backends.ort.engine import OPTIMIZED
-from onnxq.engines.saturation.emulate import emulate_saturation
-from onnxq.graph import load_model, name_nodes
-from onnxq.passes.base import RunContext
-from onnxq.passes.rewrites.normalizations import fold_scalars
+from onnxq.backends import load_config
 from onnxq.pipeline.finalize import warn_unmeasured_cpu
 from onnxq.report.model import EngineCheck, LatencyRatio, OutputCheck, Report
 from onnxq.runtime import tap_tensors
@@ -37,8 +30,6 @@ from tests.codes.kit import (
     written,
 )
 from tests.interop.models import cache, network, ranges
-from tests.passes.kit import make_state
-from tests.pipeline.models import images, residual
 from tests.planner.test_balance import net
 from tests.tables import words
 
@@ -54,45 +45,6 @@ def conv(group: int = 1, channels: int = 64) -> onnx.ModelProto:
     return model(body, w=np.random.default_rng(0).standard_normal((64, channels // group, 3, 3)).astype(F) / 20)
 
 
-@reach("R101")
-def no_kernel(_: Path):
-    body = 'g (float[2,64] x) => (float[64,2] y) { y = Einsum <equation="ab,bb->ba"> (x, w) }'
-    return planned(model(body, w=np.eye(64, dtype=F)))
-
-
-@reach("R103")
-def no_such_type(_: Path):
-    uint4 = {"bits": 4, "signed": False, "storage": "uint4", "scheme": "asymmetric", "granularity": "channel"}
-    return planned(gemm(64, 64), weights=uint4)
-
-
-@reach("R104")
-def a_branch_that_never_ran(_: Path):
-    proto = model(
-        """g (float[N,64] x, bool c) => (float[N,64] y) {
-        y = If (c) <then_branch = t () => (float[N,64] a) { a = MatMul(x, w) },
-                    else_branch = e () => (float[N,64] b) { b = MatMul(x, w) }> }""",
-        w=np.eye(64, dtype=F),
-    )
-    for attribute in proto.graph.node[0].attribute:
-        attribute.g.node[0].name = attribute.name
-    samples = [{"x": row[None], "c": np.array(True)} for row in rows(8, 64)["x"]]
-    return planned(proto, samples)
-
-
-@reach("R105")
-def alone(_: Path):
-    rule = {"op": "Flatten", "set": {"quantize": True}}
-    return planned(model("g (float[N,64] x) => (float[N,64] y) { y = Flatten(x) }"), rules=[rule])
-
-
-@reach("R106")
-def no_scale(folder: Path):
-    scales = {name: scale for name, scale in ranges(network()).items() if name != "r1"}
-    path = written(folder, cache(scales), "c")
-    return onnxq.import_calibration(path, network(), overrides={"allow_missing": True}).plan.refusals
-
-
 @reach("R107")
 def out_of_reach(_: Path):
     loop = model(
@@ -104,21 +56,6 @@ def out_of_reach(_: Path):
                                  else_branch = e () => (float[3] z) { [i] z = Identity(v) }> }> }"""
     )
     return list(tap_tensors(loop, [TensorId("k", "y.body/choose.then_branch")]).refusals)
-
-
-@reach("R111")
-def no_tensorrt(_: Path):
-    found = find_backend("trt").local.find_obstacle()
-    if found is None:
-        pytest.skip("TensorRT runs here")
-    return found
-
-
-@reach("R112")
-def a_rewrite_that_does_not_fit(_: Path):
-    body = "g (float16[N,4,7,7] x) => (float16[N,6,7,7] y) { h = Conv(x, w) y = Mul(h, k) }"
-    proto = model(body, w=np.full((6, 4, 1, 1), 2, np.float16), k=np.float16([6e4]))
-    return fold_scalars(RunContext(), make_state(name_nodes(proto)))[1].skipped
 
 
 @reach("R116")
@@ -141,42 +78,6 @@ def renamed() -> list[Any]:
     return [*found.fixed, *found.warnings]
 
 
-@reach("R114")
-def not_emulated(_: Path):
-    weights = {
-        "w": np.full((1, 4, 32), 127, np.int8), "r": np.full((1, 8, 32), 3, np.int8),
-        "s": np.ones((1, 32), F), "z": np.zeros((1, 32), np.int8),
-    }  # fmt: skip
-    proto = model("g (float[5,1,4] x) => (float[A,B,C,D] y) { y = Relu(x) }", **weights)
-    node = proto.graph.node[0]
-    node.op_type, node.domain = "DynamicQuantizeLSTM", "com.microsoft"
-    node.input[:] = ["x", "w", "r", "", "", "", "", "", "s", "z", "s", "z"]
-    node.attribute.append(helper.make_attribute("hidden_size", 8))
-    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    return emulate_saturation(proto).skipped
-
-
-@reach("F104")
-def on_request(_: Path):
-    body = "g (float[N,64,64] x, float[N,64,64] z) => (float[N,64,64] y) { y = MatMul(x, z) }"
-    return list(onnxq.make_plan(model(body), config="trt-int8").left_float)
-
-
-@reach("F106")
-def promoted(_: Path):
-    rules = [{"tensor": "r", "role": "activation", "set": {"quantize": True, "bits": 2}}, FORCE]
-    made = onnxq.quantize(residual(), images(32), overrides={"latency": False, "min_sqnr": 30, "rules": rules})
-    return made.plan.left_float
-
-
-@reach("F108")
-def an_operator_of_a_library(_: Path):
-    proto = model("g (float[N,64] x) => (float[M,64] y) { h = MatMul(x, w) y = Relu(h) }", w=np.ones((64, 64), F))
-    proto.graph.node[1].domain = "example.ops"
-    proto.opset_import.append(helper.make_opsetid("example.ops", 1))
-    return onnxq.make_plan(proto, config="ort-int8-weights").left_float
-
-
 @reach("W105")
 def bits_attribute(_: Path):
     return onnxq.annotate_bits(quantized().model, overrides={"bits_attribute": True}).warnings
@@ -192,30 +93,6 @@ def damaged_notes(_: Path):
 def judged(*sqnr: float, **more: Any) -> list[Any]:
     check = OutputCheck(name="y", sqnr_db=(sqnr[0], sqnr[1]), cosine=(1.0, 1.0), agreement_db=30.0)
     return list(Report(target="ort", pairs=1, checks=(check,), **more).alarms())
-
-
-@reach("W112")
-def other_kernels(folder: Path):
-    saved(folder, saturating(), OPTIMIZED)
-    body = "g (float[N,64] x) => (float[N,64] y) { y = QLinearConv(x, x, x, x, x, x, x, x) }"
-    saved(folder, model(body), ENGINE)
-    return list(find_engine("ort").list_warnings(folder))
-
-
-@reach("W113")
-def initializers_as_inputs(_: Path):
-    proto = gemm()
-    proto.graph.input.append(helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [4, 3]))
-    return load_model(proto).notes
-
-
-@reach("W116")
-def without_optimizations(_: Path):
-    overrides = {"effort": "fast", "high_precision": "float32", "verify.optimized": True}
-    report = onnxq.quantize(gemm(64, 64), rows(8, 64), "trt-fp8", overrides=overrides).report
-    if report.checks[0].optimized:
-        pytest.skip("this ONNX Runtime's optimizations take FP8")
-    return report.warnings
 
 
 @reach("W118")

@@ -1,6 +1,5 @@
 """What provokes Q5xx to Q8xx, refusals, what is left float, and warnings."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ from onnx import helper
 
 import onnxq
 from onnxq.backends import find_engine
-from onnxq.backends.building import check_library
-from onnxq.backends.engine import BuildResult, BuildState, TimedModel, Timing
+from onnxq.backends.engine import TimedModel, Timing
 from onnxq.evaluation.compare import check_interface
 from onnxq.files import check_outputs, write_text
-from onnxq.graph import light, verify_graph
+from onnxq.graph import light
 from onnxq.interop import find_format
 from onnxq.interop.exporting import write_scales
 from onnxq.interop.trt_cache import parse_cache
@@ -31,17 +29,6 @@ from tests.interop.test_real import REAL
 HEADER = "TRT-8601-EntropyCalibration2\n"
 
 
-@reach("Q602")
-def onto_itself(folder: Path):
-    path = written(folder, "", "m.onnx")
-    check_outputs(path, path)
-
-
-@reach("Q604", pytest.mark.skipif(not Path("/proc").exists(), reason="no /proc here"))
-def cannot_write(_: Path):
-    write_text(Path("/proc/plan.json"), "{}")
-
-
 @reach("Q605")
 def open_cache(folder: Path):
     (folder / "kernels").mkdir()
@@ -51,31 +38,11 @@ def open_cache(folder: Path):
         kernels_folder()
 
 
-@reach("Q701")
-def lone_quantize(_: Path):
-    body = "g (float[4] x) => (uint8[4] y) { y = QuantizeLinear(x, s, z) }"
-    verify_graph(model(body, s=np.asarray(-1.0, F), z=np.asarray(0, np.uint8)))
-
-
 def labelled(folder: Path) -> Path:
     """A model with a note of bits for a node that it does not have."""
     proto = gemm()
     proto.metadata_props.add(key="onnxq.bits", value='{"gone": {"bits": 4}}')
     return saved(folder, proto)
-
-
-@reach("Q703")
-def tolerance(folder: Path):
-    np.savez(folder / "d.npz", **rows())
-    a, b = saved(folder, gemm(), "a.onnx"), saved(folder, gemm(w=np.zeros((4, 3), F)), "b.onnx")
-    return fail("diff", a, b, "--data", folder / "d.npz", "--min-sqnr", 10, "--engines", "ort")
-
-
-@reach("Q704", pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt is there"))
-def engine_that_must_run(folder: Path):
-    path = saved(folder, gemm())
-    np.savez(folder / "d.npz", **rows())
-    return fail("diff", path, path, "--data", folder / "d.npz", "--engines", "trt,ort")
 
 
 @reach("Q705")
@@ -84,11 +51,6 @@ def not_built(folder: Path):
     proto.graph.node[0].domain = "com.nobody"
     proto.opset_import.append(helper.make_opsetid("com.nobody", 1))
     return fail("prove", saved(folder, proto), "--engine", "ort")
-
-
-@reach("Q708")
-def no_gpu(_: Path):
-    check_library(BuildResult(state=BuildState.UNABLE, reason="there is no GPU"), find_engine("tensorrt"))
 
 
 @reach("Q710")
@@ -181,12 +143,6 @@ reach_each(
         "Q714": lambda _: convert_integers("QLinearReduceMean"),
         "Q601": lambda folder: write_text(written(folder, "", "p.json"), "{}"),
         "Q603": lambda folder: check_outputs("", folder / "none" / "m.onnx"),
-        "W150": lambda _: (
-            quantized(
-                model("g (float[N,64] x) => (float[N,64] y) { l = Add(x, b) y = Sigmoid(l) }", b=F(-9)),
-                config="qnn-int8",
-            ).report.warnings
-        ),
         "Q702": lambda _: check_interface(gemm(), gemm(4, 5)),
         "Q706": lambda folder: fail("prove", saved(folder, gemm()), "--engine", "ort", "--require-int8", "Gemm"),
         "Q707": lambda folder: fail("prove", saved(folder, saturating()), "--engine", "ort", "--require-exact"),

@@ -11,7 +11,7 @@ from onnxq import errors
 from onnxq.codes import AREAS, CODES, catalogue_page
 from onnxq.errors import OnnxqError
 from tests.codes.kit import REACHED, Provoke, codes_in
-from tests.sources import ROOT, SOURCES
+from tests.sources import ROOT, SOURCES, list_texts
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.OnnxqError)]
 
@@ -65,7 +65,66 @@ def test_the_code_comes_out(code: str, provoke: Provoke, tmp_path: Path) -> None
     assert code in set(codes_in(found))
 
 
+# Codes that tests of other rooms provoke, each of which asserts its code or matches the message that ends with it.
+SHOWN = {
+    "backends/trt/test_parser.py": "W129",
+    "calibrate/test_run.py": "Q407 R106",
+    "cli/test_errors.py": "Q001 Q002",
+    "cli/test_streams.py": "Q604",
+    "commands/test_import_weights.py": "Q602",
+    "custom_ops/test_plugins.py": "F108",
+    "engines/diff/test_compare.py": "Q114",
+    "engines/diff/test_diff_command.py": "Q703 Q704 R111",
+    "engines/diff/test_results.py": "Q218",
+    "engines/prove/test_prove_command.py": "Q805",
+    "engines/saturation/test_emulate.py": "R114",
+    "engines/test_bench.py": "Q708",
+    "engines/test_shapes.py": "W112",
+    "graph/test_functions.py": "Q108",
+    "graph/test_index.py": "Q117",
+    "graph/test_load.py": "Q104 Q105 Q106 Q107 W113",
+    "graph/test_opset.py": "Q109",
+    "graph/test_scopes.py": "Q103",
+    "observers/test_base.py": "Q311",
+    "passes/mixed_precision/test_candidates.py": "F106",
+    "passes/rewrites/test_activations.py": "R112",
+    "pipeline/test_check.py": "Q701 W116",
+    "pipeline/test_samples.py": "W150",
+    "pipeline/test_stale_numbers.py": "Q403 Q404 Q408",
+    "pipeline/test_traps.py": "R104",
+    "pipeline/test_unchecked_outputs.py": "W120",
+    "planner/test_build.py": "R101",
+    "planner/test_choose.py": "F104 R105",
+    "planner/test_edited.py": "W121",
+    "planner/test_existing.py": "F107 W124 W125",
+    "planner/test_match.py": "Q402",
+    "planner/test_place.py": "W122",
+    "planner/test_problem.py": "R103",
+    "planner/test_requests.py": "W149",
+    "runtime/test_faults.py": "Q111 Q112",
+    "torch/export/test_files.py": "Q121 W126",
+    "torch/export/test_graph.py": "Q122",
+    "torch/fake_quant/test_kernels.py": "W119",
+    "torch/qat/test_steps.py": "Q318 Q510",
+    "torch/qmodules/test_layers.py": "R110",
+    "torch/qmodules/test_torch_ops.py": "R109",
+    "torch/quant_model/test_model.py": "Q409",
+    "torch/quant_model/test_norms.py": "Q410",
+    "torch/quantizers/test_base.py": "Q316 Q508 Q509",
+    "torch/reconstruct/test_run.py": "Q124",
+    "torch/tracing/test_capture.py": "Q123 R108",
+    "torch/tracing/test_tracer.py": "Q205",
+}
+
+
+@pytest.mark.parametrize(("module", "codes"), SHOWN.items(), ids=SHOWN)
+def test_the_code_comes_out_in_its_own_room(module: str, codes: str) -> None:
+    texts = "\n".join(text for _, text in list_texts(ROOT / "tests" / module))
+    assert [code for code in codes.split() if code not in texts] == []
+
+
 def test_every_code_is_provoked_once() -> None:
     provoked = Counter(param.values[0] for param in REACHED)
+    provoked.update(code for codes in SHOWN.values() for code in codes.split())
     assert sorted(set(CODES) - set(provoked)) == []
     assert [code for code, count in provoked.items() if count > 1] == []
