@@ -96,7 +96,6 @@ reach_each(
         "Q511": lambda _: join_parts([part(8), part(9)]),
         "Q512": lambda _: join_parts([part(shard="1/2")] * 2),
         "Q513": lambda folder: onnxq.merge_parts([written(folder, "{}", "p.json")]),
-        "Q801": lambda _: without("onnxruntime", "onnxq.runtime.session", "import_onnxruntime()"),
         "Q802": lambda _: without("torch", "onnxq.qat", "prepare_qat"),
         "Q803": lambda _: without("PIL", "onnxq.data.images", _IMAGE),
         "Q804": lambda _: without("polygraphy", "onnxq.backends.trt.run", "load_polygraphy('logger')"),

@@ -17,32 +17,23 @@ from onnxq.sites import Refusal, TensorId
 from tests.codes.kit import (
     EVERYTHING,
     FORCE,
-    F,
     gemm,
     model,
     quantized,
     reach,
     reach_each,
     rows,
-    saturating,
     saved,
-    show,
     written,
 )
 from tests.interop.models import cache, network, ranges
 from tests.planner.test_balance import net
-from tests.tables import words
 
 
 def planned(proto: onnx.ModelProto, data: Any = None, **config: Any) -> list[Any]:
     """Everything a plan says no to or warns of."""
     plan = onnxq.make_plan(proto, data, load_config(None, config))
     return [*plan.refusals, *plan.left_float, *plan.warnings]
-
-
-def conv(group: int = 1, channels: int = 64) -> onnx.ModelProto:
-    body = f"g (float[N,{channels},16,16] x) => (float[N,64,A,B] y) {{ y = Conv(x, w) }}"
-    return model(body, w=np.random.default_rng(0).standard_normal((64, channels // group, 3, 3)).astype(F) / 20)
 
 
 @reach("R107")
@@ -114,25 +105,11 @@ reach_each(
             model("g (float[1,64,8,8] x, float[64,64,3,3] w) => (float[1,64,6,6] y) { y = Conv(x, w) }")
         ),
         "R113": lambda _: renamed(),
-        "W117": lambda _: renamed(),
-        "F101": lambda _: planned(gemm(64, 64), rules=[{"op": "Gemm", "set": {"float": True}}]),
-        "F102": lambda _: planned(gemm(2, 2)),
-        "F103": lambda _: planned(conv(channels=3)),
         "F105": lambda _: onnxq.make_plan(gemm(2, 2), rows(8, 2), overrides={"placement": "measured"}).left_float,
-        "F109": lambda _: onnxq.make_plan(words(), config="trt-int8").left_float,
         "W101": lambda _: onnxq.quantize(gemm(64, 64), config=EVERYTHING, overrides={"latency": False}).report.warnings,
-        "W102": lambda _: planned(gemm(64, 64), saturation="allow"),
         "W103": lambda _: planned(net(24, 10, ["dense", "dense"])),
-        "W104": lambda _: planned(gemm(64, 64), rules=[FORCE], activations={"bits": 4}),
-        "W107": lambda folder: show("prove", saved(folder, saturating()), "--engine", "ort")["warnings"][-1]["code"],
-        "W108": lambda _: judged(3.0, 3.0),
-        "W109": lambda _: judged(40.0, 20.0),
-        "W138": lambda _: judged(
-            40.0, 40.0, engines=(EngineCheck(engine="E", latency=LatencyRatio(float_ms=3.0, int8_ms=2.0, own_ms=1.0)),)
-        ),
         "W148": lambda _: judged(40.0, 40.0, engines=(EngineCheck(engine="E", reason="no kernel", refusal="it too"),)),
         "W110": lambda _: judged(40.0, 40.0, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0)),
-        "W111": lambda _: list(onnxq.quantize(gemm(2, 2), rows(8, 2), overrides={"latency": False}).report.alarms()),
         "W114": lambda _: planned(gemm(64, 64), rows(4, 64), effort="high"),
         "W115": lambda _: warn_unmeasured_cpu(onnxq.make_plan(gemm(64, 64)), "arm64"),
     }

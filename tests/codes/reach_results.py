@@ -11,20 +11,14 @@ import onnxq
 from onnxq.backends import find_engine
 from onnxq.backends.engine import TimedModel, Timing
 from onnxq.evaluation.compare import check_interface
-from onnxq.files import check_outputs, write_text
 from onnxq.graph import light
-from onnxq.interop import find_format
-from onnxq.interop.exporting import write_scales
 from onnxq.interop.trt_cache import parse_cache
 from onnxq.kernels.cache import kernels_folder
-from onnxq.numerics import qparams_from_range, weight_qparams
+from onnxq.numerics import qparams_from_range
 from onnxq.observers import create_observer
 from onnxq.spec import ObserverSpec, QuantSpec
-from tests.annotate.test_quant_nodes import make_model as quant_node
-from tests.codes.kit import F, fail, gemm, model, quantized, reach, reach_each, rows, saturating, saved, written
-from tests.commands.test_import_weights import make_checkpoint, make_dynamic
+from tests.codes.kit import F, fail, gemm, model, quantized, reach, reach_each, rows, saved, written
 from tests.interop.models import network
-from tests.interop.test_real import REAL
 
 HEADER = "TRT-8601-EntropyCalibration2\n"
 
@@ -36,13 +30,6 @@ def open_cache(folder: Path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ONNXQ_CACHE", str(folder))
         kernels_folder()
-
-
-def labelled(folder: Path) -> Path:
-    """A model with a note of bits for a node that it does not have."""
-    proto = gemm()
-    proto.metadata_props.add(key="onnxq.bits", value='{"gone": {"bits": 4}}')
-    return saved(folder, proto)
 
 
 @reach("Q705")
@@ -119,34 +106,13 @@ reach_each(
         "Q501": lambda _: quantized(
             model("g (float[N,64] x) => (float[N,64] y) { l = Log(x) y = Gemm(l, w) }", w=np.ones((64, 64), F))
         ),
-        "Q712": lambda folder: fail_quickly(folder, "search", "--max-size", "9", "--points", "1"),
         "Q502": lambda _: create_observer(ObserverSpec("minmax"), QuantSpec(bits=8)).range(),
-        "Q503": lambda _: weight_qparams(np.full((2, 2), np.nan, F), QuantSpec(bits=8)),
         "Q504": lambda _: qparams_from_range(np.asarray(2.0), np.asarray(1.0), QuantSpec(bits=8)),
         "Q505": lambda _: parse_cache(b"nonsense\n"),
         "Q506": lambda folder: onnxq.import_calibration(written(folder, f"{HEADER}zzz: 3c010a14\n", "c"), gemm(64, 64)),
         "Q507": lambda folder: onnxq.import_calibration(written(folder, f"{HEADER}input: 3c010a14\n", "c"), network()),
-        "Q514": lambda folder: onnxq.import_weights(gemm(), folder),
-        "Q516": lambda _: find_format("nonsense"),
-        "Q517": lambda _: write_scales((), find_format("aimet-2.0")),
-        "Q518": lambda _: onnxq.inspect(quant_node("Quant", (-1, 0, 8), {}, np.ones((1, 2), F), constant=False)),
-        "W143": lambda _: onnxq.export_calibration(REAL / "brevitas.qcdq.onnx", "aimet-2.0").warnings,
-        "W144": lambda _: onnxq.export_calibration(REAL / "nncf.onnx", "aimet-2.0").warnings,
-        "W145": lambda _: (
-            onnxq.inspect(quant_node("Trunc", (1, 0, 8, 4), {}, np.ones((1, 2), F), constant=False)).warnings
-        ),
-        "Q515": lambda folder: onnxq.import_weights(gemm(), make_checkpoint("gptq", folder)[0]),
-        "W139": lambda folder: (
-            onnxq.import_weights(*make_dynamic(folder), overrides={"latency": False, "mode": "dynamic"}).report.warnings
-        ),
         "W140": lambda _: convert_integers("MatMulNBits"),
         "Q714": lambda _: convert_integers("QLinearReduceMean"),
-        "Q601": lambda folder: write_text(written(folder, "", "p.json"), "{}"),
-        "Q603": lambda folder: check_outputs("", folder / "none" / "m.onnx"),
         "Q702": lambda _: check_interface(gemm(), gemm(4, 5)),
-        "Q706": lambda folder: fail("prove", saved(folder, gemm()), "--engine", "ort", "--require-int8", "Gemm"),
-        "Q707": lambda folder: fail("prove", saved(folder, saturating()), "--engine", "ort", "--require-exact"),
-        "Q713": lambda folder: fail("annotate-bits", labelled(folder), "--check"),
-        "Q711": lambda folder: fail("variants", saved(folder, gemm(64, 64)), "--only", "int8", "--no-latency"),
     }
 )

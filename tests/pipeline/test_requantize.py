@@ -79,7 +79,7 @@ def test_a_quantized_file_is_refused_and_nothing_is_written(target: str, tmp_pat
 @pytest.mark.parametrize("name", GRAPHS)
 def test_no_rule_asks_for_more_the_second_time(name: str) -> None:
     done = quantized(named(name), EVERYTHING)
-    with pytest.raises(onnxq.OnnxqError, match="already quantized: "):
+    with pytest.raises(onnxq.OnnxqError, match=r"already quantized: .*\[Q125\]"):
         quantized(done.model)
 
 
