@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-import onnxq
 from onnxq import errors
 from onnxq.config import DataConfig
 from onnxq.data import load_data
@@ -18,7 +17,6 @@ from onnxq.interop import strip_markers
 from onnxq.runtime import Session
 from tests.codes.kit import F, X, model, reach, reach_each, rows, written
 from tests.data.text.kit import make_decoder
-from tests.interop.marked import residual_net
 
 RELU = "g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }"
 
@@ -51,39 +49,10 @@ def a_foreign_engine_fails(_: Path):
         load_polygraphy("logger").G_LOGGER.critical("the engine broke")
 
 
-@reach("Q119")
-def damaged_marker(_: Path):
-    proto = residual_net().model("y")
-    node = next(node for node in proto.graph.node if node.domain == "ai.onnxq")
-    del node.attribute[:]
-    strip_markers(proto)
-
-
-@reach("Q120")
-def a_lost_marker(_: Path):
-    net = residual_net()
-    strip_markers(net.model("y"), quantizers=[*net.sites, "lost"])
-
-
 @reach("Q202")
 def unreadable_data(folder: Path):
     (folder / "test_data_set_0" / "input_0.pb").mkdir(parents=True)
     load_data(folder, [X])
-
-
-@reach("Q204")
-def damaged_data(folder: Path):
-    np.save(folder / "x.npy", rows()["x"])
-    path = folder / "x.npy"
-    path.write_bytes(path.read_bytes()[:-8])
-    load_data(path, [X])
-
-
-@reach("Q214")
-def images_without_words(folder: Path):
-    pillow = pytest.importorskip("PIL.Image")
-    pillow.new("RGB", (4, 4)).save(folder / "a.png")
-    load_data(folder, [ValueInfo("x", TensorProto.FLOAT, ("N", 3, 4, 4))])
 
 
 @reach("Q215", pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here"))
@@ -102,20 +71,6 @@ def texts(folder: Path, tokens: int = 256, text: bytes = b"some text of some wor
     named = name_nodes(make_decoder(caches=False, tokens=tokens))
     (folder / "a.txt").write_bytes(text)
     load_data(folder / "a.txt", GraphIndex(named).inputs, DataConfig(**asked), named)
-
-
-@reach("Q221")
-def no_text(folder: Path):
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(folder / "tokenizer.json"))
-    texts(folder, text=b"\xff\xff", tokenizer=str(folder))
-
-
-@reach("Q225")
-def no_logits(folder: Path):
-    (folder / "a.txt").write_bytes(b"some text")
-    encoder = model("g (int64[N,T] input_ids) => (int64[N,T] y) { y = Identity (input_ids) }")
-    onnxq.perplexity(encoder, folder / "a.txt", overrides={"tokenizer": "bytes"})
 
 
 reach_each(

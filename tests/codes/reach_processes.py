@@ -8,7 +8,7 @@ import pytest
 
 import onnxq
 from onnxq.calibrate.parts import join_parts
-from onnxq.kernels.device import arch_number, build_cubin, find_nvcc, find_nvrtc
+from onnxq.kernels.device import find_nvcc
 from onnxq.kernels.host import build_host
 from onnxq.workers import WorkPiece, dask
 from onnxq.workers.processes import ProcessWorkers
@@ -55,14 +55,6 @@ def failing_compiler(folder: Path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CXX", str(bad))
         build_host(folder)
-
-
-@reach("Q808")
-def unknown_gpu(folder: Path):
-    nvrtc = find_nvrtc()
-    if nvrtc is None:
-        pytest.skip("no NVRTC")
-    build_cubin(nvrtc, arch_number("sm_10"), folder)
 
 
 @reach("Q901", pytest.mark.skipif(sys.platform == "win32", reason="signals end no process there"))

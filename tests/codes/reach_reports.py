@@ -1,32 +1,24 @@
 """What provokes refusals, what is left float, and warnings."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import helper
 
 import onnxq
 from onnxq.backends import load_config
 from onnxq.pipeline.finalize import warn_unmeasured_cpu
 from onnxq.report.model import EngineCheck, LatencyRatio, OutputCheck, Report
-from onnxq.runtime import tap_tensors
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import Refusal
 from tests.codes.kit import (
     EVERYTHING,
-    FORCE,
     gemm,
     model,
     quantized,
     reach,
     reach_each,
     rows,
-    saved,
-    written,
 )
-from tests.interop.models import cache, network, ranges
 from tests.planner.test_balance import net
 
 
@@ -34,29 +26,6 @@ def planned(proto: onnx.ModelProto, data: Any = None, **config: Any) -> list[Any
     """Everything a plan says no to or warns of."""
     plan = onnxq.make_plan(proto, data, load_config(None, config))
     return [*plan.refusals, *plan.left_float, *plan.warnings]
-
-
-@reach("R107")
-def out_of_reach(_: Path):
-    loop = model(
-        """g (int64 n, bool c, float[3] x) => (float[3] y) {
-        yes = Constant <value = bool {1}> ()
-        y = Loop (n, yes, x) <body = b (int64 i, bool c_in, float[3] v) => (bool c_out, float[3] w) {
-            [go] c_out = Identity(c_in)
-            [choose] w = If (c) <then_branch = t () => (float[3] a) { [n] k = Neg(v) [r] a = Relu(k) },
-                                 else_branch = e () => (float[3] z) { [i] z = Identity(v) }> }> }"""
-    )
-    return list(tap_tensors(loop, [TensorId("k", "y.body/choose.then_branch")]).refusals)
-
-
-@reach("R116")
-def a_node_left_to_the_cpu(folder: Path):
-    from onnxq.backends.qnn.kernels import TRACE, read_placement
-
-    entry = {"node_name": "y", "reason": "Operators of type `Erf` are not supported by QNN EP."}
-    written(folder, json.dumps({"subgraph_traces": [], "unsupported_nodes": [entry]}), TRACE)
-    written(folder, "", "build.log")
-    return list(read_placement(model("g (float[4] x) => (float[4] y) { y = Erf(x) }"), folder).left)
 
 
 def renamed() -> list[Any]:
@@ -74,28 +43,9 @@ def bits_attribute(_: Path):
     return onnxq.annotate_bits(quantized().model, overrides={"bits_attribute": True}).warnings
 
 
-@reach("W106")
-def damaged_notes(_: Path):
-    proto = gemm()
-    proto.metadata_props.add(key="onnxq.bits", value="oops")
-    return onnxq.inspect(proto).warnings
-
-
 def judged(*sqnr: float, **more: Any) -> list[Any]:
     check = OutputCheck(name="y", sqnr_db=(sqnr[0], sqnr[1]), cosine=(1.0, 1.0), agreement_db=30.0)
     return list(Report(target="ort", pairs=1, checks=(check,), **more).alarms())
-
-
-@reach("W118")
-def joined_scales(folder: Path):
-    proto = network()
-    proto.graph.node[4].CopyFrom(helper.make_node("MaxPool", ["c2"], ["s"], name="pool", kernel_shape=[1, 1]))
-    scales = ranges(proto)
-    scales["s"] = np.float32(1.5 * scales["c2"])
-    config = load_config(None, {"activations": {"bits": 8, "signed": True, "scheme": "symmetric"}, "rules": [FORCE]})
-    return onnxq.import_calibration(
-        written(folder, cache(scales), "c"), saved(folder, proto), overrides={"target": "ort"}, config=config
-    ).notes
 
 
 reach_each(

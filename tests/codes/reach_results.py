@@ -13,7 +13,6 @@ from onnxq.backends.engine import TimedModel, Timing
 from onnxq.evaluation.compare import check_interface
 from onnxq.graph import light
 from onnxq.interop.trt_cache import parse_cache
-from onnxq.kernels.cache import kernels_folder
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create_observer
 from onnxq.spec import ObserverSpec, QuantSpec
@@ -21,15 +20,6 @@ from tests.codes.kit import F, fail, gemm, model, quantized, reach, reach_each, 
 from tests.interop.models import network
 
 HEADER = "TRT-8601-EntropyCalibration2\n"
-
-
-@reach("Q605")
-def open_cache(folder: Path):
-    (folder / "kernels").mkdir()
-    (folder / "kernels").chmod(0o777)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ONNXQ_CACHE", str(folder))
-        kernels_folder()
 
 
 @reach("Q705")
@@ -44,20 +34,6 @@ def not_built(folder: Path):
 def no_engine_to_time(folder: Path):
     models = {"m": TimedModel(gemm(), written(folder, "no engine", "engine"), {})}
     find_engine("tensorrt-rtx").time_models(models, Timing(seconds=0.1))
-
-
-def fail_quickly(folder: Path, command: str, *options: str) -> str:
-    """The code that a command ends with that quantizes everything."""
-    np.savez(folder / "d.npz", **rows(16, 64))
-    config = written(folder, "effort: fast\nrules: [{op: '*', set: {quantize: true}}]\n", "c.yaml")
-    files = (saved(folder, gemm(64, 64)), "--data", folder / "d.npz", "--config", config)
-    return fail(command, *files, "--no-latency", *options)
-
-
-@reach("Q709")
-def wish_not_met(folder: Path):
-    falls = written(folder, "asked = []\ndef falls(model):\n    asked.append(1)\n    return -len(asked)\n", "m.py")
-    return fail_quickly(folder, "quantize", "--metric", f"{falls}:falls")
 
 
 @reach("W127")
