@@ -51,8 +51,7 @@ def test_no_class_of_errors_is_without_a_code(kind) -> None:
 
 # ---- Every code comes out of what a person can really do.
 
-for _path in sorted(Path(__file__).parent.glob("reach_*.py")):
-    import_module(f"tests.codes.{_path.stem}")
+import_module("tests.codes.reach")
 
 
 @pytest.mark.usefixtures("engines_here")
