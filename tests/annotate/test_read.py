@@ -187,7 +187,8 @@ def test_damaged_metadata_is_told_or_left_alone_never_fatal(text):
 def test_damaged_plan_is_told():
     proto = models.two_widths()
     proto.metadata_props.add(key="onnxq.plan", value='{"schema": 99}')
-    assert "onnxq.plan" in inspect_model(proto).warnings[0]
+    warning = inspect_model(proto).warnings[0]
+    assert (warning.code, "onnxq.plan" in warning) == ("W106", True)
 
 
 def test_few_or_only_zero_values_say_nothing():

@@ -80,15 +80,6 @@ def gemm(rows: int = 4, columns: int = 3, **more: Any) -> onnx.ModelProto:
     return model(body, **{"w": weight, "b": np.zeros(columns, F), **more})
 
 
-def saturating() -> onnx.ModelProto:
-    """A model whose 16-bit sums overflow."""
-    return model(
-        """g (float[N,64] x) => (float[N,64] y) {
-        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, s) y = MatMul(d, v) }""",
-        s=np.asarray(0.1, F), z=np.asarray(0, np.uint8), w=np.full((64, 64), 127, np.int8),
-    )  # fmt: skip
-
-
 def rows(count: int = 8, width: int = 4) -> dict[str, np.ndarray]:
     """Samples for `x`."""
     return {"x": np.random.default_rng(1).standard_normal((count, width)).astype(F)}

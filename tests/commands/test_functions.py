@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import onnxq
-from onnxq.config import Config, Rule
 from onnxq.errors import ConfigError
 from tests.cli.kit import run
-from tests.codes.kit import model, saved
+from tests.codes.kit import saved
 from tests.pipeline.models import EVERYTHING, images, residual
 
 NAN = math.nan
@@ -71,18 +70,6 @@ def test_tolerances_of_diff_are_numbers(option: str) -> None:
     assert run("prove", "a.onnx", "--timeout", "inf").exit_code == 2
 
 
-def test_an_unknown_pass_to_skip_is_named_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text("extends: ort-int8\nskip:\n  - rounding\n  - smoothquan\n")
-    with pytest.raises(ConfigError) as caught:
-        onnxq.make_plan(residual(), images(), path)
-    assert caught.value.subject == f"{path}:4: skip[1]"
-    assert "'smoothquan'" in caught.value.cause
-    assert "'smoothquant'" in caught.value.fix
-    with pytest.raises(ConfigError, match="did you mean 'rounding'"):
-        onnxq.quantize(residual(), images(), Config(skip=("roundingg",)))
-
-
 def test_weights_of_few_bits_say_so_too() -> None:
     skip = ["cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion"]
     overrides = {"weights": {"bits": 3, "observer": "mse"}, "effort": "balanced", "skip": skip, "latency": False}
@@ -91,17 +78,3 @@ def test_weights_of_few_bits_say_so_too() -> None:
     assert searched
     (line,) = (line for line in found.report.accounts if line.startswith("rounding: "))
     assert f"in place of the observer mse at {searched[0].site}" in line
-
-
-def test_an_observer_that_a_shared_scale_leaves_idle_is_told() -> None:
-    weight = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float32)
-    proto = model(
-        """g (float[N,32,8,8] x) => (float[N,32,4,4] y) {
-            c = Conv <pads=[1,1,1,1]>(x, w) p = MaxPool <kernel_shape=[2,2], strides=[2,2]>(c)
-            y = Conv <pads=[1,1,1,1]>(p, w) }""",
-        w=weight,
-    )
-    rule = Rule(tensor="p", set={"observer": "mse"})  # type: ignore[arg-type]
-    plan = onnxq.make_plan(proto, images(), EVERYTHING.model_copy(update={"rules": (rule, *EVERYTHING.rules)}))
-    assert len({one.group for one in plan.sites if str(one.site) in ("c", "p")}) == 1
-    assert any("its observer 'mse' is not used" in line or "whose observer is 'mse'" in line for line in plan.warnings)

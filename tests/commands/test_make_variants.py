@@ -27,11 +27,6 @@ TRANSFORMER = """g (int64[N,T] ids) => (float[N,T,64] y) {
     v = MatMul(n, wv) t = Transpose <perm=[0,2,1]>(k) s = MatMul(q, t) a = Softmax(s) c = MatMul(a, v) r = Add(c, n)
     u = MatMul(r, wu) h = Relu(u) d = MatMul(h, wd) y = Add(d, r)
 }"""
-MOBILE = """g (float[N,3,16,16] x) => (float[N,10] y) {
-    s = Conv <kernel_shape=[3,3], pads=[1,1,1,1], strides=[2,2]>(x, ws) t = Clip(s, zero, six)
-    d = Conv <kernel_shape=[3,3], pads=[1,1,1,1], group=16>(t, wd) e = Clip(d, zero, six)
-    p = Conv <kernel_shape=[1,1]>(e, wp) m = GlobalAveragePool(p) f = Flatten(m) y = MatMul(f, wc)
-}"""
 
 
 def build(body: str, **tensors: Any) -> onnx.ModelProto:
@@ -45,14 +40,6 @@ def transformer() -> onnx.ModelProto:
     weights |= {"wu": rng.standard_normal((64, 128)) / 8, "wd": rng.standard_normal((128, 64)) / 11}
     table = rng.standard_normal((512, 64))
     return build(TRANSFORMER, table=table, one=np.ones(64), zero=np.zeros(64), **weights)
-
-
-def depthwise() -> onnx.ModelProto:
-    """A stem, a depthwise and a pointwise convolution in the way of MobileNets, and a classifier."""
-    rng = np.random.default_rng(0)
-    shapes = {"ws": (16, 3, 3, 3), "wd": (16, 1, 3, 3), "wp": (32, 16, 1, 1), "wc": (32, 10)}
-    weights = {name: rng.standard_normal(shape) / np.prod(shape[1:]) ** 0.5 for name, shape in shapes.items()}
-    return build(MOBILE, six=np.asarray(6.0), zero=np.asarray(0.0), **weights)
 
 
 def spiked() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -119,24 +106,6 @@ def test_every_row_of_the_table_is_true(made: Any, dtype: str) -> None:
     if "16" not in dtype:
         assert one.sqnr_db[0] == pytest.approx(sqnr(path, original, feeds, optimize=False), abs=0.2)
     assert one.worst_db == min(one.sqnr_db)
-
-
-def test_the_rows_of_a_convolutional_network_are_true(tmp_path: Path, forced: Path) -> None:
-    original = tmp_path / "model.onnx"
-    onnx.save(depthwise(), original)
-    x = np.random.default_rng(1).standard_normal((16, 1, 3, 16, 16)).astype(np.float32)
-    samples = [{"x": one} for one in x]
-    # One sample is held back: rows are of it, whichever it is.
-    found = onnxq.variants(original, samples[:1], forced, overrides=FAST, out=tmp_path / "hub")
-    assert {one.dtype for one in found.usable} >= {"fp16", "int8", "q8"}
-    for one in found.usable:
-        path = Path(one.file)
-        assert one.size_bytes == path.stat().st_size
-        assert run_file(path, {"x": x[:, 0]}).shape == (16, 10)
-        if "16" not in one.dtype:
-            for optimize in (False, True):
-                want = sqnr(path, original, samples[0], optimize=optimize)
-                assert one.sqnr_db[optimize] == pytest.approx(want, abs=0.2)
 
 
 def test_files_of_the_same_bytes_are_timed_as_one(forced: Path, monkeypatch: pytest.MonkeyPatch) -> None:

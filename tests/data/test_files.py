@@ -206,7 +206,7 @@ def test_image_sizes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "config", "said"),
     [
-        ([PICTURE], None, r"data: \{images"),
+        ([PICTURE], None, r"\[Q214\]\n.*data: \{images"),
         ([PICTURE], images(size=(5, 6)), r"axis 2.*is 5, the model wants 4"),
         ([PICTURE], images(layout="NHWC"), "NHWC"),
         ([PICTURE, X], images(), "the model has 2"),

@@ -38,6 +38,7 @@ def test_one_symbol_has_one_size_and_fixed_inputs_need_no_profile():
     assert found["x"] == ((1, 4, 8), (5, 4, 8), (9, 4, 8))
     assert found["k"] == ((5,), (5,), (5,))
     (warning,) = warn_guesses(found, guessed, "built for")
+    assert warning.code == "W112"
     assert warning.startswith("inputs of no fixed size were built for one size: k 5;")
 
 

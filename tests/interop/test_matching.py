@@ -183,6 +183,7 @@ def test_a_group_takes_the_largest_scale(tmp_path: Path) -> None:
         tmp_path / "m.cache", tmp_path / "m.onnx", overrides={"target": "ort"}, config=FORCED
     )
     assert "c2, s share one scale and differ in the cache: the largest, of s, is used" in found.notes
+    assert {note.code for note in found.notes} == {"W118"}
     assert {one.site: one.name for one in found.matched}["c2"] == "s"
     groups: dict[str, set[bytes]] = {}
     for site in found.plan.sites:

@@ -91,7 +91,7 @@ def test_without_a_compiler_there_is_a_reason_and_a_remedy(tmp_path: Path, caplo
     assert "no C++ compiler (no-such-compiler)" in host_reason()
     assert "apt install g++" in host_reason()
     assert "compiling" not in caplog.text
-    with pytest.raises(MissingDependencyError, match=r"sm_90.*\n.*nvidia-cuda-nvrtc.*build-kernels"):
+    with pytest.raises(MissingDependencyError, match=r"sm_90.*\[Q808\]\n.*nvidia-cuda-nvrtc.*build-kernels"):
         device_image("sm_90")
     done = run()
     assert done.exit_code == 1

@@ -82,19 +82,15 @@ def test_ranges_are_seen_on_everything_but_what_is_reported_on() -> None:
     assert not held & ranges
 
 
-@pytest.mark.parametrize(
-    ("bias", "tail", "told"),
-    [
-        (-9, "y = Sigmoid(l)", True),
-        (9, "s = Sigmoid(l) y = Reshape(s, sizes)", True),
-        (0, "y = Sigmoid(l)", False),
-        # Nothing of a Softmax, nor of a gate inside the network, hangs on the side of 0.
-        (-9, "y = Softmax(l)", False),
-        (-9, "s = Sigmoid(l) y = Mul(s, x)", False),
-    ],
-)
-def test_scores_that_can_only_be_of_one_side_are_told(bias: float, tail: str, told: bool) -> None:
-    text = f"g (float[N,64] x) => (float[A,64] y) {{ l = Add(x, b) {tail} }}"
-    result = quantized(model(text, b=np.float32(bias), sizes=np.asarray([-1, 64])), config="qnn-int8")
-    warnings = [warning for warning in result.report.warnings if warning.code == "W150"]
-    assert [warning.partition("(")[2].partition(")")[0] for warning in warnings] == ["l"] * told
+def test_scores_that_can_only_be_of_one_side_are_told() -> None:
+    # Nothing of a Softmax, nor of a gate inside the network, hangs on the side of 0.
+    text = """g (float[N,64] x) => (float[N,64] u, float[A,64] v, float[N,64] w, float[N,64] y, float[N,64] z) {
+        low = Add(x, below) u = Sigmoid(low) high = Add(x, above) s = Sigmoid(high) v = Reshape(s, sizes)
+        both = Add(x, around) w = Sigmoid(both) choice = Add(x, below_too) y = Softmax(choice)
+        gate = Add(x, far_below) t = Sigmoid(gate) z = Mul(t, x) }"""
+    biases = {"below": -9.0, "above": 9.0, "around": 0.5, "below_too": -10.0, "far_below": -11.0}
+    result = quantized(model(text, **biases, sizes=np.asarray([-1, 64])), config="qnn-int8")
+    paired = {site.quantized_tensor.name for site in result.plan.sites}
+    assert paired >= {"low", "high", "both", "choice", "gate"}
+    (warning,) = (warning for warning in result.report.warnings if warning.code == "W150")
+    assert "in all samples (high, low)" in warning

@@ -196,7 +196,8 @@ def test_branches_that_the_data_reaches_are_quantized_and_others_refused(both: b
     assert_faithful(result, 28)
     reached = {"If.then_branch", "If.else_branch"} if both else {"If.then_branch"}
     assert {site.site.scope for site in result.plan.sites} == reached
-    assert any("If.else_branch" in refusal.subject for refusal in result.plan.refusals) is not both
+    refused = [(refusal.subject, refusal.code) for refusal in result.plan.refusals]
+    assert (("If.else_branch", "R104") in refused) is not both
     (node,) = (node for node in optimize_graph(result.model).graph.node if node.op_type == "If")
     counts = {
         f"If.{attribute.name}": sum(inner.op_type == "QLinearConv" for inner in attribute.g.node)

@@ -43,7 +43,7 @@ def test_weights_of_four_bits_are_told_from_those_of_eight() -> None:
 def test_an_operator_that_the_npu_lacks_cuts_the_network_in_two() -> None:
     proof = prove("cut")
     (left,) = proof.placement.left
-    assert (proof.placement.partitions, left.subject) == (2, "e/Erf")
+    assert (proof.placement.partitions, left.subject, left.code) == (2, "e/Erf", "R116")
     assert "not supported" in left.reason
     assert "Gelu" in left.fix
 

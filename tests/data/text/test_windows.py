@@ -91,7 +91,7 @@ def test_tokens_are_those_of_the_file_without_its_limits(folder: Path) -> None:
 def test_text_that_is_cut_within_a_letter_and_text_that_is_none(folder: Path) -> None:
     found = load_tokenizer(str(folder))
     assert found.encode("a tale ä".encode()[:-1], "text") == [3, 4]
-    with pytest.raises(DataError, match="not UTF-8"):
+    with pytest.raises(DataError, match=r"not UTF-8.*\[Q221\]"):
         found.encode(b"a \xff tale", "text")
 
 

@@ -75,7 +75,7 @@ def test_fewer_results_than_samples_are_said(models: tuple[str, str], saved: Pat
 
 
 def test_results_of_other_samples_are_refused(models: tuple[str, str], saved: Path) -> None:
-    with pytest.raises(DataError, match="other samples"):
+    with pytest.raises(DataError, match=r"other samples.*\[Q218\]"):
         diff(*models, samples(seed=9), load=[saved])
 
 

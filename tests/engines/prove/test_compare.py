@@ -77,12 +77,21 @@ def test_the_same_proof_has_no_changes_and_one_from_before_weights_were_counted_
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
+        ("", "not JSON"),
         ("[]", "is not the JSON of a proof"),
         ("{}", "is not the JSON of a proof"),
         (json.dumps({**DOCUMENT, "nodes": []}), "is not the JSON of a proof"),
         (json.dumps({**DOCUMENT, "sites": {"x": {}}}), "sites.x.state"),
         (json.dumps({**DOCUMENT, "weights": [{"weight": "w", "rows": -1}]}), "weights[0].rows"),
         ("{", "not JSON"),
+        ("\0", "not JSON"),
+        ("[" * 5000, "not JSON: recursion limit"),
+        ("9" * 5000, "not JSON: number out of range"),
+        ('{"build": 1, "nodes": {}, "sites": {}}', "is not the JSON of a proof"),
+        ('{"build": {}, "nodes": {}, "sites": {}, "kernels": null}', "must be a list"),
+        ('{"build": {}, "nodes": {"a": 3}, "sites": {}}', "must be a mapping"),
+        ('{"build": {"state": []}, "nodes": {}, "sites": {}}', "must be a valid string"),
+        ('{"build": {}, "nodes": {}, "sites": {}, "weights": [3]}', "must be a mapping"),
     ],
 )
 def test_other_files_are_named_with_the_entry(tmp_path: Path, text: str, cause: str) -> None:

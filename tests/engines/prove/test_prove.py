@@ -13,7 +13,7 @@ from onnxq.annotate import WeightSums
 from onnxq.backends import find_engine
 from onnxq.backends.engine import BuildState, Kernel, Tensor
 from onnxq.config import ProveConfig
-from onnxq.engines.prove.proof import Build, Change, NodeProof, Proof, SiteProof, SiteState
+from onnxq.engines.prove.proof import Build, NodeProof, Proof, SiteProof, SiteState
 from onnxq.engines.prove.prove import ProveRequest, open_output_folder, prove_model
 from onnxq.engines.prove.reduce import Parts, find_smallest_failure
 from onnxq.errors import ConfigError, OutputError
@@ -138,12 +138,6 @@ def test_sums_count_where_they_must_be_exact() -> None:
     assert loose.holds
     assert not replace(loose, require_exact=True).holds
     assert replace(loose, weights=(NONE,), require_exact=True).holds
-
-
-@pytest.mark.parametrize(("before", "after"), [("int8", "float32"), ("", "int8"), ("int8", "")])
-def test_changes_in_words(before: str, after: str) -> None:
-    change = Change(kind="node", name="c", before=before, after=after)
-    assert str(change) == f"node c: {before or 'absent'} -> {after or 'absent'}"
 
 
 LENGTH = 12

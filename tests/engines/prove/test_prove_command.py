@@ -128,21 +128,6 @@ def test_two_builds_are_compared_by_name(folder, tmp_path):
     assert ("node", "d/Conv") not in told
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "[]", "{}", "\0", "[" * 5000, "9" * 5000, '{"build": 1, "nodes": {}, "sites": {}}',
-        '{"build": {}, "nodes": {}, "sites": {}, "kernels": null}', '{"build": {}, "nodes": {"a": 3}, "sites": {}}',
-        '{"build": {"state": []}, "nodes": {}, "sites": {}}', '{"build": {}, "nodes": {}, "sites": {}, "weights": [3]}',
-    ],
-)  # fmt: skip
-def test_what_is_no_proof_cannot_be_compared_with(folder, tmp_path, text):
-    (tmp_path / "p.json").write_text(text)
-    result = run_ort(folder / "good.onnx", "--compare", tmp_path / "p.json")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "write it with `onnxq prove`, as JSON" in result.stderr
-
-
 def test_files_go_where_they_are_asked_for_and_are_not_overwritten(folder, tmp_path):
     out = tmp_path / "out"
     result = run_ort(folder / "good.onnx", "--save", out)

@@ -56,40 +56,18 @@ def _blocks(gated: bool, stacked: bool) -> Peer:
 _CONV = {"w": _positive(1, 6, 3, 1, 1), "b": _positive(2, 6)}
 
 PEERS: dict[str, Peer] = {
-    "linear": Peer(
-        """(float[1,3,10,10] x) => (float[1,5,1,1] y) {
-            [Conv1] c = Conv <kernel_shape=[3,3]>(x, w0, b0) [BN1] n = BatchNormalization(c, g, s, m, v)
-            [ReLU1] r = Relu(n) [Pool1] p = GlobalAveragePool(r) [Conv2] y = Conv <kernel_shape=[1,1]>(p, w1, b1) }""",
-        {"w0": _positive(1, 8, 3, 3, 3), "b0": _positive(2, 8), "g": _positive(3, 8), "s": _positive(4, 8),
-         "m": _positive(5, 8), "v": _positive(6, 8), "w1": _positive(7, 5, 8, 1, 1), "b1": _positive(8, 5)},
-    ),
     "inputs and outputs": Peer(
         """(float[1,6,3,3] a, float[2,6,3,3] b, float[3,6,3,3] c) => (float[6,6,3,3] y, float[2,6,3,3] z) {
             [Concat1] y = Concat <axis=0>(a, b, c) [Add1] z = Add(a, b) }""",
-    ),
-    "parallel edges": Peer(
-        "(float[1,6,3,3] x) => (float[A,6,3,3] y) { c = Concat <axis=0>(x, x) y = Concat <axis=0>(c, c) }",
     ),
     "parallel edges of products": Peer(
         """(float[1,6,3,3] x) => (float[1,3,3,3] y, float[1,3,3,3] z) {
             a, b = Split <axis=1>(x) y = MatMul(a, b) z = MatMul(a, b) }""",
     ),
-    "sums both ways": Peer(
-        "(float[1,6,3,3] a, float[2,6,3,3] b) => (float[2,6,3,3] y, float[2,6,3,3] z) { y = Add(a, b) z = Add(b, a) }",
-    ),
     "integers inside": Peer("(float[1,6,3,3] x) => (float[1,6,3,3] y) { s = Shape(x) y = ConstantOfShape(s) }"),
-    "conv": Peer("(float[1,3,10,10] x) => (float[1,6,10,10] y) { [Conv1] y = Conv(x, w, b) }", _CONV),
     "conv, the bias behind an identity": Peer(
         "(float[1,3,10,10] x) => (float[1,6,10,10] y) { i = Identity(b) y = Conv <kernel_shape=[1,1]>(x, w, i) }",
         _CONV,
-    ),
-    "conv behind an identity": Peer(
-        "(float[1,3,10,10] x) => (float[1,6,10,10] y) { i = Identity(x) y = Conv <kernel_shape=[1,1]>(i, w, b) }",
-        _CONV,
-    ),
-    "conv of groups": Peer(
-        "(float[1,3,6,6] x) => (float[1,9,6,6] y) { y = Conv <group=3>(x, w, b) }",
-        {"w": _positive(1, 9, 1, 1, 1), "b": _positive(2, 9)},
     ),
     "weight behind a reshape": Peer(
         "(float[1,10] x) => (float[1,5] y) { w = Reshape(stored, dims) a = Add(x, z) g = Gemm(a, w) y = Softmax(g) }",
@@ -131,20 +109,10 @@ PEERS: dict[str, Peer] = {
         "(double[1,3,8,8] x) => (float[1,6,6,6] y) { r = Reciprocal(x) c = Cast <to=1>(r) y = Conv(c, w, b) }",
         {"w": (6, 3, 3, 3), "b": (6,)}, feeds={"x": lambda rng: rng.uniform(1, 2, (1, 3, 8, 8))},
     ),
-    "product and softmax": Peer(
-        "(float[1,10] x) => (float[1,5] y) { m = MatMul(x, w) y = Softmax(m) }", {"w": _positive(1, 10, 5)},
-    ),
-    "product of two activations": Peer(
-        "(float[10,1] x, float[1,10] z) => (float[10,10] y) { m = MatMul(x, z) y = Softmax(m) }",
-    ),
     "attention as an operator": Peer(
         """(float[1,8,16] q, float[1,8,16] k, float[1,8,16] v) => (float[1,8,16] y) {
             y = Attention <q_num_heads=2, kv_num_heads=2>(q, k, v) }""",
         opset=23,
-    ),
-    "weight turned": Peer(
-        "(float[1,10] x) => (float[1,5] y) { i = Identity(x) g = Gemm <transB=1>(i, w) y = Softmax(g) }",
-        {"w": _positive(1, 5, 10)},
     ),
     "weights behind identities": Peer(
         "(float[1,10] x) => (float[1,10] y) { i = Identity(w) j = Identity(i) m = MatMul(x, j) y = MatMul(m, v) }",
@@ -211,12 +179,6 @@ PEERS: dict[str, Peer] = {
         "(float[1,4,4] x) => (float[A,B,C] y) { a = MatMul(x, w0) b = MatMul(a, w1) y = MatMul(b, w2) }",
         {"w0": (4, 16), "w1": (16, 3), "w2": (3, 8)}, 21,
     ),
-    "five products with relu": Peer(
-        "(float[10,32] x) => (float[10,32] y4) {"
-        + " ".join(f"m{k} = MatMul({f'y{k - 1}' if k else 'x'}, w{k}) y{k} = Relu(m{k})" for k in range(5))
-        + "}",
-        {f"w{k}": (32, 32) for k in range(5)}, 21,
-    ),
     "shape of a batch": Peer(
         """(float[batch,3,4,5] x) => (float[batch,1,10] y) {
             s = Shape(x) g = Gather(s, zero) u = Unsqueeze(g, axes) d = Concat <axis=0>(u, rest)
@@ -236,11 +198,6 @@ PEERS: dict[str, Peer] = {
         """(float[5,1,4] x) => (float[5,1,3] z) {
             y, h = GRU <hidden_size=6>(x, w, r, b) s = Squeeze(y, axes) z = MatMul(s, v) }""",
         {"w": (1, 18, 4), "r": (1, 18, 6), "b": (1, 36), "axes": ints(1), "v": (6, 3)},
-    ),
-    "gru with linear first": Peer(
-        """(float[5,1,4] x) => (float[5,2,1,6] y) {
-            y, h = GRU <hidden_size=6, direction="bidirectional", linear_before_reset=1>(x, w, r, b) }""",
-        {"w": (2, 18, 4), "r": (2, 18, 6), "b": (2, 36)},
     ),
     "dropout in a chain": Peer(
         """(float[2,4] x) => (float[2,3] y) {

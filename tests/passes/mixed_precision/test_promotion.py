@@ -333,5 +333,6 @@ def test_the_command_and_its_exit_codes(work: Path) -> None:
     unmet = run(work, "--metric", f"{work / 'm.py'}:falls", "--max-drop", 0)
     assert unmet.exit_code == 4
     assert "does NOT hold" in unmet.stderr
+    assert "error[Q709]" in unmet.stderr
     assert (work / "m.q.onnx").exists()
     assert run(work, "--max-drop", "1%").exit_code == 1

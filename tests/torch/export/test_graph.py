@@ -102,7 +102,7 @@ def test_a_plain_torch_export_leaves_the_markers_too(by_hand: tuple[ByHand, Tens
 def test_what_torch_cannot_export_is_said_in_its_words() -> None:
     """Control flow on values, which torch.export refuses."""
     model = nn.Sequential(uniform("input:x"), Network(lambda _, x: x if x.sum() > 0 else -x))
-    with pytest.raises(ModelError, match=r"Sequential: torch\.onnx\.export failed"):
+    with pytest.raises(ModelError, match=r"Sequential: torch\.onnx\.export failed.*\[Q122\]"):
         to_onnx(model, torch.randn(2, 3))
     assert all(isinstance(q, Quantizer) and "marked_scale" not in q._buffers for q in quantizers_of(model))
 
