@@ -34,6 +34,7 @@ from onnxq.sites import (
     Cautions,
     Edges,
     LeftFloat,
+    NameSet,
     Refusal,
     Role,
     TensorId,
@@ -284,7 +285,7 @@ class OnnxPlacement(PlacementProblem):
         how = PlacementChoice(cpu=self.config.cpu if priced else "")
         return self.placed(choose_ops(self, attention=attention), how)
 
-    def candidates(self) -> Mapping[str, frozenset[str]]:
+    def candidates(self) -> Mapping[str, NameSet]:
         """Named choices for a placement that is measured."""
         return list_strategies(self)
 
