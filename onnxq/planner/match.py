@@ -60,11 +60,10 @@ def fit_plan(
         # Corrections are of the errors of those weights.
         sites = tuple(site.without_numbers() if site.role.is_constant else site for site in sites)
         biases = ()
-    floats, nodes = plan.float_nodes, plan.nodes
     if recognized is None:
-        floats = tuple(anchors.node(name).name for name in floats)
+        floats, nodes = tuple(anchors.node(name).name for name in plan.float_nodes), plan.nodes
     else:
-        floats = floats and find_float_nodes(index, sites, find_target(plan.target))
+        floats = plan.float_nodes and find_float_nodes(index, sites, find_target(plan.target))
         sites, nodes = anchor_sites(index, sites, floats, anchors.ids)
     done = replace(
         plan,

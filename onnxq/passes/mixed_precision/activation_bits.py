@@ -32,11 +32,7 @@ from onnxq.passes.mixed_precision.candidates import (
     may_widen,
     replace_problem,
 )
-from onnxq.passes.mixed_precision.cross_validation import (
-    answer_samples,
-    estimate_new,
-    widen_ranges,
-)
+from onnxq.passes.mixed_precision.cross_validation import answer_samples, estimate_new, widen_ranges
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
