@@ -28,7 +28,6 @@ from onnxq.graph.values import encode_tensor
 from onnxq.progress import Task
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds
-from onnxq.sites import NameSet
 from onnxq.workers import WorkPiece, register_packed
 
 for _kind in (ModelErrors, ErrorAccumulator, SliceSums, AxisSums):
@@ -206,7 +205,7 @@ class Switchboard:
             release_pages(*values.values())
         return outputs
 
-    def fix_switches(self, settings: Sequence[NameSet]) -> Switchboard:
+    def fix_switches(self, settings: Sequence[frozenset[str]]) -> Switchboard:
         """The board for these settings alone: inputs that are alike in all of them are constants.
 
         ORT takes out roundings that are off, computes on the constants once, and fuses what is left. Those that only

@@ -19,7 +19,7 @@ import numpy as np
 from onnxq.arrays import Array, Array64, are_finite, is_float, list_other_axes
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs
 from onnxq.numerics.rounding import round_to_type
-from onnxq.sites import NameSet, TensorId
+from onnxq.sites import TensorId
 
 
 def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int) -> Array | None:
@@ -221,7 +221,7 @@ class Followers:
     nodes: NodeRefs = ()
 
 
-def list_followers(index: GraphIndex, op: Linear, kinds: NameSet) -> Followers:
+def list_followers(index: GraphIndex, op: Linear, kinds: frozenset[str]) -> Followers:
     """The longest affine map of nodes of these kinds that alone read an operator's output."""
     followers = Followers(np.ones(()), np.zeros(()))
     tensor = op.last.result

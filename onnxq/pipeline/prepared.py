@@ -29,7 +29,6 @@ from onnxq.passes.registry import MASKED_ROWS, list_rewrites, rewrite_model
 from onnxq.plan import Plan
 from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Session, find_front, find_runnable_opset
-from onnxq.sites import NameSet
 from onnxq.spec import FLOAT_TYPES
 from onnxq.wording import format_shape
 
@@ -40,7 +39,7 @@ _OPSET = "opset"
 _DENSE = "dense"
 
 
-def list_preparations() -> NameSet:
+def list_preparations() -> frozenset[str]:
     """All that a plan's `prepare` may name."""
     return list_rewrites() | {_DENSE, _OPSET, _WIDEN}
 

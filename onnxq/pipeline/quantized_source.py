@@ -32,7 +32,7 @@ from onnxq.graph.scopes import replace_items, walk_graphs
 from onnxq.numerics import clip_bounds, dequantize, quantize
 from onnxq.plan import SitePlan
 from onnxq.planner import Existing
-from onnxq.sites import Edge, NameSet, TensorId
+from onnxq.sites import Edge, TensorId
 
 # Integers of more bits count and index, in the float network too.
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
@@ -114,7 +114,7 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
     )
 
 
-def _find_ends(index: GraphIndex, pairs: Existing) -> NameSet:
+def _find_ends(index: GraphIndex, pairs: Existing) -> frozenset[str]:
     """Half pairs at inputs and outputs of the model that are integers. Raises ModelError for those at an operator."""
     ends = set()
     for name in sorted(pairs.stand_ins):
@@ -191,7 +191,7 @@ def _read_codes(index: GraphIndex, node: NodeRef, site: SitePlan) -> Array | Non
     return quantize(stored, site.qparams, site.spec)
 
 
-def _find_idle_casts(proto: ModelLike) -> NameSet:
+def _find_idle_casts(proto: ModelLike) -> frozenset[str]:
     """Casts from float32 to float32, which stood between narrow floats and wide ones."""
     index = get_index(infer_shapes(proto))
     casts = (

@@ -34,7 +34,6 @@ from onnxq.sites import (
     Cautions,
     Edges,
     LeftFloat,
-    NameSet,
     Refusal,
     Role,
     TensorId,
@@ -285,7 +284,7 @@ class OnnxPlacement(PlacementProblem):
         how = PlacementChoice(cpu=self.config.cpu if priced else "")
         return self.placed(choose_ops(self, attention=attention), how)
 
-    def candidates(self) -> Mapping[str, NameSet]:
+    def candidates(self) -> Mapping[str, frozenset[str]]:
         """Named choices for a placement that is measured."""
         return list_strategies(self)
 

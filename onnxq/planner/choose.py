@@ -10,7 +10,7 @@ from onnxq.config import Rule
 from onnxq.graph.scopes import walk_from
 from onnxq.planner.cut import Balance, CutProblem, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, Cautions, LeftFloat, Names, NameSet, Refusal, Role, Unquantized
+from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusal, Role, Unquantized
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"
@@ -27,7 +27,7 @@ _COPIED = "a loop computes on its weight in float, many times as often: in integ
 class Choice:
     """The operators that run in integers, why the others do not, and the warnings."""
 
-    chosen: NameSet
+    chosen: frozenset[str]
     reasons: tuple[Unquantized, ...] = ()
     warnings: Cautions = ()
 
@@ -63,7 +63,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
     return Forced(names, slowdown) if names else None
 
 
-def predict_times(problem: PlacementProblem, chosen: NameSet) -> list[float]:
+def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
     cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
     tables = problem.costs
@@ -129,7 +129,7 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     return Choice(balance.chosen, _sort_reasons(ops, reasons), warnings)
 
 
-def _warn_of_transposes(problem: PlacementProblem, chosen: NameSet) -> Cautions:
+def _warn_of_transposes(problem: PlacementProblem, chosen: frozenset[str]) -> Cautions:
     """A warning where matrices become Convs and their sizes are not fixed, so that engines carry the Transposes out."""
     # A file for one kind alone is the best that it can have.
     turned = [
@@ -436,13 +436,13 @@ STRATEGIES: Mapping[str, Test] = {
 }
 
 
-def list_strategies(problem: PlacementProblem) -> Mapping[str, NameSet]:
+def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
     """Named candidate placements, without doubles, the deterministic one ("rules") and "none" among them.
 
     The person's decisions hold in all of them; the exclusion rules do not: there the clock decides.
     """
     ops = problem.ops
-    wanted = dict[str, NameSet]()
+    wanted = dict[str, frozenset[str]]()
     if not problem.engine.costs:
         # All that computes is quantized by the rules: with fewer operators, and with attention.
         rules = choose_all(problem, attention=False).chosen
@@ -468,7 +468,9 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, NameSet]:
     return _drop_doubles(balance.chosen, wanted)
 
 
-def _drop_doubles(rules: NameSet, wanted: Mapping[str, NameSet]) -> dict[str, NameSet]:
+def _drop_doubles(
+    rules: frozenset[str], wanted: Mapping[str, frozenset[str]]
+) -> dict[str, frozenset[str]]:
     placements = {"rules": rules, "none": frozenset()}
     for name, chosen in wanted.items():
         # What is placed alike would be timed twice.

@@ -13,7 +13,7 @@ from onnxq.numerics import qparams_from_range
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.problem import PlacementProblem, QuantizableOp
 from onnxq.planner.requests import Match
-from onnxq.sites import Caution, Edge, Edges, Names, NameSet, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, Edges, Names, Role, Site, TensorId
 from onnxq.spec import RULED, ObserverSpec, PerChannel, PerTensor, QParams, QuantSpec, describe_spec
 
 # The inputs that read a pair; None: all that read its tensor.
@@ -52,7 +52,7 @@ class Placer:
         # The model's own pairs with the readers that this choice adds to them.
         self.shared = {site.site: site for site in self.existing.sites}
 
-    def place(self, chosen: NameSet) -> Placement:
+    def place(self, chosen: frozenset[str]) -> Placement:
         """All sites of the chosen operators. Those that the model's own pairs quantize already need none."""
         complete = self.ops.complete
         # Their pairs make them run in integers, so that their neighbours can count on it.
@@ -76,7 +76,7 @@ class Placer:
         return self.out
 
     def _find_activations(
-        self, picked: list[QuantizableOp], chosen: NameSet
+        self, picked: list[QuantizableOp], chosen: frozenset[str]
     ) -> dict[TensorId, Readers]:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
         activations: dict[TensorId, Readers] = {}
@@ -91,13 +91,13 @@ class Placer:
                 activations[op.out] = None
         return activations
 
-    def _find_readers(self, tensor: TensorId, chosen: NameSet) -> Readers:
+    def _find_readers(self, tensor: TensorId, chosen: frozenset[str]) -> Readers:
         maker = self.ops.find_integer_maker(tensor)
         if maker is not None and maker.name in chosen:
             return None
         return self._find_quantized_readers(tensor, chosen)
 
-    def _find_quantized_readers(self, tensor: TensorId, chosen: NameSet) -> Edges:
+    def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> Edges:
         beside = chosen - self.apart
         return tuple(
             edge
@@ -109,7 +109,7 @@ class Placer:
         return self.index.find_node(edge.node).op_type in self.target.reads_pairs
 
     def _list_sites(
-        self, op: QuantizableOp, chosen: NameSet, activations: dict[TensorId, Readers]
+        self, op: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, Readers]
     ) -> Iterator[SitePlan]:
         apart = op.name in self.apart and not self.weights_alone
         inputs = [
@@ -144,7 +144,7 @@ class Placer:
         edge: Edge | None,
         tensor: TensorId,
         readers: Readers,
-        chosen: NameSet,
+        chosen: frozenset[str],
     ) -> SitePlan:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
         maker = self.ops.by_out.get(tensor)
@@ -196,7 +196,7 @@ class Placer:
         return replace(planned, role=role, bound=bound, qparams=qparams)
 
     def _find_widest(
-        self, maker: QuantizableOp | None, tensor: TensorId, chosen: NameSet
+        self, maker: QuantizableOp | None, tensor: TensorId, chosen: frozenset[str]
     ) -> tuple[Match, QuantSpec]:
         """The request and spec of the operator that makes a tensor; where none does, the widest of its readers'."""
         if maker is not None and maker.name in chosen:
@@ -212,7 +212,7 @@ class Placer:
         return max(own, key=lambda request: request[1].bits)
 
     def _find_own(
-        self, op: QuantizableOp, edge: Edge | None, tensor: TensorId, chosen: NameSet
+        self, op: QuantizableOp, edge: Edge | None, tensor: TensorId, chosen: frozenset[str]
     ) -> tuple[Match, QuantSpec]:
         """The request and spec for what an operator reads at an input, or makes (None).
 
@@ -233,7 +233,7 @@ class Placer:
         match, spec = max(own, key=lambda request: request[1].bits)
         return match, spec if edge is None else op.rule.adapt(edge.index, spec)
 
-    def _list_final(self, tensor: TensorId, chosen: NameSet) -> list[QuantizableOp]:
+    def _list_final(self, tensor: TensorId, chosen: frozenset[str]) -> list[QuantizableOp]:
         """The operators that read a tensor, or what others moved of it."""
         readers = [
             op for _, op in self.ops.list_consumers(tensor) if op is not None and op.name in chosen
@@ -256,7 +256,7 @@ class Placer:
         return match, self.requests.make_spec(match, Role.ACTIVATION, op.node)
 
     def _convert_input(
-        self, op: QuantizableOp, edge: Edge, pair: SitePlan, chosen: NameSet
+        self, op: QuantizableOp, edge: Edge, pair: SitePlan, chosen: frozenset[str]
     ) -> SitePlan:
         """The pair that an input reads: that of its tensor, or a second one behind it in the operator's own width."""
         tensor = pair.quantized_tensor
@@ -281,7 +281,7 @@ class Placer:
         self.shared[pair.site] = replace(shared, consumers=tuple(consumers))
         return self.shared[pair.site]
 
-    def _place_weight(self, op: QuantizableOp, edge: Edge, chosen: NameSet) -> SitePlan:
+    def _place_weight(self, op: QuantizableOp, edge: Edge, chosen: frozenset[str]) -> SitePlan:
         """The weight's site: the tensor itself, or the edge when its readers need different copies; the model's own."""
         pair = self.existing.by_reader.get(edge)
         if pair is not None:

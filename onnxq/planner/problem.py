@@ -20,7 +20,7 @@ from onnxq.numerics import needs_bound, quantize
 from onnxq.plan import Bound, SitePlan, SitePlans
 from onnxq.planner.requests import Requests
 from onnxq.planner.sums import count_saturating
-from onnxq.sites import Causes, Edge, Edges, NameSet, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import Causes, Edge, Edges, Refusal, Role, TensorId, Unquantized
 from onnxq.spec import QuantSpec
 
 # ORT moves pairs through these.
@@ -48,8 +48,8 @@ class Existing:
     by_edge: Mapping[Edge, SitePlan] = field(default_factory=dict)
     constants: SitePlans = ()
     direct: frozenset[Edge] = frozenset()
-    stand_ins: NameSet = frozenset()
-    weighted: NameSet = frozenset()
+    stand_ins: frozenset[str] = frozenset()
+    weighted: frozenset[str] = frozenset()
 
     @cached_property
     def by_reader(self) -> Mapping[Edge, SitePlan]:
@@ -179,7 +179,7 @@ class QuantizableOps:
     all: tuple[QuantizableOp, ...]
     reasons: tuple[Unquantized, ...]
     existing: Existing
-    complete: NameSet
+    complete: frozenset[str]
     partial: Causes
 
     @cached_property
@@ -307,7 +307,7 @@ def _fill_storage(spec: QuantSpec) -> QuantSpec:
     return spec if spec.is_float else replace(spec, bits=spec.storage_bits)
 
 
-def _find_nodes_at_existing_pairs(index: Graph) -> NameSet:
+def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
     """Nodes at a DequantizeLinear or QuantizeLinear that nobody can share: they are somebody's work, and kept."""
     names: set[str] = set()
     for node in index.nodes:
@@ -374,7 +374,7 @@ class PlacementProblem:
         return list_costs(self.engine, self.config.cpu)
 
     @cached_property
-    def apart(self) -> NameSet:
+    def apart(self) -> frozenset[str]:
         """Names of operators on scales of each run beside others whose scales stand in the file."""
         if self.engine.dynamic:
             return frozenset()

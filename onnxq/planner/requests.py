@@ -9,7 +9,7 @@ from onnxq.backends import Target, find_target
 from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import Graph, GraphIndex, NodeRef, walk_from
-from onnxq.sites import Caution, Names, NameSet, Refusal, Role, TensorId
+from onnxq.sites import Caution, Names, Refusal, Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
 # The output-channel axis of a weight, by operator: the only one engines compute per channel.
@@ -29,7 +29,7 @@ _TABLES = {
 }
 
 
-def list_looped(index: GraphIndex, engine: Target, closed: Collection[str]) -> NameSet:
+def list_looped(index: GraphIndex, engine: Target, closed: Collection[str]) -> frozenset[str]:
     """Names of nodes in closed bodies of loops that the engine quantizes on scales of each run, without ranges."""
     return frozenset(
         node.name
@@ -67,9 +67,9 @@ class Requests:
 
     config: Config
     graph: Graph
-    paths: dict[tuple[str, str], NameSet] = field(default_factory=dict)
+    paths: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     applied: set[int] = field(default_factory=set)
-    looped: NameSet = frozenset()
+    looped: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for rule in self.config.rules:
@@ -255,7 +255,7 @@ class Requests:
                 return f"{key} {patterns[0]!r}: {suggest_names(patterns[0].strip('/*'), names)}"
         return "each selector matches something, but never on one node: loosen one of them"
 
-    def _find_nodes_between(self, first: str, last: str, *, rule: Rule) -> NameSet:
+    def _find_nodes_between(self, first: str, last: str, *, rule: Rule) -> frozenset[str]:
         """Nodes on a path from `first` to `last` (tensor or node names), both ends included."""
         # What can be reached from the one end and leads to the other lies on a path.
         after = walk_from(self._find_ends(first, rule), self._list_readers)

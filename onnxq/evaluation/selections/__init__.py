@@ -23,7 +23,7 @@ from onnxq.evaluation.selections.search import (
 )
 from onnxq.graph import ModelLike, inline_functions, name_nodes, walk_graphs
 from onnxq.graph.light import LightModel, bare_proto
-from onnxq.sites import NameSet, TensorId
+from onnxq.sites import TensorId
 
 __all__ = [
     "NO_SELECTIONS",
@@ -45,7 +45,7 @@ class Selections:
     """
 
     nodes: tuple[Selection, ...] = ()
-    settled: NameSet = frozenset()
+    settled: frozenset[str] = frozenset()
     own: tuple[Selection, ...] = ()
 
     def expose_choices(self, model: ModelLike) -> ModelLike:

@@ -25,7 +25,7 @@ from onnxq.graph.scopes import (
     walk_graphs,
 )
 from onnxq.graph.storage import omit_weights, restore_weights
-from onnxq.sites import Names, NameSet, TensorId
+from onnxq.sites import Names, TensorId
 
 # Routers of fused mixtures of experts, written out: the experts that such an operator picks become a tensor.
 # The operator picks the best experts of each row by itself, so that nobody sees which. In front of it the same choice
@@ -233,7 +233,7 @@ def find_axis(node: NodeProto) -> int:
     return next((attr.i for attr in node.attribute if attr.name == "axis"), -1)
 
 
-def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], NameSet]:
+def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], frozenset[str]]:
     """The selections, in the order they run, and the outputs that they alone decide."""
     # Nothing chooses in most models, and looking for types takes longer than looking for operators.
     wanted = _CHOOSERS.keys() | _TESTS | _CASTS

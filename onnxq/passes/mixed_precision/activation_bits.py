@@ -36,7 +36,7 @@ from onnxq.passes.mixed_precision.cross_validation import answer_samples, estima
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Edge, Names, NameSet, Role, Site, TensorId
+from onnxq.sites import Edge, Names, Role, Site, TensorId
 from onnxq.spec import QParams, QuantSpec
 
 NAME, WIDEN = "activation_bits", "wide_activations"
@@ -248,7 +248,7 @@ def _measure_noises(
     return {key: error.noise() for key, error in zip(settings, errors, strict=True)}
 
 
-def _list_always_wide(state: PlacedState, narrow: Plan) -> NameSet:
+def _list_always_wide(state: PlacedState, narrow: Plan) -> frozenset[str]:
     """The operators whose kernels in the fewest bits are poorer than their results there."""
     results = {
         site.quantized_tensor: site.qparams for site in narrow.sites if site.role.is_measured
@@ -266,7 +266,7 @@ def _list_always_wide(state: PlacedState, narrow: Plan) -> NameSet:
 
 
 def _order_operators(
-    state: PlacedState, work: Mapping[str, float], noises: _Noises, wide: NameSet
+    state: PlacedState, work: Mapping[str, float], noises: _Noises, wide: frozenset[str]
 ) -> Names:
     """The operators in the order in which they are narrowed: those first that make the least noise for their work.
 

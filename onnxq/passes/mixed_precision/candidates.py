@@ -24,7 +24,7 @@ from onnxq.passes.state import PlacedState
 from onnxq.plan import BiasPlan, PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.planner.cut import CutProblem, PlacementCosts
-from onnxq.sites import Edge, LeftFloat, Names, NameSet, Refusal, Role, Site, Unquantized
+from onnxq.sites import Edge, LeftFloat, Names, Refusal, Role, Site, Unquantized
 from onnxq.spec import QuantSpec
 
 # The cost of all operators beside that of all time: one that gains no time costs something, since int8 was asked for.
@@ -47,11 +47,11 @@ class Ways:
     reason: str = "promoted to float: it cost the outputs most"
     refusals: Mapping[str, Unquantized] = field(default_factory=dict)
 
-    def list_groups(self) -> dict[str, NameSet]:
+    def list_groups(self) -> dict[str, frozenset[str]]:
         """By name, the keys that are promoted together: operators, or for uint16 sites that share a scale."""
         if self.to == FLOAT:
             return {name: frozenset([name]) for name in self._computing}
-        groups: dict[str, NameSet] = {}
+        groups: dict[str, frozenset[str]] = {}
         for site in self.plan.sites:
             if self._widens(site):
                 alike = [
@@ -84,7 +84,7 @@ class Ways:
             and not (site.spec.is_float or site.spec.dynamic)
         )
 
-    def promote_keys(self, keys: NameSet) -> Plan:
+    def promote_keys(self, keys: frozenset[str]) -> Plan:
         """The plan with these promoted; sites that are as before keep their qparams."""
         if not keys:
             return self.plan
@@ -102,7 +102,7 @@ class Ways:
             plan = problem.default(attention=self.attention)
         return carry_qparams(self.plan, plan, self.problem.index)
 
-    def promote_steadily(self, keys: NameSet) -> Plan:
+    def promote_steadily(self, keys: frozenset[str]) -> Plan:
         """`promote_keys`, and no operator that is float now computes in integers: the toggled model could not show it.
 
         Beside operators that have become float another may pay that did not before.
@@ -111,7 +111,7 @@ class Ways:
         grown = frozenset(list_quantized_ops(self.problem, plan)).difference(self._computing)
         return self.promote_keys(keys | grown) if grown else plan
 
-    def leave_float(self, keys: NameSet) -> OnnxPlacement:
+    def leave_float(self, keys: frozenset[str]) -> OnnxPlacement:
         """The placement problem with these operators left float."""
         promoted = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
         # Those that are float already stay so for the reason that they have.
@@ -119,7 +119,7 @@ class Ways:
         refused = {name: self.refusals.get(name, left) for name, left in promoted.items()}
         return replace_problem(self.problem, refused={**self.problem.refused, **refused})
 
-    def _widen_sites(self, keys: NameSet) -> Plan:
+    def _widen_sites(self, keys: frozenset[str]) -> Plan:
         moved = {site.site for site in self.plan.sites if self._widens(site) and site.name in keys}
         # Finer inputs make finer biases, which must not overflow: weights that only calibration scaled are scaled anew.
         scaled = self.plan.list_scaled_for(moved)
@@ -157,7 +157,7 @@ class Ways:
         return max(statistics.fmean(shares), 0.0) + weights + ops
 
     @cached_property
-    def _clocks(self) -> Sequence[tuple[Callable[[NameSet], float], float, float]]:
+    def _clocks(self) -> Sequence[tuple[Callable[[frozenset[str]], float], float, float]]:
         """For each kind of CPU: microseconds by the operators in integers; those of the plan, and of float."""
         problem = self.problem
         clocks = []
@@ -228,7 +228,7 @@ def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> Names:
     )
 
 
-def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> NameSet:
+def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
     """All operators whose weight, or whose every activation, is quantized."""
     weights = {
         edge.node for site in plan.sites if site.role.is_weight for edge in site.named_consumers
@@ -246,7 +246,7 @@ def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> NameSet:
     return frozenset(whole | weights)
 
 
-def _sum_float_times(costs: PlacementCosts, chosen: NameSet) -> float:
+def _sum_float_times(costs: PlacementCosts, chosen: frozenset[str]) -> float:
     """Microseconds in float of the operators that are not chosen."""
     return sum(cost.float_us for name, cost in costs.ops.items() if name not in chosen)
 
@@ -309,7 +309,7 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
     """
     problem = state.problem
     plan = state.plan
-    known = NameSet()
+    known = frozenset[str]()
     left = problem
     reasons = dict[str, Refusal]()
     while missing := [site for site in plan.sites if not site.complete]:

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onnxq.sites import NameSet
-
 # Distance from the optimum at which the solver stops, as a share of it, and nodes that it visits at most: both the same
 # on every machine, where a time limit would not be.
 _GAP = 1e-3
@@ -50,7 +48,7 @@ class Condition:
     """An operator that has one of these precisions."""
 
     operator: str
-    precisions: NameSet
+    precisions: frozenset[str]
 
     def is_met(self, chosen: Precisions) -> bool:
         """True with these precisions, by operator."""

@@ -15,15 +15,15 @@ from onnxq.passes.assembly import write_pairs
 from onnxq.passes.base import SampledContext
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
-from onnxq.sites import NameSet, Role
+from onnxq.sites import Role
 
 
 def take_paying(
-    start: NameSet,
-    candidates: Iterable[NameSet],
-    pays: Callable[[NameSet], bool],
-    change: Callable[[NameSet, NameSet], NameSet] = frozenset.union,
-) -> NameSet:
+    start: frozenset[str],
+    candidates: Iterable[frozenset[str]],
+    pays: Callable[[frozenset[str]], bool],
+    change: Callable[[frozenset[str], frozenset[str]], frozenset[str]] = frozenset.union,
+) -> frozenset[str]:
     """The keys after each candidate in order has been taken, by `change`, where the result pays."""
     for candidate in candidates:
         changed = change(start, candidate)

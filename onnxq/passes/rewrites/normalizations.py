@@ -32,7 +32,7 @@ from onnxq.passes.linear import (
 )
 from onnxq.passes.patterns import Edit, Replacement, apply_replacements
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.sites import NameSet, Refusal, TensorId
+from onnxq.sites import Refusal, TensorId
 
 _BATCHNORM = frozenset({"BatchNormalization"})
 
@@ -53,7 +53,7 @@ def fold_scalars(ctx: RunContext, state: FloatState) -> FloatStep:
     )
 
 
-def _fold_behind(state: FloatState, name: str, kinds: NameSet) -> FloatStep:
+def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatStep:
     edit = Edit(state.model)
     index = edit.index
     changed = []

@@ -39,7 +39,7 @@ from onnxq.passes.time_budget import Timers
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.planner.sums import count_saturating
 from onnxq.runtime import Feeds
-from onnxq.sites import Edge, Lines, NameSet, Role, Site
+from onnxq.sites import Edge, Lines, Role, Site
 from onnxq.spec import QParams
 
 
@@ -173,7 +173,7 @@ class RoundedWeights(NamedTuple):
     """The note of sequential rounding. before: the plan that it began with. operators: those it treated, by name."""
 
     before: Plan
-    operators: NameSet
+    operators: frozenset[str]
 
 
 ROUNDED: Note[RoundedWeights] = Note(NAME)
@@ -194,7 +194,7 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     score = judges.score(state, plan, progress=ctx.progress)
     if ctx.config.effort != "high" and score >= _GOOD_DB:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
-    chosen: NameSet = frozenset()
+    chosen: frozenset[str] = frozenset()
     best: SequentialRounding | None = None
     operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
     round_layers = _prepare_rounding(ctx, state)
@@ -293,7 +293,7 @@ def _report_rounding(state: PlacedState, before: Plan, rounding: SequentialRound
     return ROUNDED.write(replace(state, plan=plan), note), PassReport(NAME, ("; ".join(lines),))
 
 
-def _cut_segments(operators: Sequence[Operator]) -> list[NameSet]:
+def _cut_segments(operators: Sequence[Operator]) -> list[frozenset[str]]:
     """Operators of one kind together where there are several kinds, else segments of the network, last first."""
     # One kind may lose by it where another gains, wherever they stand.
     kinds = {operator.kind for operator in operators}

@@ -49,7 +49,7 @@ from onnxq.plan import BiasPlan, Plan, SitePlan, to_json
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.runtime.crew import Crew, hash_feeds, hash_model, hash_run
-from onnxq.sites import Edge, Names, NameSet, Role, TensorId
+from onnxq.sites import Edge, Names, Role, TensorId
 from onnxq.spec import QParams
 from onnxq.workers import Journal, register_packed
 
@@ -66,7 +66,7 @@ class RoundingOptions:
     alone: each operator for itself, in the float model, to learn its cost.
     """
 
-    nodes: NameSet | None = None
+    nodes: frozenset[str] | None = None
     thorough: bool = False
     alone: bool = False
 
