@@ -366,7 +366,7 @@ def _describe_weight(index: GraphIndex, site: SitePlan, crew: Crew) -> WeightTas
 def _hash_tasks(tasks: Sequence[WeightTask], values: Sequence[Array | StoredArray]) -> str:
     """Of all that the numbers depend on; not of names."""
     # Another version of NumPy may sum, and so round, in another way.
-    parts: list[bytes | memoryview] = [f"weights {version('onnxq')} {np.__version__}".encode()]
+    parts = [f"weights {version('onnxq')} {np.__version__}".encode()]
     for task, array in zip(tasks, values, strict=True):
         parts.append(
             repr((array.dtype, array.shape, task.spec, task.observer, task.orders)).encode()
@@ -407,7 +407,7 @@ def dequantize_constant(site: SitePlan, constant: Array) -> Array:
     # A Gemm takes a bias of shape [1, N], whose scales lie along N.
     values = constant.reshape(-1) if site.role.is_bias else constant
     real = fake_quant_weight(values, site.qparams, site.spec, site.sum_orders)
-    return np.asarray(real.reshape(constant.shape))
+    return real.reshape(constant.shape)
 
 
 def _check_values(site: SitePlan, shape: Shape) -> Array:

@@ -90,7 +90,7 @@ def _list_constants(index: GraphIndex, only: Collection[TensorId] | None) -> Ite
 
 def _list_nodes(plan: Plan, index: GraphIndex) -> set[str]:
     """Names of the main graph's nodes that the plan names, or that read one of its tensors."""
-    edges: list[Edge] = [bias.edge for bias in plan.biases]
+    edges = [bias.edge for bias in plan.biases]
     for site in plan.sites:
         edges += [*site.named_consumers, *index.list_consumers(_find_tensor(site))]
         edges += [site.site] if isinstance(site.site, Edge) else []

@@ -11,7 +11,7 @@ import base64
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import import_module
@@ -68,11 +68,6 @@ class Watch:
         observer = self.observers.setdefault(want, create_observer(want.observer, want.quant))
         _update_observer(observer, np.fmax(value, -np.inf))
 
-    def observe_value(self, tensor: TensorId, value: Array) -> None:
-        """Update the observers of `tensor` with one batch. Raises CalibrationError on NaN and +inf."""
-        for want in self.readers[tensor]:
-            _update_observer(self.observers[want], value)
-
 
 def _update_observer(observer: Observer, value: Array) -> None:
     try:
@@ -101,25 +96,12 @@ def observe_samples(
                 group, _count_batches(dataset.batches(batch), task), dataset.split_batch
             ):
                 try:
-                    watch.observe_value(tensor, value)
+                    for want in watch.readers[tensor]:
+                        _update_observer(watch.observers[want], value)
                 except CalibrationError as error:
                     raise _name_sample(taps, tensor, part, dataset, error) from error
                 # Before the next value is made, so that only one is held.
                 del value
-
-
-def _order_tensors(proto: ModelLike) -> Callable[[TensorId], tuple[str, int, str]]:
-    """Sort key: the order in which the main graph computes tensors.
-
-    Groups of neighbours need the least of the graph to be run.
-    """
-    place = {name: k for k, node in enumerate(proto.graph.node) for name in node.output}
-    return lambda tensor: (
-        tensor.scope,
-        # Inputs of the graph come before all nodes.
-        place.get(tensor.name, -1) if tensor.scope == "" else 0,
-        tensor.name,
-    )
 
 
 def _count_batches(batches: Iterable[Batch], task: Task) -> Iterable[Batch]:
@@ -132,7 +114,7 @@ def _name_sample(
     taps: Taps, tensor: TensorId, batch: Batch, dataset: Dataset, error: CalibrationError
 ) -> CalibrationError:
     """The error with the names of the tensor and the sample, found by running the samples of the batch one by one."""
-    positions: Sequence[int] = range(batch.first_index, batch.first_index + batch.count)
+    positions = range(batch.first_index, batch.first_index + batch.count)
     # Stays the first where no sample fails alone.
     guilty = positions[0]
     if batch.count > 1:
@@ -246,7 +228,17 @@ def merge_observers(
 
 def freeze_readers(watch: Watch, proto: ModelLike) -> Readers:
     """The tensors that observers read, in the order in which the graph computes them."""
-    ordered = sorted(watch.readers, key=_order_tensors(proto))
+    # The order in which the main graph computes tensors: groups of neighbours need the least of it to be run.
+    place = {name: k for k, node in enumerate(proto.graph.node) for name in node.output}
+    ordered = sorted(
+        watch.readers,
+        key=lambda tensor: (
+            tensor.scope,
+            # Inputs of the graph come before all nodes.
+            place.get(tensor.name, -1) if tensor.scope == "" else 0,
+            tensor.name,
+        ),
+    )
     return tuple((tensor, tuple(watch.readers[tensor])) for tensor in ordered)
 
 

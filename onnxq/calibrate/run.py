@@ -158,20 +158,7 @@ def observe_part(
 
 def _list_known(plan: Plan) -> dict[Site, QParams]:
     """Numbers given with the plan."""
-    qparams: dict[Site, QParams] = {
-        site.site: site.qparams for site in plan.all_sites if site.qparams is not None
-    }
-    qparams.update(_spread_groups(plan))
-    return qparams
-
-
-def _list_missing(plan: Plan, known: Mapping[Site, QParams]) -> list[SitePlan]:
-    """The sites that have no numbers, and get none at each run."""
-    return [site for site in plan.sites if site.site not in known and not site.spec.dynamic]
-
-
-def _spread_groups(plan: Plan) -> dict[Site, QParams]:
-    """Numbers of the sites that share a group with one whose numbers were given."""
+    qparams = {site.site: site.qparams for site in plan.all_sites if site.qparams is not None}
     # A group of weights is called after the one whose kernel the scales are for, the others being its transposes.
     leaders = (
         site for site in plan.all_sites if not site.role.is_weight or site.name == site.group
@@ -184,11 +171,16 @@ def _spread_groups(plan: Plan) -> dict[Site, QParams]:
         for site in plan.sites
         if site.group in by_group and site.qparams is None
     ]
-    return {
+    return qparams | {
         # Numbers of another tool hold for any spec, and so they do for those that share them.
         site.site: replace(shared, computed_for=shared.computed_for and site.spec.levels)
         for site, shared in missing
     }
+
+
+def _list_missing(plan: Plan, known: Mapping[Site, QParams]) -> list[SitePlan]:
+    """The sites that have no numbers, and get none at each run."""
+    return [site for site in plan.sites if site.site not in known and not site.spec.dynamic]
 
 
 def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch, dict[Site, Want]]:

@@ -14,7 +14,7 @@ from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, get_index
 from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memory
 from onnxq.runtime.tap import lay_out_convolutions
-from onnxq.sites import Refusals, TensorId
+from onnxq.sites import TensorId
 
 Group = tuple[TensorId, ...]
 Signature = tuple[tuple[str, Shape], ...]
@@ -52,8 +52,8 @@ class Taps:
         self._proto, self._index = proto, get_index(proto)
         self._limit = _MEMORY_LIMIT if memory_limit is None else memory_limit
         whole = tap_tensors(proto, tensors, only=True)
-        self.refusals: Refusals = whole.refusals
-        self.tensors: Group = tuple(whole.outputs)
+        self.refusals = whole.refusals
+        self.tensors = tuple(whole.outputs)
         # Used by the first runner of all tensors, then released: it is of a model that is not laid out.
         self._whole = None if lay_out else whole
         # The model that is run; made when first needed.

@@ -145,17 +145,15 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
             continue
         # Seen through the nodes that only pass an output on.
         maker = index.find_producer(index.find_origin(TensorId(value.name), _PASSED))
+        # Up to opset 12 axis 1 was the default, up to the last one.
         named = bool(_NAMES.search(value.name)) or (
-            maker is not None and _is_softmax(maker, len(shape))
+            maker is not None
+            and maker.op_type in _NORMALIZES
+            and maker.attrs.get("axis", -1) in (-1, len(shape) - 1)
         )
         if named or (len(shape) == min(_RANKS) and maker is not None and _is_product(index, maker)):
             scores[value.name] = named
     return scores
-
-
-def _is_softmax(node: NodeRef, rank: int) -> bool:
-    # Up to opset 12 axis 1 was the default, up to the last one.
-    return node.op_type in _NORMALIZES and node.attrs.get("axis", -1) in (-1, rank - 1)
 
 
 def _is_product(index: GraphIndex, node: NodeRef) -> bool:

@@ -64,19 +64,18 @@ class Distribution:
 
     def count_bars(self) -> tuple[float, float, tuple[int, ...]]:
         """The smallest value, the largest, and the counts of intervals of equal width between them."""
-        edges, counts = self._spread_counts()
+        edges, totals = self._add_up_counts()
         bounds = np.linspace(edges[0], edges[-1], BINS + 1)
         # Bins on a bound are shared by the part of their width on either side.
-        below = np.interp(bounds, edges, np.concatenate(([0], np.cumsum(counts))))
+        below = np.interp(bounds, edges, totals)
         counts = np.diff(np.rint(below))
         return float(edges[0]), float(edges[-1]), tuple(int(count) for count in counts)
 
     def measure_clipped(self, chosen: Interval) -> float:
         """The share of values outside a range."""
-        edges, counts = self._spread_counts()
-        total = np.concatenate(([0], np.cumsum(counts)))
-        inside = np.interp(chosen, edges, total)
-        return float(1 - (inside[1] - inside[0]) / total[-1])
+        edges, totals = self._add_up_counts()
+        low, high = np.interp(chosen, edges, totals)
+        return float(1 - (high - low) / totals[-1])
 
     def find_middle(self) -> float | None:
         """The largest magnitude of the channel in the middle; None for fewer than two."""
@@ -91,8 +90,8 @@ class Distribution:
         )
         return tuple(float(f"{group.max():.3g}") for group in groups)
 
-    def _spread_counts(self) -> tuple[Array64, Array64]:
-        """Edges, strictly rising, and counts, zeros in the bin around zero or beside it."""
+    def _add_up_counts(self) -> tuple[Array64, Array64]:
+        """Edges, strictly rising, and the count of all below each, zeros in the bin around zero or beside it."""
         view = self._histogram.make_view()
         edges = view.edges
         counts = view.counts.astype(np.float64)
@@ -103,7 +102,7 @@ class Distribution:
         if edges[0] == edges[-1]:
             # A tensor of one value.
             edges = edges + np.linspace(0.0, max(abs(edges[0]), 1e-6) * 1e-6, edges.size)
-        return edges, counts
+        return edges, np.concatenate(([0], np.cumsum(counts)))
 
 
 def observe_distributions(

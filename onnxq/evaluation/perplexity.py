@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.arrays import Array
 from onnxq.data.fit import Inputs
-from onnxq.data.text import TextInputs, Window, find_text_inputs
+from onnxq.data.text import Window, find_text_inputs
 from onnxq.data.text.generate import find_logits, make_decoder_error
 from onnxq.errors import DataError
 from onnxq.progress import Progress
@@ -82,7 +82,7 @@ class Decoder:
     def __init__(self, session: Session, name: str, inputs: Inputs | None = None) -> None:
         self.session, self.name = session, name
         names = [value.name for value in session.outputs]
-        self.parts: TextInputs = find_text_inputs(inputs or session.inputs, names)
+        self.parts = find_text_inputs(inputs or session.inputs, names)
         self._logits = find_logits(session.outputs, self.parts, name)
 
     @property

@@ -117,9 +117,7 @@ def compare_segments(
     reference = _PartRunner(before, threads)
     other = _PartRunner(after, threads, get_index(infer_shapes(after)))
     errors = []
-    alive: list[Values] = [
-        {name: np.asarray(value) for name, value in sample.items()} for sample in samples
-    ]
+    alive = [{name: np.asarray(value) for name, value in sample.items()} for sample in samples]
     shared = set(other.list_tensors())
     segments = cut_segments(before, limit, shared)
     last = {

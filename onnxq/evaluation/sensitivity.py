@@ -144,7 +144,7 @@ def measure_sensitivity(
     groups = list_groups(toggled.switches, kinds)
     measure = partial(measure_settings, toggled, reference, progress=progress, crew=crew)
     nothing: Setting = frozenset()
-    everything: Setting = frozenset(toggled.switches)
+    everything = frozenset(toggled.switches)
     isolated = [group.setting for group in groups]
     steps = _list_prefixes(toggled)
     # All in one go: the samples are run through once.

@@ -144,7 +144,7 @@ def check_observers(config: Config) -> None:
 def check_option_type(subject: str, key: str, value: object, default: object) -> None:
     """Raise ConfigError about `subject` for an option that is not of the type of its default."""
     # YAML reads `99` as an integer, where a share of 99 percent is meant.
-    wanted: tuple[type, ...] = (float, int) if isinstance(default, float) else (type(default),)
+    wanted = (float, int) if isinstance(default, float) else (type(default),)
     # In Python True is an int.
     if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
         cause = f"{key}={value!r} is not a {wanted[0].__name__}"

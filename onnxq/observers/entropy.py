@@ -144,4 +144,4 @@ class KullbackLeibler:
 
 
 def _self_log(counts: Array64) -> Array64:
-    return np.asarray(counts * np.log(counts))
+    return counts * np.log(counts)

@@ -131,7 +131,7 @@ class Histogram:
         self.zeros = 0
         self.minimum, self.maximum = math.inf, -math.inf
         self._exponent, self._first = _LEAST_EXPONENT, 0
-        self._counts: Counts = np.zeros(0, np.int64)
+        self._counts = np.zeros(0, np.int64)
 
     @property
     def count(self) -> int:

@@ -56,7 +56,14 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     guards: dict[tuple[TensorId, str], str] = {}
     named = [index.find_node(name) for name in dict.fromkeys(nodes)]
     guarded = [node for node in named if _is_quantized_behind(index, node)]
-    guarded += [node for node in index.nodes if _feeds_body(index, node) and node not in guarded]
+    # ORT moves a DequantizeLinear through these, to where a body reads.
+    guarded += [
+        node
+        for node in index.nodes
+        if node.op_type in _TRANSPARENT
+        and any(map(index.captured, node.results))
+        and node not in guarded
+    ]
     for node in guarded:
         tensors = enumerate(index.list_inputs(node))
         for k, tensor in ((k, t) for k, t in tensors if t is not None and _from_pair(index, t)):
@@ -84,20 +91,13 @@ def _from_pair(index: GraphIndex, tensor: TensorId | None) -> bool:
     return False
 
 
-def _feeds_body(index: GraphIndex, node: NodeRef) -> bool:
-    """True for a node that ORT moves a DequantizeLinear through, to where a body reads."""
-    return node.op_type in _TRANSPARENT and any(map(index.captured, node.results))
-
-
 def _is_quantized_behind(index: GraphIndex, node: NodeRef) -> bool:
     """True when a QuantizeLinear is reached within a few nodes. Too many guards cost little, one too few accuracy."""
-    front = [node]
+    front = {node}
     for _ in range(_REACH):
-        front = list(
-            dict.fromkeys(
-                reader for at in front for tensor in at.results for reader in index.readers(tensor)
-            )
-        )
+        front = {
+            reader for at in front for tensor in at.results for reader in index.readers(tensor)
+        }
         if any(at.op_type == "QuantizeLinear" for at in front):
             return True
     return False
@@ -181,7 +181,10 @@ def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
     if target.quantizes_alone:
         proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
     done = guard_float(emit_pairs(proto, plan, progress), plan.float_nodes)
-    done = _as_declared(done, state.named)
+    # Only the types the model declared itself: inferred ones let ORT fuse more, and not for the better.
+    declared = {value.name for value in state.named.graph.value_info}
+    infos = done.graph.value_info
+    replace_items(infos, [value for value in infos if value.name in declared])
     return write_matrices(done, target.fits_matrix) if target.writes_matrices else done
 
 
@@ -192,9 +195,10 @@ def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
     """
     proto = write_integer_products(proto)
     weights = {name_part(site.site, "dq_node"): site for site in plan.sites if site.role.is_weight}
-    numbers = {name: site.qparams for name, site in weights.items() if site.qparams is not None}
     minima = {
-        name: qparams.minimum for name, qparams in numbers.items() if qparams.minimum is not None
+        name: site.qparams.minimum
+        for name, site in weights.items()
+        if site.qparams is not None and site.qparams.minimum is not None
     }
     if plan.nbits is not None:
         return write_nbits(
@@ -219,14 +223,6 @@ def give_types(state: FloatState, model: ModelLike) -> ModelLike:
 
 def _with_biases(state: FloatState, plan: Plan) -> ModelLike:
     return replace_biases(ensure_opset(state.model, plan.opset), plan)
-
-
-def _as_declared(proto: ModelLike, original: ModelLike) -> ModelLike:
-    """Only the types the model declared itself: inferred ones let ORT fuse more, and not for the better."""
-    declared = {value.name for value in original.graph.value_info}
-    infos = proto.graph.value_info
-    replace_items(infos, [value for value in infos if value.name in declared])
-    return proto
 
 
 def _list_quantized_matmuls(plan: Plan) -> Names:

@@ -190,8 +190,13 @@ def run_stage(
 
     A pass that gains nothing, does harm or takes too long leaves the state as it was.
     """
+    skips = ctx.skip.union(find_target(ctx.config.target).skips)
+    hurried = stage is not Stage.REWRITE and ctx.config.effort == "fast"
     for entry in passes:
-        if entry.stage is not stage or not _is_due(entry, ctx, state):
+        if entry.stage is not stage or entry.name in skips or (hurried and not entry.fast):
+            continue
+        # Last of the questions: it may look at the whole model.
+        if not entry.applies(ctx, state):
             continue
         timer = ctx.timers.run(entry.name, entry.title)
         share = ctx.budget.limit(entry.name, entry.time_share, ctx.progress)
@@ -201,7 +206,7 @@ def run_stage(
             own = replace(ctx, progress=progress)
             # A large model is in memory once.
             beside = ctx.crew.plain and not is_large_model(state.model)
-            after: StateT = state
+            after = state
             reports: list[PassReport] = []
             # Both attempts begin with the state before, and both are reported: the second must not hide a rollback.
             for attempt in (entry.run, entry.retry):
@@ -222,12 +227,3 @@ def run_stage(
 def run_pass(entry: Pass[Any, Any], ctx: RunContext, state: StateT) -> StateT:
     """`run_stage` of a single pass."""
     return run_stage((entry,), entry.stage, ctx, state)
-
-
-def _is_due(entry: Pass[Any, Any], ctx: RunContext, state: FloatState) -> bool:
-    if entry.name in ctx.skip or entry.name in find_target(ctx.config.target).skips:
-        return False
-    if entry.stage is not Stage.REWRITE and not entry.fast and ctx.config.effort == "fast":
-        return False
-    # Last of the questions: it may look at the whole model.
-    return entry.applies(ctx, state)

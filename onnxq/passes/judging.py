@@ -279,15 +279,11 @@ def judge_change(
     return before, replace(report, outcome=Outcome.WORSE, trial_db=figures, changed=())
 
 
-def must_judge_as_run(plan: Plan) -> bool:
-    """True where this machine may compute something else than the file says, so that only running it tells."""
-    engine = find_target(plan.target)
-    return plan.saturation == "allow" and engine.saturates and engine.times_itself
-
-
 def make_trial(state: FloatState, plan: Plan) -> TrialModel:
     """The model that the plan gives, to be run as the file says, or as users run it where the two may part."""
-    if must_judge_as_run(plan):
+    # This machine may compute something else than the file says, so that only running it tells.
+    engine = find_target(plan.target)
+    if plan.saturation == "allow" and engine.saturates and engine.times_itself:
         return TrialModel(build_quantized(state, plan), fuse_pairs=True)
     return TrialModel(write_pairs(state, plan, fold_constants=True))
 

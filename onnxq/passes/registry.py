@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxq.config import Config
 from onnxq.errors import ConfigError
-from onnxq.graph import GraphIndex, ModelLike, fold_constants, get_index, infer_shapes, name_nodes
+from onnxq.graph import GraphIndex, fold_constants, get_index, infer_shapes, name_nodes
 from onnxq.graph.scopes import replace_items, walk_graphs
 from onnxq.nearest import suggest_names
 from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, run_stage
@@ -150,20 +150,14 @@ def rewrite_model(ctx: RunContext, state: FloatState) -> FloatState:
     """
     named = name_nodes(state.model)
     after = run_stage(PASSES, Stage.REWRITE, ctx, replace(state, model=infer_shapes(named)))
-    return replace(state, model=_drop_inferred_types(after.model, named))
-
-
-def _drop_inferred_types(proto: ModelLike, source: ModelLike) -> ModelLike:
-    """Without the types that were inferred on the way, save those of operators onnx cannot infer.
-
-    Engines fuse by the types they know: types that the file did not tell them must not change their fusions.
-    """
+    # Without the types that were inferred on the way, save those of operators onnx cannot infer. Engines fuse by the
+    # types they know: types that the file did not tell them must not change their fusions.
     declared = {
         (scope, value.name)
-        for scope, graph in walk_graphs(source.graph)
+        for scope, graph in walk_graphs(named.graph)
         for value in graph.value_info
     }
-    for scope, graph in walk_graphs(proto.graph):
+    for scope, graph in walk_graphs(after.model.graph):
         beyond = {name for node in graph.node if node.domain for name in node.output}
         kept = [
             value
@@ -171,4 +165,4 @@ def _drop_inferred_types(proto: ModelLike, source: ModelLike) -> ModelLike:
             if (scope, value.name) in declared or value.name in beyond
         ]
         replace_items(graph.value_info, kept)
-    return proto
+    return replace(state, model=after.model)

@@ -49,7 +49,15 @@ def answer_request(
     # A figure of few samples is made one of all where time and memory are enough.
     affordable = not trial.segments and ctx.budget.left() > 0
     if request.metric is not None:
-        account = _measure_metric(ctx, state, model, account)
+        metric = request.metric
+        # An evaluation of the caller's function may take minutes, so that a figure that still holds is
+        # not measured again.
+        if math.isnan(account.value) or account.steps or state.plan.precision is not None:
+            with ctx.progress(f"running {metric.name} on the quantized model"):
+                optimize = find_target(ctx.config.target).times_itself
+                typed = give_types(state, model)
+                value = metric(typed, optimize=optimize, threads=ctx.config.verify.threads)
+            account = replace(account, value=value, met=value >= account.least)
     elif isinstance(ctx, SampledContext) and request.min_sqnr is not None and affordable:
         account = _estimate(ctx, state, account)
     else:
@@ -58,23 +66,6 @@ def answer_request(
     # one.
     if not (plan.sites or plan.kept or plan.precision is not None):
         return replace(account, met=False, note=account.note or _ALL_FLOAT)
-    return account
-
-
-def _measure_metric(
-    ctx: RunContext, state: PlannedState, model: ModelLike, account: Promotion
-) -> Promotion:
-    """The account with the metric of the finished model, where passes have changed it since it was measured."""
-    metric, config = ctx.request.metric, ctx.config
-    assert metric is not None
-    # An evaluation of the caller's function may take minutes, so that a figure that still holds is
-    # not measured again.
-    if math.isnan(account.value) or account.steps or state.plan.precision is not None:
-        with ctx.progress(f"running {metric.name} on the quantized model"):
-            optimize = find_target(config.target).times_itself
-            typed = give_types(state, model)
-            value = metric(typed, optimize=optimize, threads=config.verify.threads)
-        account = replace(account, value=value, met=value >= account.least)
     return account
 
 

@@ -12,7 +12,6 @@ from onnx import TensorProto
 from onnxq.arrays import ArrayDict
 from onnxq.backends import find_backend, split_target
 from onnxq.backends.engine import Timing
-from onnxq.data import Dataset
 from onnxq.data.synthetic import make_synthetic
 from onnxq.engines.bench import time_placements
 from onnxq.errors import ModelError, OnnxqError, VerificationError
@@ -169,7 +168,7 @@ def check_segments(ctx: RunContext, state: FloatState, model: ModelLike) -> Mode
     try:
         if ctx.samples is None:
             seed = ctx.config.data.seed
-            dataset: Dataset = make_synthetic(
+            dataset = make_synthetic(
                 index.inputs, samples=2, seed=seed, model=state.named, run=False
             )
         else:

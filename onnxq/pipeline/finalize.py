@@ -121,21 +121,16 @@ def write_result(result: Result, config: Config, out: str | Path | None, force: 
         noted = report.output_bytes - result.leave_out_notes("none").report.output_bytes
         result = result.change_report(note_bytes=noted)
     if options.compiled:
-        _write_compiled(result, config, force)
+        from onnxq.backends.building import compile_model
+
+        engine = find_compiler(result.plan.target).with_options(config.runtime)
+        # The NPU's compiler refuses graphs with free sizes.
+        demand_sizes(get_index(result.light), {}, engine.title)
+        compile_model(engine, result.light, Path(config.output.compiled), overwrite=force)
     if out is not None:
         result = result.save(out, overwrite=force, external=options.external_data or None)
     write_plan(result.plan, options.plan, force)
     return result
-
-
-def _write_compiled(result: Result, config: Config, force: bool) -> None:
-    """Write the model as the compiler of its target's engine leaves it."""
-    from onnxq.backends.building import compile_model
-
-    engine = find_compiler(result.plan.target).with_options(config.runtime)
-    # The NPU's compiler refuses graphs with free sizes.
-    demand_sizes(get_index(result.light), {}, engine.title)
-    compile_model(engine, result.light, Path(config.output.compiled), overwrite=force)
 
 
 # Seconds that timing both models needs with their sessions, and takes about. On a busy machine the medians do not

@@ -14,7 +14,7 @@ from onnxq.config import Config
 from onnxq.data import Dataset, load_data
 from onnxq.data.sources import fits_whole
 from onnxq.errors import ConfigError
-from onnxq.graph import ModelSource, ValueInfo, ValueInfos, get_index, load_model, name_nodes
+from onnxq.graph import ModelSource, ValueInfo, get_index, load_model, name_nodes
 from onnxq.graph.precision.widen import NARROW
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, count_items
@@ -41,7 +41,16 @@ def settle_sizes(
     shapes = _read_fixes(config, inputs)
     if whole and data is not None and not all(map(_is_fixed, shapes.values())):
         # Samples are whole batches where the size of these is fixed.
-        data = load_data(data, _with_shapes(inputs, shapes), config.data, light, progress=progress)
+        fitted = (
+            replace(value, shape=shapes[value.name] if value.shape else value.shape)
+            for value in inputs
+        )
+        # The model is prepared to compute float16 in float32.
+        typed = tuple(
+            replace(value, dtype=int(TensorProto.FLOAT)) if value.dtype in NARROW else value
+            for value in fitted
+        )
+        data = load_data(data, typed, config.data, light, progress=progress)
         shapes = _add_sample_sizes(shapes, data, progress)
     for name, shape in shapes.items() if whole else ():
         if not _is_fixed(shape):
@@ -65,17 +74,6 @@ def _read_shapes(inputs: Iterable[ValueInfo]) -> dict[str, NamedSizes]:
     }
 
 
-def _with_shapes(inputs: Iterable[ValueInfo], shapes: Mapping[str, NamedSizes]) -> ValueInfos:
-    """With these shapes, and in the types of the model as it is prepared, which computes float16 in float32."""
-    fitted = (
-        replace(value, shape=shapes[value.name] if value.shape else value.shape) for value in inputs
-    )
-    return tuple(
-        replace(value, dtype=int(TensorProto.FLOAT)) if value.dtype in NARROW else value
-        for value in fitted
-    )
-
-
 def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, NamedSizes]:
     """The shape of every input, with the sizes that the configuration fixes."""
     shapes = _read_shapes(inputs)
@@ -92,7 +90,7 @@ def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, NamedS
                     "give a size for each axis",
                     code="Q315",
                 )
-            known: dict[int | str, int] = dict(zip(shapes[name], fixed, strict=True))
+            known = dict(zip(shapes[name], fixed, strict=True))
             shapes[name] = fixed
         elif re.fullmatch(_SIZE, sizes) and any(name in shape for shape in shapes.values()):
             known = {name: int(sizes)}

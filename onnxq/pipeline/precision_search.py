@@ -211,7 +211,9 @@ class PrecisionSearch:
         while True:
             holding = [point for point in self.points if point.keeps_limits(self.limits)]
             best = min(
-                holding, key=lambda point: (self._rank(point), point.measured.noise), default=None
+                holding,
+                key=lambda point: (getattr(point.measured, self.minimized), point.measured.noise),
+                default=None,
             )
             if best is None:
                 return min(self.points, key=self._miss)
@@ -221,9 +223,6 @@ class PrecisionSearch:
             again = max(best.measured.time, self._time(self._write(best.state)))
             better = replace(best, measured=replace(best.measured, time=again), confirmed=True)
             self.points[self.points.index(best)] = better
-
-    def _rank(self, point: _Point) -> float:
-        return float(getattr(point.measured, self.minimized))
 
     def _miss(self, point: _Point) -> float:
         """How far the furthest limit is missed, as a ratio."""
@@ -266,16 +265,11 @@ class PrecisionSearch:
             config_one = config.add_rules(*one.make_rules(sorted(takers)))
             with self.ctx.progress(f"quantizing to {one.name}"):
                 state = self._refine(config_one)
-            measured.append(self._measure_alone(state, one, takers))
+            switched = SwitchedPlan(self.ctx, state, state.plan)
+            # The samples of the choice and some of the calibration: on a handful errors do not add up as on many.
+            floats = self.ctx.data.judges.float_outputs(state.model)
+            measured.append(measure_precision(switched, state, floats, one, takers))
         return measured
-
-    def _measure_alone(
-        self, state: PlacedState, precision: Precision, takers: frozenset[str]
-    ) -> MeasuredPrecision:
-        switched = SwitchedPlan(self.ctx, state, state.plan)
-        # The samples of the choice and some of the calibration: on a handful errors do not add up as they do on many.
-        floats = self.ctx.data.judges.float_outputs(state.model)
-        return measure_precision(switched, state, floats, precision, takers)
 
     def _draft(self, config: Config) -> tuple[Any, Any]:
         problem = draft_placement(self.model, self.ctx.data, config, "", identified=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -64,11 +64,6 @@ def find_obstacle(
     except UnknownOperatorError as error:
         return error
     return None
-
-
-def needs_no_run(state: FloatState, config: Config, *, measuring: bool) -> bool:
-    """True for weights alone of a large model, which no session need hold. measuring: as for `find_obstacle`."""
-    return rounds_alone(config, measuring=measuring) and is_large_model(state.model)
 
 
 def rounds_alone(config: Config, *, measuring: bool) -> bool:
@@ -228,7 +223,7 @@ def _make_own(
     try:
         state = load_state(model, alone, sizes=shared.sizes)
         plan = draft_placement(state, ctx.data, alone.config, "", identified=False).default()
-        same = {site.site for site in plan.sites} == {site.site for site in shared.plan.sites}
+        same = plan.by_site.keys() == shared.plan.by_site.keys()
         if not plan.sites or (same and state.rewrites == shared.rewrites):
             return None
         samples = ctx.data.calibration.take(_TIMING_SAMPLES, ctx.config.data.seed)
@@ -280,7 +275,10 @@ def prepare_run(
         load = partial(load_state, model, ctx, whole=whole, sizes=sizes, computes=computes)
         state = load()
         obstacle = find_obstacle(state, config, measuring=running)
-        if obstacle is None and not needs_no_run(state, config, measuring=running):
+        # Weights alone of a large model need no session, which would hold it.
+        if obstacle is None and not (
+            rounds_alone(config, measuring=running) and is_large_model(state.model)
+        ):
             # Before anything that takes long: a mistake in the person's function shows here.
             ctx = replace(ctx, request=_measure_float(ctx, state)) if measuring else ctx
             try:
@@ -297,7 +295,10 @@ def prepare_run(
                 state = load(masked_rows=True)
                 samples = _read_samples(state, data, ctx)
             ctx = ctx.add_samples(samples).add_reference(
-                state.model, _make_planner(samples, config)
+                state.model,
+                lambda equalized, shown: draft_placement(
+                    equalized, samples, config, "", identified=False, progress=shown
+                ).default(),
             )
     return ctx, state, obstacle
 
@@ -342,16 +343,6 @@ def _settle_mode(config: Config, data: object) -> Config:
     if config.mode == "auto" and data is None:
         return config.model_copy(update={"mode": "dynamic"})
     return config
-
-
-def _make_planner(samples: SampleSets, config: Config) -> Callable[[FloatState, Progress], Plan]:
-    """The planner that equalization asks where pairs would go."""
-
-    def place(state: FloatState, shown: Progress) -> Plan:
-        problem = draft_placement(state, samples, config, "", identified=False, progress=shown)
-        return problem.default()
-
-    return place
 
 
 def _read_samples(state: FloatState, data: object, ctx: RunContext) -> SampleSets:
@@ -416,8 +407,7 @@ def _place(ctx: SampledContext, state: FloatState, name: str) -> PlacedState:
         without = problem.default()
         plan = problem.default(attention=True) if config.attention != "float" else without
         # Where the rules for attention find none, both are the same plan and there is nothing to try.
-        attended, plain_sites = ({site.site for site in p.sites} for p in (plan, without))
-        if config.attention == "auto" and attended != plain_sites:
+        if config.attention == "auto" and plan.by_site.keys() != without.by_site.keys():
             plain = without
     else:
         timing_samples = samples.calibration.take(_TIMING_SAMPLES, config.data.seed)
@@ -458,7 +448,11 @@ def make_plan(
         plan = run_pass(FLOAT_TYPES, sampled, placed).plan
     # Without samples these passes have nothing to go by, and scales of each run need none.
     runs = config.effort != "fast" and not (samples.synthetic and config.mode == "dynamic")
-    left_out = (_warn_left_out(config.effort),) if runs else ()
+    text = (
+        f"effort {config.effort!r} is not in this plan: equalization, rounding and promotion need a calibrated model. "
+        "`onnxq quantize` runs them and gives a plan with what they did; `onnxq apply` only calibrates"
+    )
+    left_out = (Caution("W114", text),) if runs else ()
     warnings = (
         *describe_rest(state.rest),
         *plan.warnings,
@@ -466,11 +460,3 @@ def make_plan(
         *left_out,
     )
     return note_contents(replace(plan, data=samples.description, warnings=warnings), named)
-
-
-def _warn_left_out(effort: str) -> Caution:
-    text = (
-        f"effort {effort!r} is not in this plan: equalization, rounding and promotion need a calibrated model. "
-        "`onnxq quantize` runs them and gives a plan with what they did; `onnxq apply` only calibrates"
-    )
-    return Caution("W114", text)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -62,6 +62,16 @@ _COUNTS = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
 # Bits of a float weight.
 _FLOAT_BITS = 32
 _HASH = 16
+# Of what the profile has no figures for.
+_NO_COST = GroupCost(
+    kind="",
+    name="",
+    ops=(),
+    sites=(),
+    isolated_db=math.nan,
+    leave_one_out_db=math.nan,
+    gain_db=math.nan,
+)
 # dB that more operators in float must bring back to be advised.
 _GAIN_DB = 0.5
 
@@ -69,7 +79,7 @@ _GAIN_DB = 0.5
 def write_forms(record: ReportRecord, config: Config, out: str | Path | None, force: bool) -> None:
     """Write the page and the other forms that the configuration asks for."""
     options = config.report
-    writers: list[tuple[str, Callable[[ReportRecord], str]]] = [
+    writers = [
         (str(out or ""), write_page),
         (options.markdown, write_markdown),
         (options.mermaid, write_mermaid),
@@ -309,7 +319,7 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
         counts = all(index.find_dtype(result) in _COUNTS for result in node.results)
         if constant or counts or node.op_type in (QUANTIZE, DEQUANTIZE, "Constant"):
             continue
-        cost = costs.get(node.name)
+        cost = costs.get(node.name, _NO_COST)
         proved = proofs.get(node.name)
         layer = layers.get(node.outputs[0])
         kind, dtype = kernels.get(node.name, ("", ""))
@@ -324,13 +334,13 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
             kernel=(proved.kind if proved is not None else "") or kind,
             moves=moves.get(node.name, 0),
             share=round(noises.get(node.name, 0.0) / total, 5),
-            isolated_db=None if cost is None else bound_db(cost.isolated_db),
-            left_out_db=None if cost is None else bound_db(cost.leave_one_out_db),
-            gain_db=None if cost is None else bound_db(cost.gain_db),
+            isolated_db=bound_db(cost.isolated_db),
+            left_out_db=bound_db(cost.leave_one_out_db),
+            gain_db=bound_db(cost.gain_db),
             cumulative_db=bound_db(prefixes.get(node.name, math.nan)),
             own_db=bound_db(own),
             reason=proved.reason if proved is not None else "",
-            sites=() if cost is None else cost.sites,
+            sites=cost.sites,
         )
 
 
@@ -365,7 +375,7 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
     model = measured.state.model
     float_values = observe_distributions(model, sources, measured.samples, progress)
     for pair, tensor in zip(measured.pairs, measured.tensors, strict=True):
-        cost = costs.get(pair.name)
+        cost = costs.get(pair.name, _NO_COST)
         values = float_values.get(tensor)
         # Operators on integers are read as pairs that the file itself does not have.
         node = quantized.named.get(pair.dequantize) or quantized.named.get(pair.quantize)
@@ -387,8 +397,8 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
             scales=tuple(float(f"{scale:.4g}") for scale in pair.scale_range),
             range=tuple(float(f"{end:.5g}") for end in reach),
             clipped=clipped,
-            isolated_db=None if cost is None else bound_db(cost.isolated_db),
-            left_out_db=None if cost is None else bound_db(cost.leave_one_out_db),
+            isolated_db=bound_db(cost.isolated_db),
+            left_out_db=bound_db(cost.leave_one_out_db),
             values=bars,
             channels=values.list_channels() if values is not None else (),
             levels=None if values is None else _count_levels(pair, values.find_middle(), reach),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -36,7 +35,7 @@ from onnxq.planner import state_placement
 from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress
 from onnxq.sites import Caution, Cautions, Refusal, Unquantized
-from onnxq.spec import Granularity, PerBlock, PerChannel, QParams, QuantSpec
+from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
 from onnxq.wording import join_names
 
 _ORIGIN = "the file's own"
@@ -98,12 +97,8 @@ class _Filling:
     ways: Ways
     how: dict[str, MovedSite] = field(default_factory=dict)
 
-    def fill_plan(self, plan: Plan) -> Plan:
-        """The plan with the file's numbers where it has some."""
-        self.how.clear()
-        return plan.with_sites(tuple(map(self._fill_site, plan.sites)))
-
-    def _fill_site(self, site: SitePlan) -> SitePlan:
+    def fill_site(self, site: SitePlan) -> SitePlan:
+        """The site with the file's numbers where it has some."""
         if site.derived is not None:
             return self._note(site, Kept.DERIVED, site.qparams)
         if site.role.is_weight:
@@ -217,7 +212,9 @@ def _fit_scale(
             np.broadcast_to(numbers if numbers.size > 1 else numbers.reshape(()), shape)
         )
 
-    if isinstance(other, PerBlock) and not _divides(other, grain):
+    if isinstance(other, PerBlock) and not (
+        isinstance(grain, PerBlock) and other.size % grain.size == 0 and other.axis == grain.axis
+    ):
         return None
     try:
         scale = spread(qparams.scale)
@@ -230,13 +227,6 @@ def _fit_scale(
     # Some tools give a block a negative scale, with which its lowest integer is the furthest from zero; or 0.
     scale = np.where(scale == 0, 1, scale if signed else np.abs(scale))
     return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int32), _ORIGIN)
-
-
-def _divides(blocks: PerBlock, grain: Granularity) -> bool:
-    """True where these blocks are whole numbers of others."""
-    return (
-        isinstance(grain, PerBlock) and blocks.size % grain.size == 0 and blocks.axis == grain.axis
-    )
 
 
 # Of a step, that values scaled in float32 may lie beside it.
@@ -291,7 +281,8 @@ def _place_pairs(
     # Operators that become float may move pairs to tensors that lack a range, too.
     while True:
         filling = _Filling(source, replace(ways, refusals=reasons))
-        plan = filling.fill_plan(filling.ways.promote_keys(frozenset(left)))
+        plan = filling.ways.promote_keys(frozenset(left))
+        plan = plan.with_sites(tuple(map(filling.fill_site, plan.sites)))
         missing = [
             s for s in plan.sites if not s.complete and s.derived is None and not s.role.is_weight
         ]
@@ -347,9 +338,10 @@ def retarget(
         with ctx.timers.run("calibrate", "calibrating"):
             samples = None if data is None or run is None else run.data.calibration
             plan = ctx.calibrate(state.model, plan, samples)
-        placed = state.add_placement(
-            filling.ways.problem, replace(plan, data=_describe_numbers(filling.how))
-        )
+        counts = Counter(note.how.value for note in filling.how.values())
+        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        plan = replace(plan, data=f"of the quantized file: {kinds}")
+        placed = state.add_placement(filling.ways.problem, plan)
         placed = placed if run is None else run_pass(FLOAT_TYPES, run, placed)
         with ctx.timers.run("emit", "making the quantized model"):
             quantized = build_file(placed, placed.plan, progress)
@@ -388,10 +380,3 @@ def warn_integers(source: QuantizedSource) -> Cautions:
     names = [f"{operator.node} ({operator.op})" for operator in source.integers]
     text = f"{join_names(names, _SHOWN)}: computed on integers without pairs, left as it was"
     return (Caution("W140", text),)
-
-
-def _describe_numbers(how: Mapping[str, MovedSite]) -> str:
-    counts = Counter(note.how.value for note in how.values())
-    return "of the quantized file: " + ", ".join(
-        f"{count} {kind}" for kind, count in counts.items()
-    )

@@ -126,10 +126,13 @@ def search_precisions(
         ctx = replace(ctx, config=taken.config, request=AccuracyRequest(), journal=[])
         placed = replace(taken.state, plan=note_contents(taken.state.plan, state.model))
         result = finalize_run(ctx, placed, build_file(placed, placed.plan, progress), source=model)
+        most = config.search
+        size = "" if most.max_size is None else f"at most {format_bytes(most.max_size)}"
+        latency = "" if most.max_latency is None else f"at most {most.max_latency:g} ms"
         return SearchResult(
             result=result,
             front=search.list_front(taken),
-            asked=_describe_limits(config, request),
+            asked=", ".join(filter(None, (size, latency, request.describe()))),
             met=taken.keeps_limits(limits),
             rules=write_config(taken.config, load_config(None, target=config.target)),
         )
@@ -146,11 +149,3 @@ def _read_limits(config: Config, request: AccuracyRequest) -> Limits:
         noise=math.inf if request.min_sqnr is None else 10 ** (-request.min_sqnr / 10),
         metric=-math.inf if request.metric is None else request.max_drop.least(request.float_value),
     )
-
-
-def _describe_limits(config: Config, request: AccuracyRequest) -> str:
-    """The limits in words."""
-    search = config.search
-    size = "" if search.max_size is None else f"at most {format_bytes(search.max_size)}"
-    latency = "" if search.max_latency is None else f"at most {search.max_latency:g} ms"
-    return ", ".join(filter(None, (size, latency, request.describe())))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, get_index
+from onnxq.graph import get_index
 from onnxq.passes import FloatState, RunContext
 from onnxq.passes.mixed_precision.candidates import keep_corrections
 from onnxq.plan import Plan, drop_stale
-from onnxq.sites import Caution, Cautions, Site
+from onnxq.sites import Caution, Cautions
 
 
 def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan, Cautions]:
@@ -19,7 +18,12 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
     Raises PlanError naming the activation that needs samples where there are none.
     """
     plan, stale = drop_stale(plan)
-    plan, lines = _drop_biases(plan, get_index(state.model), stale)
+    # Without corrections for errors of weights that are no longer so, or no longer quantized.
+    current = (site for site in plan.sites if site.site not in stale)
+    biases = keep_corrections(plan, current, get_index(state.model))
+    why = "the model's own bias, since the plan's made up for a weight that is quantized otherwise"
+    lines = [Caution("W121", f"{bias.edge}: {why}") for bias in plan.biases if bias not in biases]
+    plan = replace(plan, biases=biases)
     missing = [site for site in plan.sites if not site.complete]
     for site in missing:
         # Weights and biases have their values in the model; activations only in samples.
@@ -44,14 +48,3 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
         text = f"{where}: {cause}: computed again from the {'samples' if measured else 'model'}"
         lines.append(Caution("W121", text))
     return plan, tuple(lines)
-
-
-def _drop_biases(
-    plan: Plan, index: GraphIndex, stale: Mapping[Site, str]
-) -> tuple[Plan, list[Caution]]:
-    """The plan without bias corrections for errors of weights that are no longer so, or no longer quantized."""
-    current = (site for site in plan.sites if site.site not in stale)
-    biases = keep_corrections(plan, current, index)
-    why = "the model's own bias, since the plan's made up for a weight that is quantized otherwise"
-    lines = [Caution("W121", f"{bias.edge}: {why}") for bias in plan.biases if bias not in biases]
-    return replace(plan, biases=biases), lines

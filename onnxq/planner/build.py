@@ -137,7 +137,11 @@ def _find_tables(
     looked_at: set[TensorId] = set()
     for node in index.nodes:
         tensor = index.find_input(node, 0) if node.looks_up(0) else None
-        if tensor is None or tensor in looked_at or not _is_table(index, tensor):
+        if tensor is None or tensor in looked_at:
+            continue
+        # Most models in a narrower type are planned in float32.
+        matrix = len(index.find_shape(tensor) or ()) == 2 and index.find_dtype(tensor) in _WIDTHS
+        if not matrix or not index.is_constant(tensor) or index.is_output(tensor):
             continue
         looked_at.add(tensor)
         edges = index.list_consumers(tensor)
@@ -156,12 +160,6 @@ def _find_tables(
             continue
         elements = _count_elements(index, tensor)
         yield Table(tensor, elements, lookups, others, match, spec)
-
-
-def _is_table(index: GraphIndex, tensor: TensorId) -> bool:
-    """True for a constant matrix of floats. Most models in a narrower type are planned in float32."""
-    matrix = len(index.find_shape(tensor) or ()) == 2 and index.find_dtype(tensor) in _WIDTHS
-    return matrix and index.is_constant(tensor) and not index.is_output(tensor)
 
 
 def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
@@ -327,7 +325,7 @@ class OnnxPlacement(PlacementProblem):
         """A plan for this model with the tables' sites. Those that it quantizes as weights get further readers."""
         if not self.tables:
             return plan
-        before = {site.site: site for site in plan.sites}
+        before = plan.by_site
         sites = add_tables(plan.sites, self.tables)
         changed = [site for site in sites if site is not before.get(site.site)]
         changed_sites, nodes = anchor_sites(self.index, changed, (), self.ids)

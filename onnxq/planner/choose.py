@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from onnxq.backends.costs import Cost
 from onnxq.backends.surroundings import SENSITIVE
 from onnxq.config import Rule
 from onnxq.graph.scopes import walk_from
@@ -121,7 +120,11 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
         reasons |= {name: LeftFloat(name, _COPIED, COPY, "F103") for name in copied}
     for op in ops:
         if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
-            reasons[op.name] = _explain_size(op, balance.costs.ops[op.name])
+            cost = balance.costs.ops[op.name]
+            cause = "at this size its int8 kernel is predicted no faster than the float one"
+            if cost.int8_us < cost.float_us:
+                cause = "quantizing what it reads and dequantizing what it writes costs more than it saves"
+            reasons[op.name] = LeftFloat(op.name, f"int8 would not pay: {cause}", "size")
     warnings = (*balance.make_warnings(), *_warn_of_transposes(problem, balance.chosen))
     return Choice(balance.chosen, _sort_reasons(ops, reasons), warnings)
 
@@ -352,14 +355,6 @@ def _is_fed(ops: QuantizableOps, op: QuantizableOp, sides: Mapping[str, bool]) -
     return True
 
 
-def _explain_size(op: QuantizableOp, cost: Cost) -> LeftFloat:
-    if cost.int8_us < cost.float_us:
-        reason = "int8 would not pay: quantizing what it reads and dequantizing what it writes costs more than it saves"
-    else:
-        reason = "int8 would not pay: at this size its int8 kernel is predicted no faster than the float one"
-    return LeftFloat(op.name, reason, "size")
-
-
 def _drop_incomplete(
     ops: QuantizableOps, chosen: set[str], reasons: dict[str, Unquantized]
 ) -> None:
@@ -476,7 +471,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
 def _drop_doubles(
     rules: frozenset[str], wanted: Mapping[str, frozenset[str]]
 ) -> dict[str, frozenset[str]]:
-    placements: dict[str, frozenset[str]] = {"rules": rules, "none": frozenset()}
+    placements = {"rules": rules, "none": frozenset()}
     for name, chosen in wanted.items():
         # What is placed alike would be timed twice.
         if chosen not in placements.values():

@@ -57,22 +57,18 @@ class FlowNetwork:
         s = self.add_vertex(source)
         t = self.add_vertex(sink)
         while True:
-            level = self._rank_vertices(s)
+            level = {s: 0}
+            queue = [s]
+            for u in queue:
+                for e in self.heads[u]:
+                    if self.cap[e] > 1e-9 and self.to[e] not in level:
+                        level[self.to[e]] = level[u] + 1
+                        queue.append(self.to[e])
             if t not in level:
                 return set(level)
             position = [0] * len(self.heads)
             while self._augment_path(s, t, level, position):
                 pass
-
-    def _rank_vertices(self, s: int) -> dict[int, int]:
-        level = {s: 0}
-        queue = [s]
-        for u in queue:
-            for e in self.heads[u]:
-                if self.cap[e] > 1e-9 and self.to[e] not in level:
-                    level[self.to[e]] = level[u] + 1
-                    queue.append(self.to[e])
-        return level
 
     def _augment_path(self, s: int, t: int, level: dict[int, int], position: list[int]) -> bool:
         """One path of the level graph, followed with a stack so that deep models do not overflow it."""

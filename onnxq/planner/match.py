@@ -42,7 +42,7 @@ def fit_plan(
     """
     anchors = Anchors(index, plan.nodes, lasting=plan.lasting, recognized=recognized)
     # Pairs that the model came with are called as in it.
-    moved: dict[Site, Site] = {site.site: site.site for site in plan.existing}
+    moved = {site.site: site.site for site in plan.existing}
     if recognized is not None:
         sites = move_rewritten(plan, anchors, recognized)
     else:
@@ -58,12 +58,12 @@ def fit_plan(
         if not new_weights:
             raise _explain_weights(plan)
         # Corrections are of the errors of those weights.
-        sites, biases = _drop_numbers(sites), ()
-    floats, nodes = plan.float_nodes, plan.nodes
+        sites = tuple(site.without_numbers() if site.role.is_constant else site for site in sites)
+        biases = ()
     if recognized is None:
-        floats = tuple(anchors.node(name).name for name in floats)
+        floats, nodes = tuple(anchors.node(name).name for name in plan.float_nodes), plan.nodes
     else:
-        floats = floats and find_float_nodes(index, sites, find_target(plan.target))
+        floats = plan.float_nodes and find_float_nodes(index, sites, find_target(plan.target))
         sites, nodes = anchor_sites(index, sites, floats, anchors.ids)
     done = replace(
         plan,
@@ -79,11 +79,6 @@ def fit_plan(
     )
     done, lines = mend_sums(bind_sums(done, index), index)
     return replace(done, warnings=tuple(dict.fromkeys((*done.warnings, *orphans, *lines))))
-
-
-def _drop_numbers(sites: SitePlans) -> SitePlans:
-    """The sites without those of weights, and of biases, whose scale is that of their input times their weight's."""
-    return tuple(site.without_numbers() if site.role.is_constant else site for site in sites)
 
 
 def _explain_weights(plan: Plan) -> PlanError:

@@ -50,7 +50,7 @@ class Placer:
         self.out = Placement()
         self.weights_alone = self.config.mode == "weight-only"
         # The model's own pairs with the readers that this choice adds to them.
-        self.shared: dict[Site, SitePlan] = {site.site: site for site in self.existing.sites}
+        self.shared = {site.site: site for site in self.existing.sites}
 
     def place(self, chosen: frozenset[str]) -> Placement:
         """All sites of the chosen operators. Those that the model's own pairs quantize already need none."""
@@ -157,12 +157,25 @@ class Placer:
         if self.target.whole:
             match, spec = self._find_widest(op if edge is None else maker, tensor, chosen)
         else:
-            match = self._match_any(op, maker, tensor, chosen)
+            # The one that asks comes first, then its maker, then the other readers; a pair that its maker's kernel
+            # writes is read like any other. A rule may name any of them.
+            nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
+            nodes += [
+                self.index.find_node(reader.node)
+                for reader in self._find_quantized_readers(tensor, chosen)
+            ]
+            match = self.requests.match(Role.ACTIVATION, tensor, nodes)
+            own = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
+            # Whether the scale stands in the file is for each reader to say.
+            match = match if match.request.dynamic == own.request.dynamic else own
             spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
-        if readers is None and maker is not None and self._leaves_footroom(maker):
-            # Kernels in WebAssembly clamp results one by one, so that the activation is a Max on
-            # the integers behind them, for which some levels must lie below 0.
-            spec = replace(spec, footroom=spec.storage == "uint8" and not spec.symmetric)
+        if readers is None and maker is not None:
+            # Where the size is not known the kernel clamps, as it does where results are few.
+            results = math.prod(self.ops.candidate(maker.node).output_shape() or (0,))
+            if maker.bound[0] == 0.0 and 0 < maker.rule.footroom <= results:
+                # Kernels in WebAssembly clamp results one by one, so that the activation is a Max on
+                # the integers behind them, for which some levels must lie below 0.
+                spec = replace(spec, footroom=spec.storage == "uint8" and not spec.symmetric)
         site: Site = tensor
         # No kernel forms across the border of a body, and a scale of each run serves one operator
         # alone.
@@ -181,32 +194,6 @@ class Placer:
         table = None if maker is None or readers is not None else maker.rule.result
         qparams = _read_range(match, spec, bound) if table is None else table(spec)
         return replace(planned, role=role, bound=bound, qparams=qparams)
-
-    def _leaves_footroom(self, maker: QuantizableOp) -> bool:
-        """True where an activation behind the operator is computed on integers."""
-        # Where the size is not known the kernel clamps, as it does where results are few.
-        results = math.prod(self.ops.candidate(maker.node).output_shape() or (0,))
-        return maker.bound[0] == 0.0 and 0 < maker.rule.footroom <= results
-
-    def _match_any(
-        self,
-        op: QuantizableOp,
-        maker: QuantizableOp | None,
-        tensor: TensorId,
-        chosen: frozenset[str],
-    ) -> Match:
-        """The request for a tensor that an operator asks for, by a rule that may name any node at it."""
-        # The one that asks comes first, then its maker, then the other readers; a pair that its maker's kernel writes
-        # is read like any other.
-        nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
-        nodes += [
-            self.index.find_node(reader.node)
-            for reader in self._find_quantized_readers(tensor, chosen)
-        ]
-        match = self.requests.match(Role.ACTIVATION, tensor, nodes)
-        own = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
-        # Whether the scale stands in the file is for each reader to say.
-        return match if match.request.dynamic == own.request.dynamic else own
 
     def _find_widest(
         self, maker: QuantizableOp | None, tensor: TensorId, chosen: frozenset[str]

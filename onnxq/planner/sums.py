@@ -35,7 +35,12 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
     Integers stay as they are: `mend_sums` checks them. Nothing is bound where the plan allows saturation.
     """
     engine = find_target(plan.target)
-    multiplying = _find_byte_readers(plan, index)
+    sites = (site for site in plan.all_sites if not site.role.is_constant)
+    narrow = (site for site in sites if site.spec.storage_bits == 8 and not site.spec.is_float)
+    # Only data at input 0 meets the weight; a bias of 8 bits does not count.
+    multiplying = frozenset(
+        edge.node for site in narrow for edge in site.find_readers(index) if edge.index == 0
+    )
 
     def list_orders(site: SitePlan) -> SumOrders:
         if plan.saturation == "allow" or not site.role.is_weight or not needs_bound(site.spec):
@@ -92,16 +97,6 @@ def count_saturating(values: np.ndarray, orders: SumOrders) -> tuple[int, int]:
     saturating = [find_saturating_sums(values, order) for order in orders]
     return sum(int(sums.any(axis=1).sum()) for sums in saturating), sum(
         int(sums.sum()) for sums in saturating
-    )
-
-
-def _find_byte_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
-    """Nodes whose data, input 0, is quantized to 8 bits."""
-    sites = (site for site in plan.all_sites if not site.role.is_constant)
-    narrow = (site for site in sites if site.spec.storage_bits == 8 and not site.spec.is_float)
-    # Only data at input 0 meets the weight; a bias of 8 bits does not count.
-    return frozenset(
-        edge.node for site in narrow for edge in site.find_readers(index) if edge.index == 0
     )
 
 

@@ -155,7 +155,6 @@ _FIX = "plan the model again"
 # The shift of a tensor passes through Adds of two tensors (their shifts add up) and must end in Conv, Gemm and MatMul
 # that take it into a bias (`channels`). The graph stays as it is.
 
-Shifts = Mapping[TensorId, Floats]
 # Least share by which the tensor's range must shrink.
 WORTH = 0.02
 # Share of a ReLU output's smallest value that is absorbed; the rest is a margin for other inputs than the samples.
@@ -186,7 +185,7 @@ def absorb_shifts(weight: Array, c: Array64, axis: int, groups: int) -> Array64:
     """
     wide = weight.astype(np.float64)
     if axis:
-        return np.asarray(c @ wide)
+        return c @ wide
     flat = wide.reshape(groups, wide.shape[0] // groups, wide.shape[1], -1).sum(axis=3)
     return np.asarray(np.einsum("goi,gi->go", flat, c.reshape(groups, -1)).reshape(-1))
 
@@ -201,7 +200,7 @@ def list_shift_axes(proto: ModelLike) -> dict[TensorId, int]:
     return {source.tensor: source.op.channel_axis for source in list_sources(proto)}
 
 
-def choose_shifts(proto: ModelLike, observed: Mapping[TensorId, ChannelStatistics]) -> Shifts:
+def choose_shifts(proto: ModelLike, observed: Mapping[TensorId, ChannelStatistics]) -> Factors:
     """Shifts to lower tensors by, [channels] each; {} where none gains. observed: tensors on samples."""
     shifts = {}
     for source in list_sources(proto):
@@ -213,13 +212,13 @@ def choose_shifts(proto: ModelLike, observed: Mapping[TensorId, ChannelStatistic
     return shifts
 
 
-def write_shifts(proto: ModelLike, shifts: Shifts) -> ModelLike:
+def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
     """The model with these tensors lowered, and all that reads them made up for it.
 
     Raises PlanError for a tensor that cannot be lowered this way.
     """
     index = get_index(proto)
-    sources = {source.tensor: source for source in find_shifted_channels(index).list_free()}
+    sources = {source.tensor: source for source in list_sources(proto)}
     # Operators whose bias grows, and by how much: one may make a tensor that is lowered and read another.
     gains: dict[str, tuple[Linear, Array64]] = {}
 

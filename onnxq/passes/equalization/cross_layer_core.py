@@ -67,11 +67,11 @@ def equalize_values(largest: Array64, groups: Labels) -> Array64:
 def _find_largest(values: Array64, groups: Labels) -> Array64:
     top = np.zeros(int(groups.max(initial=-1)) + 1)
     np.maximum.at(top, groups, values)
-    return np.asarray(top[groups])
+    return top[groups]
 
 
 def _find_alive(values: Array64, groups: Labels) -> Mask:
-    return np.asarray(np.isfinite(values) & (values > _DEAD * _find_largest(values, groups)))
+    return np.isfinite(values) & (values > _DEAD * _find_largest(values, groups))
 
 
 def _normalize_factors(s: Array64, alive: Mask, groups: Labels) -> Array64:
@@ -84,7 +84,7 @@ def _normalize_factors(s: Array64, alive: Mask, groups: Labels) -> Array64:
         np.clip(np.log(s[alive]) - mean[groups[alive]], -np.log(_FARTHEST), np.log(_FARTHEST))
     )
     # Plans store these numbers in float32, and applying a plan later must repeat them to the bit.
-    return np.asarray(out.astype(np.float32).astype(np.float64))
+    return out.astype(np.float32).astype(np.float64)
 
 
 def group_by_label(weight: Array, groups: int, output_first: bool) -> Array64:
@@ -101,4 +101,4 @@ def scale_weight(
     factor = outputs.reshape(groups, -1, 1) / inputs.reshape(groups, 1, -1)
     factor = factor if output_first else factor.swapaxes(1, 2)
     shape = (*weight.shape[:2], *[1] * (weight.ndim - 2))
-    return np.asarray(weight.astype(np.float64) * factor.reshape(shape))
+    return weight.astype(np.float64) * factor.reshape(shape)

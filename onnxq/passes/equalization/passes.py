@@ -26,7 +26,7 @@ from onnxq.planner.recognize import Recognized
 from onnxq.planner.rewritten import Anchors
 from onnxq.progress import Progress
 from onnxq.runtime import Session
-from onnxq.sites import Names, Refusal, Role, TensorId
+from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import RULED
 
 
@@ -329,7 +329,12 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
         if score is not None and score > highest:
             best = after
             highest = score
-            line = _describe_rotation(rotations, copied, fixed)
+            noun = "stream" if len(rotations) == 1 else "streams"
+            line = f"{len(rotations)} {noun} of channels, seed {seed}"
+            if copied:
+                line += f"; {', '.join(copied)} written for each reader, as their norms differ"
+            if fixed:
+                line += f"; {len(fixed)} left, {fixed[0].subject} {fixed[0].reason}"
         elif best is state:
             # Signs move the gain by less than there is to gain.
             break
@@ -340,17 +345,6 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     report = PassReport(ROTATION, (line,), fixed, trial_db=(before, highest))
     report = check_equivalent(ctx, best, report)
     return (best if report.outcome is Outcome.KEPT else state), report
-
-
-def _describe_rotation(
-    rotations: Sequence[Rotation], copied: Sequence[str], fixed: Sequence[Refusal]
-) -> str:
-    line = f"{len(rotations)} {'stream' if len(rotations) == 1 else 'streams'} of channels, seed {rotations[0].seed}"
-    if copied:
-        line += f"; {', '.join(copied)} written for each reader, as their norms differ"
-    if fixed:
-        line += f"; {len(fixed)} left, {fixed[0].subject} {fixed[0].reason}"
-    return line
 
 
 def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:

@@ -134,7 +134,7 @@ class Hadamard:
         # A few units of rounding: there is nothing to bring back.
         if length < 1e-20:
             return turned
-        return np.asarray(turned - normal * (_sum_rows(normal * turned) * (2.0 / length)))
+        return turned - normal * (_sum_rows(normal * turned) * (2.0 / length))
 
     def _turn_plain(self, columns: Array64) -> Array64:
         order, signs = _draw_signs(self.seed, self.size)
@@ -356,9 +356,7 @@ def _write_constants(
         shared[tensor].append(edge)
     copied = []
     for tensor, edges in shared.items():
-        groups: defaultdict[tuple[str, _ConstantRecipe, Edge | None], list[Edge]] = defaultdict(
-            list
-        )
+        groups = defaultdict(list)
         for edge in edges:
             groups[edge.scope, recipes.get(edge, _PLAIN), edge if edge in gains else None].append(
                 edge

@@ -86,7 +86,14 @@ def _find_home(
     """The node that can write a tensor of so many channels divided: it makes the tensor, or an attention's values."""
     norm = index.find_onnx_producer(tensor, "LayerNormalization")
     if norm is not None:
-        return norm if norm.result == tensor and _scales_channels(index, norm) else None
+        # Over the last axis, with a scale of its own.
+        axis = norm.read_int("axis", -1)
+        rank = index.find_rank(norm.result)
+        scale, bias = (index.find_input(norm, k) for k in (1, 2))
+        constants = [tensor for tensor in (scale, bias) if tensor is not None]
+        own = all(index.is_constant(tensor) and index.is_owned(tensor) for tensor in constants)
+        last = axis == -1 or (rank is not None and axis == rank - 1)
+        return norm if norm.result == tensor and own and scale is not None and last else None
     if tensor in makers:
         return makers[tensor]
     split = tensor
@@ -107,16 +114,6 @@ def _find_home(
     op = makers.get(tensor)
     fits = isinstance(parts[-1], int) and parts[-1] > 0 and channels % parts[-1] == 0
     return op if op is not None and fits and op.channels == channels else None
-
-
-def _scales_channels(index: GraphIndex, norm: NodeRef) -> bool:
-    """True for a LayerNormalization over the last axis, with a scale of its own."""
-    axis = norm.read_int("axis", -1)
-    rank = index.find_rank(norm.result)
-    scale, bias = (index.find_input(norm, k) for k in (1, 2))
-    constants = [tensor for tensor in (scale, bias) if tensor is not None]
-    own = all(index.is_constant(tensor) and index.is_owned(tensor) for tensor in constants)
-    return own and scale is not None and (axis == -1 or (rank is not None and axis == rank - 1))
 
 
 def find_quantized_groups(proto: ModelLike, plan: Plan) -> tuple[SmoothingGroup, ...]:

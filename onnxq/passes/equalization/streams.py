@@ -77,16 +77,6 @@ class Stream:
         """True where turning it changes nothing but weights, some of which read it."""
         return not self.reason and self.size > 1 and bool(self.readers)
 
-    def take_in(self, other: Stream) -> None:
-        """Make the other stream a part of this one."""
-        # Heads of 64 channels beside rows of 768 leave matrices of 64.
-        self.size = gcd(self.size, other.size)
-        self.level |= other.level
-        self.normalized |= other.normalized
-        self.reason = self.reason or other.reason
-        self.turns += other.turns
-        self.readers += other.readers
-
 
 class Streams(ChannelFlow[StreamLabel]):
     """The streams of a graph while its nodes are visited, in the order they run in."""
@@ -164,7 +154,13 @@ class Streams(ChannelFlow[StreamLabel]):
             if streams[0] is not streams[1]:
                 # The one that begins first gives its name.
                 first_begun, merged = sorted(streams, key=self._streams.index)
-                first_begun.take_in(merged)
+                # Heads of 64 channels beside rows of 768 leave matrices of 64.
+                first_begun.size = gcd(first_begun.size, merged.size)
+                first_begun.level |= merged.level
+                first_begun.normalized |= merged.normalized
+                first_begun.reason = first_begun.reason or merged.reason
+                first_begun.turns += merged.turns
+                first_begun.readers += merged.readers
                 self._streams = [
                     first_begun if stream is merged else stream for stream in self._streams
                 ]

@@ -32,7 +32,7 @@ from onnxq.passes.mixed_precision.candidates import (
     may_widen,
     replace_problem,
 )
-from onnxq.passes.mixed_precision.cross_validation import estimate_new, widen_ranges
+from onnxq.passes.mixed_precision.cross_validation import answer_samples, estimate_new, widen_ranges
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
@@ -96,11 +96,14 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     limits = LIMITS[NAME]
     calibration = ctx.data.calibration.take(limits.samples, ctx.config.data.seed)
     samples = calibration.joined(ctx.data.validation)
-    floats = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
+    floats = answer_samples(ctx, state, samples)
     # There are hundreds of roundings: each alone is measured on fewer samples than a choice is judged on.
-    alone = FloatOutputs(state.model, calibration, threads=floats.threads)
+    alone = answer_samples(ctx, state, calibration)
     noises = _measure_noises(ctx, state, narrow_plan, alone)
-    work = _share_work(state)
+    estimate, ops = find_target(state.plan.target).estimate_work, state.problem.ops
+    amounts = {name: estimate(ops.candidate(ops.by_name[name].node)) for name in _list_free(state)}
+    total = sum(amounts.values()) or 1.0
+    work = {name: amount / total for name, amount in amounts.items()}
     wide = _list_always_wide(state, narrow_plan)
     order = _order_operators(state, work, noises, wide)
 
@@ -119,9 +122,8 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     wanted = ctx.request.min_sqnr
     allowed = limits.most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
 
-    def has_wanted(plan: Plan) -> bool:
-        chosen = replace(state, plan=plan)
-        return wanted is None or estimate_new(ctx, chosen) >= wanted
+    def estimate_plan(count: int) -> float:
+        return estimate_new(ctx, replace(state, plan=place(order, count)))
 
     choosable = len(order) - len(wide)
     # What is asked for may take all; by default no more than some are wide.
@@ -130,7 +132,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     low = _find_most(fewest, choosable, lambda count: measure(place(order, count)) <= allowed)
     if wanted is not None:
         # Samples that had no part in the ranges are to have it, too.
-        low = _find_most(0, low, lambda count: has_wanted(place(order, count)))
+        low = _find_most(0, low, lambda count: estimate_plan(count) >= wanted)
     elif low < fewest:
         # As many wide operators as may be are too few: each is where it mends most, whatever its work. More are wide
         # only where answers would change.
@@ -175,19 +177,15 @@ def _place_widths(
             site = replace(site, qparams=numbers.get((site.quantized_tensor, site.spec)))
         sites.append(site)
     done = ctx.calibrate(state.model, plan.with_sites(tuple(sites)), ctx.data.ranges)
-    return _move_biases(known[0], done)
+    before = {site.site: site for site in known[0].sites if site.role.is_bias}
+    return done.with_sites(tuple(_move_bias(before.get(site.site), site) for site in done.sites))
 
 
-def _move_biases(before: Plan, after: Plan) -> Plan:
-    """The plan with the biases of another in its own scales."""
-    old = {site.site: site for site in before.sites if site.role.is_bias}
-    sites = [_move_bias(old[site.site], site) if site.site in old else site for site in after.sites]
-    return after.with_sites(tuple(sites))
-
-
-def _move_bias(before: SitePlan, after: SitePlan) -> SitePlan:
+def _move_bias(before: SitePlan | None, after: SitePlan) -> SitePlan:
+    """The site of a bias with its values before, in the scale that it has now."""
     if (
-        before.values is None
+        before is None
+        or before.values is None
         or after.values is not None
         or before.qparams is None
         or after.qparams is None
@@ -279,29 +277,19 @@ def _order_operators(
     narrowed: dict[str, None] = {}
     rounded: set[TensorId] = set()
 
-    def add_noise(name: str) -> float:
-        """Noise of an operator beside those that are narrow: a rounded result is so for all its readers."""
+    def find_price(name: str) -> tuple[bool, float]:
         op = ops.by_name[name]
         inputs = [noises.get(edge, 0.0) for edge, tensor in op.data if tensor not in rounded]
+        # Beside operators that are narrow: a rounded result is so for all its readers.
         read = [noises[edge] for edge, _ in ops.list_consumers(op.out) if edge.node in narrowed]
-        return sum(inputs) + max(noises.get(op.out, 0.0) - sum(read), 0.0)
-
-    def find_price(name: str) -> tuple[bool, float]:
-        return name in wide, add_noise(name) / (work[name] + 1 / len(work))
+        noise = sum(inputs) + max(noises.get(op.out, 0.0) - sum(read), 0.0)
+        return name in wide, noise / (work[name] + 1 / len(work))
 
     while len(narrowed) < len(work):
         best = min((name for name in work if name not in narrowed), key=find_price)
         narrowed[best] = None
         rounded.add(ops.by_name[best].out)
     return tuple(narrowed)
-
-
-def _share_work(state: PlacedState) -> dict[str, float]:
-    """The work of each operator whose width is its own, as a share of all of it."""
-    estimate, ops = find_target(state.plan.target).estimate_work, state.problem.ops
-    work = {name: estimate(ops.candidate(ops.by_name[name].node)) for name in _list_free(state)}
-    total = sum(work.values()) or 1.0
-    return {name: amount / total for name, amount in work.items()}
 
 
 def _describe_widths(

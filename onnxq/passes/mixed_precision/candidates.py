@@ -147,7 +147,7 @@ class Ways:
         chosen = find_integer_ops(self.problem, plan)
         # As a share of float's time, kinds of CPU weigh the same however fast they are.
         shares = [(clock(chosen) - before) / total for clock, before, total in self._clocks]
-        moved = {site.site for site in self.plan.sites} - {site.site for site in plan.sites}
+        moved = self.plan.by_site.keys() - plan.by_site.keys()
         weights = sum(size for site, size in self._sizes.items() if site in moved) / (
             sum(self._sizes.values()) or 1
         )
@@ -336,7 +336,7 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
     if PLAIN.find(state) is None:
         return after
     plain = left.default()
-    same = {site.site for site in plain.sites} == {site.site for site in plan.sites}
+    same = plain.by_site.keys() == plan.by_site.keys()
     return PLAIN.erase(after) if same else PLAIN.write(after, plain)
 
 

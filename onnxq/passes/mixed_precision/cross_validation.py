@@ -116,7 +116,7 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
     # Ranges of other runs are of other samples, too; and of a large model one at a time is held.
     folds = min(_FOLDS, len(judged)) if observed and not ctx.config.scale.ranges else 1
     if folds == 1 or is_large_model(state.model):
-        return (Fold(_answer(ctx, state, judged), {}),)
+        return (Fold(answer_samples(ctx, state, judged), {}),)
     order = np.random.default_rng(seed).permutation(len(judged)).tolist()
     parts = [judged.part(sorted(order[k::folds])) for k in range(folds)]
     bare = state.plan.with_sites(tuple(map(_without_range, state.plan.sites)))
@@ -127,12 +127,13 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
         for site in ranges[0]
     }
     return tuple(
-        Fold(_answer(ctx, state, part), others, reached)
+        Fold(answer_samples(ctx, state, part), others, reached)
         for part, others in zip(parts, ranges, strict=True)
     )
 
 
-def _answer(ctx: SampledContext, state: PlannedState, samples: Dataset) -> FloatOutputs:
+def answer_samples(ctx: SampledContext, state: PlannedState, samples: Dataset) -> FloatOutputs:
+    """The float model's outputs on some samples."""
     return FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
 
 

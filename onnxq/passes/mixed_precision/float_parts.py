@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from onnxq.backends import find_target
@@ -24,7 +24,7 @@ from onnxq.passes.journal import PassReport, TrialFigures
 from onnxq.passes.judging import LIMITS, THRESHOLDS
 from onnxq.passes.rounding.passes import ROUNDED, round_again
 from onnxq.passes.state import Note, PlacedState, PlacedStep
-from onnxq.plan import AttentionChoice, AttentionKind, KeptFloat32, Plan, PrecisionPlan
+from onnxq.plan import AttentionChoice, AttentionKind, Plan, PrecisionPlan
 from onnxq.planner import add_precision, choose_types, find_suspects, find_type_opset
 from onnxq.planner.precision.reasons import PrecisionProblem
 from onnxq.spec import FloatType
@@ -110,7 +110,10 @@ def _try_types(
     tried = chosen
     while True:
         with ctx.progress("judging float types", len(floats.samples)) as task:
-            after = measure_each(_make_trial(state, tried), floats, ctx.crew, task)
+            # Rounded to the bit as an engine that has these types rounds.
+            plan = add_precision(state.plan, tried, state.problem)
+            typed = emit_types(write_pairs(state, plan), plan, state.types)
+            after = measure_each(TrialModel(emulate_types(typed)), floats, ctx.crew, task)
         figures = _find_worst(before), _find_worst(after)
         first = first or figures
         if not _is_worse(before, after, _GOOD_DB if state.plan.all_sites else _GOOD_FLOAT_DB):
@@ -119,14 +122,8 @@ def _try_types(
         count = max(1, 2 * count)
         if count > len(suspects) // LIMITS[_TYPES].one_of:
             return chosen, first
-        more: Mapping[str, KeptFloat32] = {suspect.node: suspect for suspect in suspects[:count]}
+        more = {suspect.node: suspect for suspect in suspects[:count]}
         tried = replace(choose_types(problem, more=more), io=chosen.io)
-
-
-def _make_trial(state: PlacedState, chosen: PrecisionPlan) -> TrialModel:
-    """The network with these types, rounded to the bit as an engine that has them rounds."""
-    plan = add_precision(state.plan, chosen, state.problem)
-    return TrialModel(emulate_types(emit_types(write_pairs(state, plan), plan, state.types)))
 
 
 def _find_worst(each: Sequence[ModelErrors]) -> float:

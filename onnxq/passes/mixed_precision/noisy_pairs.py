@@ -35,6 +35,7 @@ from onnxq.passes.mixed_precision.candidates import (
     list_quantized_ops,
     replace_problem,
 )
+from onnxq.passes.mixed_precision.cross_validation import answer_samples
 from onnxq.passes.mixed_precision.float_parts import PLAIN, has_attention_rules
 from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
 from onnxq.passes.ranges import fix_scales
@@ -85,7 +86,7 @@ def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
     switched = SwitchedPlan(ctx, state, fix_scales(ctx, state, plan))
     pairs = switched.list_pairs(*MEASURED)
     searched = ctx.data.calibration.take(limits.samples, ctx.config.data.seed)
-    floats = FloatOutputs(state.model, searched, threads=ctx.config.verify.threads)
+    floats = answer_samples(ctx, state, searched)
 
     def measure_noises(settings: Sequence[Setting], floats: FloatOutputs = floats) -> list[float]:
         return [

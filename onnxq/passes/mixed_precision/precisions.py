@@ -18,7 +18,7 @@ import numpy as np
 
 from onnxq.arrays import Array
 from onnxq.backends import Output, Target, find_target, list_costs
-from onnxq.config import Config, Rule, RuleSet, TensorConfig
+from onnxq.config import Config, Rule, RuleSet
 from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.passes.journal import MEASURED
@@ -77,9 +77,14 @@ def list_precisions(config: Config) -> tuple[Precision, ...]:
     found = [own, Precision(FLOAT)]
     for bits in _WEIGHT_BITS:
         if bits != weights.bits:
-            found.append(
-                Precision(_name_precision(config, bits), weights=_change_bits(weights, bits))
-            )
+            changes: JsonObject = {"bits": bits}
+            if bits <= 4:
+                # Both ends as far from zero: the same scale for both sides.
+                changes |= {
+                    "storage": name_int(bits, signed=weights.is_signed),
+                    "narrow_range": weights.is_signed,
+                }
+            found.append(Precision(_name_precision(config, bits), weights=changes))
     if static and activations.bits < 16:
         found.append(Precision(f"w{weights.bits}a16", activations={"bits": 16}))
     if config.mode == "static":
@@ -113,17 +118,6 @@ def _is_possible(precision: Precision, config: Config) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def _change_bits(weights: TensorConfig, bits: int) -> JsonObject:
-    changes: JsonObject = {"bits": bits}
-    if bits <= 4:
-        # Both ends as far from zero: the same scale for both sides.
-        changes |= {
-            "storage": name_int(bits, signed=weights.is_signed),
-            "narrow_range": weights.is_signed,
-        }
-    return changes
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +273,8 @@ class ProgramBuilder:
         cost = self._costs.ops[op.name]
         own = self.own
         if self.floats:
-            yield FLOAT, Costs(size=self._count_float_bytes(op), time=cost.float_us)
+            size = sum(value.nbytes for value in self._read_weights(op).values())
+            yield FLOAT, Costs(size=size, time=cost.float_us)
         for one in self.measured:
             if op.name not in one.operators:
                 continue
@@ -319,10 +314,6 @@ class ProgramBuilder:
         cut = CutProblem(self.problem.ops, self.engine.dynamic, apart)
         tables = list_costs(self.engine, self.cpu)
         return add_costs([(cut.compute_costs(table), 1 / len(tables)) for table in tables.values()])
-
-    def _count_float_bytes(self, op: QuantizableOp) -> float:
-        """Bytes of the weights that are counted with this operator, in float."""
-        return sum(value.nbytes for value in self._read_weights(op).values())
 
     def _count_bytes(self, op: QuantizableOp, one: MeasuredPrecision) -> float:
         """Bytes of the weights that are counted with this operator, with their scales."""

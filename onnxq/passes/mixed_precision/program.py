@@ -8,6 +8,7 @@ adds up, as errors of different roundings do (Yao et al., "HAWQ-V3: Dyadic Neura
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,10 +37,6 @@ class Costs:
     noise: float = 0.0
     size: float = 0.0
     time: float = 0.0
-
-    def add_other(self, other: Costs) -> Costs:
-        """The sum of both."""
-        return Costs(self.noise + other.noise, self.size + other.size, self.time + other.time)
 
 
 QUANTITIES = ("noise", "size", "time")
@@ -92,12 +89,10 @@ class PrecisionProgram:
 
     def add_costs(self, chosen: Precisions) -> Costs:
         """The costs of all with these precisions."""
-        parts = [options[chosen[name]] for name, options in self.operators.items()]
+        parts = [self.fixed]
+        parts += [options[chosen[name]] for name, options in self.operators.items()]
         parts += [shared.costs for shared in self.shared if shared.is_paid(chosen)]
-        total = self.fixed
-        for costs in parts:
-            total = total.add_other(costs)
-        return total
+        return Costs(*(math.fsum(getattr(part, name) for part in parts) for name in QUANTITIES))
 
     def sum_noise(self, chosen: Precisions, precision: str) -> float:
         """The noise of the operators that have one of the precisions."""
@@ -191,13 +186,12 @@ class PrecisionProgram:
             )
             for one in precisions
         ]
-        units = {}
-        for name in QUANTITIES:
-            units[name] = min(
-                (cost for cost in (getattr(costs, name) for costs in uniform) if cost > 0),
-                default=1.0,
+        return {
+            name: min(
+                (cost for costs in uniform if (cost := getattr(costs, name)) > 0), default=1.0
             )
-        return units
+            for name in QUANTITIES
+        }
 
 
 # Of `HighsInfo`: the point found keeps all limits.

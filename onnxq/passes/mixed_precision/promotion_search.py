@@ -28,7 +28,7 @@ from onnxq.passes.mixed_precision.candidates import (
     calibrate_missing,
     list_quantized_ops,
 )
-from onnxq.passes.mixed_precision.cross_validation import Fold, find_optimism
+from onnxq.passes.mixed_precision.cross_validation import Fold, answer_samples, find_optimism
 from onnxq.passes.mixed_precision.float_parts import has_attention_rules
 from onnxq.passes.mixed_precision.precisions import (
     MeasuredPrecision,
@@ -153,7 +153,7 @@ class PromotionSearch:
         ctx = self.ctx
         state = self.state
         samples = ctx.data.calibration.take(LIMITS["promotion"].samples, ctx.config.data.seed)
-        answers = FloatOutputs(state.model, samples, threads=ctx.config.verify.threads)
+        answers = answer_samples(ctx, state, samples)
         names = list_quantized_ops(state.problem, self.ways.plan)
         own = Precision(_KEPT)
         if self.as_run:
@@ -193,18 +193,6 @@ class PromotionSearch:
     def _groups(self) -> Mapping[str, frozenset[str]]:
         """The keys that are promoted together, by the name that the programme has for them."""
         return self.ways.list_groups()
-
-    def find_keys(self, noise: float) -> frozenset[str]:
-        """The cheapest promotions that leave at most so much noise, as the programme adds it up; all where none do."""
-        chosen = self.program.solve("time", {"noise": noise}) or dict.fromkeys(
-            self.program.operators, self.ways.to
-        )
-        keys = self._join_groups(name for name in self._groups if chosen[name] == self.ways.to)
-        if self.ways.to == FLOAT:
-            # Others may not pay beside them, and choices that differ by these are one.
-            keys |= frozenset(self.list_promoted(keys))
-        self._noises.setdefault(keys, self.program.add_costs(chosen).noise)
-        return keys
 
     def meet_figure(
         self, judge: Callable[[frozenset[str]], float], wanted: float, *, smooth: bool = True
@@ -264,7 +252,15 @@ class PromotionSearch:
         low = max(limit, _LEAST_NOISE)
         high = max(min(failing), _LEAST_NOISE)
         for noise in np.geomspace(low, high, _BETWEEN, endpoint=False).tolist():
-            keys = self.find_keys(noise)
+            # All where none leave so little noise, as the programme adds it up.
+            chosen = self.program.solve("time", {"noise": noise}) or dict.fromkeys(
+                self.program.operators, self.ways.to
+            )
+            keys = self._join_groups(name for name in self._groups if chosen[name] == self.ways.to)
+            if self.ways.to == FLOAT:
+                # Others may not pay beside them, and choices that differ by these are one.
+                keys |= frozenset(self.list_promoted(keys))
+            self._noises.setdefault(keys, self.program.add_costs(chosen).noise)
             if keys not in figures and not self.is_float(keys):
                 return keys
         return None

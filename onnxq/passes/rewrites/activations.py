@@ -89,7 +89,7 @@ def _find_anchor(index: GraphIndex, node: NodeRef) -> _Anchor | None:
     used = Used(node.scope)
     if node.op_type in ("Erf", "Tanh", "Sigmoid", "HardSigmoid"):
         inner = index.find_input(node, 0)
-        used.add_node(index, node)
+        used.add_node(node)
         if inner is None:
             return None
         if node.op_type != "HardSigmoid":
@@ -119,7 +119,7 @@ def _find_clamp(index: GraphIndex, node: NodeRef, used: Used) -> _Anchor | None:
             break
         # The bounds of a clamp as those behind it let them through.
         low, high = min(max(bounds[0], low), high), min(max(bounds[1], low), high)
-        used.add_node(index, at, bounds[3])
+        used.add_node(at, bounds[3])
         inner = index.find_input(at, bounds[2])
         before = index.find_onnx_producer(inner, *_CLAMPS)
         if (
@@ -163,7 +163,7 @@ def _match_activation(
 ) -> Replacement | None:
     """The longest tail that makes a known activation."""
     # A shorter one may be known as well: the HardSigmoid inside a HardSwish.
-    for tail in reversed(list_tails(index, anchor.node, anchor.inner, anchor.used)):
+    for tail in reversed(_list_tails(index, anchor)):
         readings = [tail] if tail.factor is not None else _list_readings(index, anchor, tail)
         for reading in readings:
             x = reading.factor
@@ -226,7 +226,7 @@ def _recognise(
 
 
 def _recognise_clamp(anchor: _Anchor, tail: Tail, product: bool, tol: float) -> _Single | None:
-    poly: Poly = {p: anchor.slope * v for p, v in tail.poly.items()}
+    poly = {p: anchor.slope * v for p, v in tail.poly.items()}
     poly[0] = poly.get(0, 0.0) + anchor.offset
     ends = {0: tail.scale * anchor.low, 1: tail.scale * anchor.high}
     if set(poly) != {0, 1} or not is_close(ends, {1: 1.0}, tol) or abs(tail.shift) > tol:
@@ -250,7 +250,7 @@ def _recognise_clamp(anchor: _Anchor, tail: Tail, product: bool, tol: float) -> 
 
 # An activation chain is  k·x·(c·A(P(x)) + d)  or  c·A(P(x)): an anchor A (Erf, Tanh, Sigmoid, HardSigmoid or a clamp),
 # a polynomial P with constant coefficients in front of it, and scalar arithmetic, perhaps a product with x, behind it.
-# Read as formulas, every spelling of an activation looks the same: `read_polynomial` reads the front, `list_tails` the
+# Read as formulas, every spelling of an activation looks the same: `read_polynomial` reads the front, `_list_tails` the
 # back; `fuse_activations` knows which numbers make which activation.
 Poly = dict[int, float]
 # Of Gelu's approximation by tanh; no other activation has as many.
@@ -268,7 +268,7 @@ class Used:
     tensors: set[TensorId] = field(default_factory=set)
     rank: int = 0
 
-    def add_node(self, index: GraphIndex, node: NodeRef, rank: int = 0) -> None:
+    def add_node(self, node: NodeRef, rank: int = 0) -> None:
         """Add a node; rank: of the constant it reads."""
         self.nodes.add(node.name)
         self.tensors.add(node.result)
@@ -292,28 +292,24 @@ def read_polynomial(
     node = index.find_onnx_producer(at, "Add", "Sub", "Mul", "Div", "Pow", "Neg")
     if node is None or node.scope != used.scope:
         return None
-    terms = [_read_operand(index, node, k, x, used, depth) for k in range(len(node.inputs))]
+    terms: list[Poly] = []
+    largest = 0
+    for k in range(len(node.inputs)):
+        value, rank = index.read_scalar(node, k) or (None, 0)
+        term = {0: value} if value is not None else None
+        if term is None:
+            term = read_polynomial(index, index.find_input(node, k), x, used, depth + 1)
+        if term is None:
+            return None
+        terms.append(term)
+        largest = max(largest, rank)
     # Of constants alone it says nothing about x, whatever else may be computed from it.
-    if any(term is None for term in terms) or all(set(term or {}) <= {0} for term in terms):
+    if all(set(term) <= {0} for term in terms):
         return None
-    ranks = [
-        found[1]
-        for k in range(len(node.inputs))
-        if (found := index.read_scalar(node, k)) is not None
-    ]
-    result = _combine_terms(node.op_type, [term for term in terms if term is not None])
+    result = _combine_terms(node.op_type, terms)
     if result is not None:
-        used.add_node(index, node, max(ranks, default=0))
+        used.add_node(node, largest)
     return result
-
-
-def _read_operand(
-    index: GraphIndex, node: NodeRef, k: int, x: TensorId, used: Used, depth: int
-) -> Poly | None:
-    constant = index.read_scalar(node, k)
-    if constant is not None:
-        return {0: constant[0]}
-    return read_polynomial(index, index.find_input(node, k), x, used, depth + 1)
 
 
 def _combine_terms(op: str, terms: list[Poly]) -> Poly | None:
@@ -384,26 +380,24 @@ class Tail:
     used: Used
 
 
-def list_tails(index: GraphIndex, anchor: NodeRef, inner: TensorId, front: Used) -> list[Tail]:
-    """Every tail of an anchor, shortest first; inner: the anchor's argument, front: the anchor's own nodes.
+def _list_tails(index: GraphIndex, anchor: _Anchor) -> list[Tail]:
+    """Every tail of an anchor, shortest first.
 
-    Without a factor the argument is written in `inner` itself; callers choose another base if they like.
+    Without a factor the argument is written in the anchor's own; callers choose another base if they like.
     """
-    state = Tail(anchor, 1.0, 0.0, None, {1: 1.0}, front)
-    tails = [state]
+    tails = [Tail(anchor.node, 1.0, 0.0, None, {1: 1.0}, anchor.used)]
     for _ in range(_MAX_DEPTH):
-        reader = index.find_reader(state.last.result, *ARITHMETIC)
-        following = None if reader is None else _follow(index, state, reader, inner)
+        following = _follow(index, tails[-1], anchor.inner)
         if following is None:
             break
-        state = following
-        tails.append(state)
+        tails.append(following)
     return tails
 
 
-def _follow(
-    index: GraphIndex, state: Tail, reader: tuple[NodeRef, int], inner: TensorId
-) -> Tail | None:
+def _follow(index: GraphIndex, state: Tail, inner: TensorId) -> Tail | None:
+    reader = index.find_reader(state.last.result, *ARITHMETIC)
+    if reader is None:
+        return None
     node, k = reader
     constant = index.read_scalar(node, 1 - k)
     if constant is None:
@@ -422,7 +416,7 @@ def _follow(
     if not are_finite((scale, shift)):
         return None
     return replace(
-        state, last=node, scale=scale, shift=shift, used=_add_node(index, state.used, node, rank)
+        state, last=node, scale=scale, shift=shift, used=_add_node(state.used, node, rank)
     )
 
 
@@ -434,7 +428,7 @@ def _follow_product(
     if other is None:
         return None
     for x in list_bases(index, other, node.scope):
-        used = _add_node(index, state.used, node, 0)
+        used = _add_node(state.used, node, 0)
         poly = read_polynomial(index, inner, x, used)
         factor = read_polynomial(index, other, x, used)
         if poly is not None and factor is not None and set(factor) <= {1}:
@@ -443,8 +437,8 @@ def _follow_product(
     return None
 
 
-def _add_node(index: GraphIndex, used: Used, node: NodeRef, rank: int) -> Used:
+def _add_node(used: Used, node: NodeRef, rank: int) -> Used:
     # A copy: the shorter tails stay as they are.
     copy = Used(used.scope, set(used.nodes), set(used.tensors), used.rank)
-    copy.add_node(index, node, rank)
+    copy.add_node(node, rank)
     return copy

@@ -60,8 +60,10 @@ def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatSt
     skipped = []
     for node in index.nodes:
         op = find_linear(index, node)
-        affine = None if op is None else list_followers(index, op, kinds)
-        if op is None or affine is None or not affine.nodes:
+        if op is None:
+            continue
+        affine = list_followers(index, op, kinds)
+        if not affine.nodes:
             continue
         row = ", ".join(follower.name for follower in affine.nodes)
         weight = scale_outputs(op.weight, affine.a, op.axis, op.groups)
@@ -106,18 +108,16 @@ def _fold_in_front(state: FloatState) -> FloatStep:
     for node in index.nodes:
         op = find_linear(index, node)
         source = None if op is None else find_scalar_source(index, op)
-        move = None if op is None or source is None else _move_source(op, source)
-        if op is None or source is None or move is None:
+        if op is None or source is None:
+            continue
+        move = _move_source(op, source)
+        if move is None:
             continue
         row = ", ".join(leader.name for leader in source.nodes)
         bias, rest = move
         fits = round_to_type(np.array(rest), op.weight.dtype) is not None
-        weight = (
-            round_to_type(op.weight.astype(np.float64) * source.s, op.weight.dtype)
-            if fits
-            else None
-        )
-        if not _write_constants(edit, op, weight, bias):
+        weight = round_to_type(op.weight.astype(np.float64) * source.s, op.weight.dtype)
+        if not fits or not _write_constants(edit, op, weight, bias):
             skipped.append(_refuse_overflow(op, row, "scalars"))
             continue
         x = source.x.name
@@ -169,8 +169,8 @@ def fuse_layernorm(_ctx: RunContext, state: FloatState) -> FloatStep:
 
 
 def _find_norms(index: GraphIndex) -> list[Replacement]:
-    found = [_match(index, node) for node in index.nodes if node.is_onnx("Sqrt")]
-    return [match for match in found if match is not None]
+    roots = (node for node in index.nodes if node.is_onnx("Sqrt"))
+    return list(filter(None, (_match(index, root) for root in roots)))
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class _Centred:
 
 def _match(index: GraphIndex, root: NodeRef) -> Replacement | None:
     inside = _inside(index, root)
-    norm = None if inside is None else _match_normalized(index, root)
+    norm = _match_normalized(index, root)
     if inside is None or norm is None:
         return None
     squares, epsilon, nodes = inside
@@ -195,8 +195,9 @@ def _match(index: GraphIndex, root: NodeRef) -> Replacement | None:
     affine = _affine(index, divided[-1], d.x, len(d.axes))
     if affine is None:
         return None
-    last, gamma, beta, read = affine
-    used = {node.name for node in (root, *nodes, *divided, *squares.nodes, *d.nodes, *read)}
+    scaled, last, gamma, beta = affine
+    behind = (*divided, scaled, last)
+    used = {node.name for node in (root, *nodes, *behind, *squares.nodes, *d.nodes)}
     written = {index.find_node(name).result for name in used} - {last.result}
     if not index.are_private(written, used):
         return None
@@ -275,8 +276,8 @@ def _axes(index: GraphIndex, mean: NodeRef, x: TensorId) -> Axes | None:
 
 def _affine(
     index: GraphIndex, node: NodeRef, x: TensorId, count: int
-) -> tuple[NodeRef, Array, Array | None, list[NodeRef]] | None:
-    """(last node, gamma, beta, the nodes) behind the division."""
+) -> tuple[NodeRef, NodeRef, Array, Array | None] | None:
+    """(node with gamma, last node, gamma, beta) behind the division."""
     scaled = _constant_reader(index, node, "Mul")
     if scaled is None:
         return None
@@ -294,8 +295,8 @@ def _affine(
         else _trailing(shifted[1], count, gamma.shape, index.find_least_rank(x))
     )
     if shifted is None or beta is None or beta.dtype != gamma.dtype:
-        return scaled[0], gamma, None, [scaled[0]]
-    return shifted[0], gamma, beta, [scaled[0], shifted[0]]
+        return scaled[0], scaled[0], gamma, None
+    return scaled[0], shifted[0], gamma, beta
 
 
 def _constant_reader(

@@ -8,7 +8,7 @@ axes that both have, or one repeats itself along. Reshapes behind each other are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,9 @@ from onnxq.arrays import Shape
 from onnxq.graph import GraphIndex, NodeRef, infer_shapes
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
+from onnxq.passes.linear import ARITHMETIC
 from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.sites import TensorId
 
 # The HTP refuses what has more, but for a Transpose between Reshapes, which ONNX Runtime lowers itself.
 _MOST_AXES = 5
@@ -38,15 +38,6 @@ _REDUCING = (
     "ReduceMean",
     "ReduceMin",
     "ReduceSum",
-)
-
-
-# What computes values of two tensors.
-_POINTWISE = (
-    "Add",
-    "Div",
-    "Mul",
-    "Sub",
 )
 
 
@@ -77,7 +68,9 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
         if data is None or before is None or after is None or max(len(before), len(after)) <= most:
             continue
         steps = _lower_node(index, node, before, after)
-        if not steps and not _is_reshape(node, before):
+        # Values stay in their order.
+        turned = node.is_onnx("Transpose") and len(_find_runs(node, before)) < 2
+        if not steps and not turned and not node.is_onnx(*_RESHAPING):
             continue
         # A chain of such nodes has pairs of Reshapes between its nodes, which are joined in the end.
         source = data.name
@@ -121,7 +114,8 @@ def _join_reshapes(state: FloatState) -> FloatState:
         if data is None or after is None or origin is None or origin == data:
             continue
         # Others are the network's own, and do no harm.
-        if max(_list_axes(index, data)) > _MOST_AXES:
+        *reshaped, _ = index.walk_back(data, ("Reshape",))
+        if max(len(index.find_shape(source) or ()) for source in reshaped) > _MOST_AXES:
             _replace_by_reshape(edit, node, origin.name, after)
             changed.append(node.name)
     return edit.finish_pass(state, "ranks", changed)[0]
@@ -132,17 +126,11 @@ def _replace_by_reshape(edit: Edit, node: NodeRef, data: str, sizes: Shape) -> N
     edit.replace_node(node, "Reshape", [data, shape])
 
 
-def _list_axes(index: GraphIndex, tensor: TensorId) -> Iterator[int]:
-    """The numbers of axes of a tensor and of those that Reshapes make it of, the first of all left out."""
-    *reshaped, _ = index.walk_back(tensor, ("Reshape",))
-    return (len(index.find_shape(source) or ()) for source in reshaped)
-
-
 def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) -> list[_Lowered]:
     """A node on fewer axes, or several that do its work; none for one that cannot be, or needs a Reshape alone."""
     if node.is_onnx("Transpose"):
         return _lower_transpose(node, sizes)
-    if node.is_onnx(*_POINTWISE):
+    if node.is_onnx(*ARITHMETIC):
         return _lower_pointwise(index, node, after)
     if node.is_onnx("Gather"):
         places = index.input_value(node, 1)
@@ -192,13 +180,6 @@ def _join_axes(sizes: Shape, axis: int) -> Shape:
     """The sizes of [axes in front, the axis, axes behind]."""
     axis %= len(sizes)
     return math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
-
-
-def _is_reshape(node: NodeRef, sizes: Shape) -> bool:
-    """True where values stay in their order."""
-    return node.is_onnx(*_RESHAPING) or (
-        node.is_onnx("Transpose") and len(_find_runs(node, sizes)) < 2
-    )
 
 
 def _find_runs(node: NodeRef, sizes: Shape) -> list[list[int]]:

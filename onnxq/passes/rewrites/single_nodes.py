@@ -201,16 +201,12 @@ def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:
     axes = index.read_integers(node, "axes", 1)
     if x is None or rank is None or rank < 3 or axes is None or index.find_dtype(x) not in SINGLE:
         return None
-    if _is_square(index, x):
+    # A mean of squares is a step of a norm, which ORT makes one kernel of (RMSNorm, of rank 3 too).
+    maker = index.find_onnx_producer(x, "Pow", "Mul")
+    if maker is not None and (maker.op_type == "Pow" or maker.inputs[0] == maker.inputs[1]):
         return None
     pooled = sorted(axes % rank)
     return x if pooled == list(range(2, rank)) else None
-
-
-def _is_square(index: GraphIndex, x: TensorId) -> bool:
-    """True for squares: their mean is a step of a norm, which ORT makes one kernel of (RMSNorm, of rank 3 too)."""
-    maker = index.find_onnx_producer(x, "Pow", "Mul")
-    return maker is not None and (maker.op_type == "Pow" or maker.inputs[0] == maker.inputs[1])
 
 
 @rewrite_nodes("pad")
@@ -300,17 +296,15 @@ def pad_amounts(index: GraphIndex, node: NodeRef, rank: int | None) -> Amounts |
     pads = index.read_integers(node, "pads", 1)
     if pads is None:
         return None
-    values = pads.tolist()
     # Since opset 18 an input may say which axes the amounts are of.
     if index.find_input(node, 3) is None:
-        return tuple(values) if rank is None or len(values) == 2 * rank else None
+        return tuple(pads.tolist()) if rank is None or len(pads) == 2 * rank else None
     axes = index.input_value(node, 3)
-    if axes is None or rank is None or len(values) != 2 * axes.size:
+    if axes is None or rank is None or len(pads) != 2 * axes.size:
         return None
-    full = [0] * (2 * rank)
-    for i, axis in enumerate(int(a) for a in axes.reshape(-1)):
-        full[axis % rank], full[rank + axis % rank] = values[i], values[axes.size + i]
-    return tuple(full)
+    full = np.zeros((2, rank), np.int64)
+    full[:, axes.reshape(-1) % rank] = pads.reshape(2, -1)
+    return tuple(full.reshape(-1).tolist())
 
 
 def _find_pad_value(index: GraphIndex, node: NodeRef) -> float:

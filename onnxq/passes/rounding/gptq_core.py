@@ -156,7 +156,7 @@ def _cholesky(h: Array) -> Array:
     # four times as long for 1536 columns.
     size = h.shape[-1]
     if size <= 2 * _PANEL:
-        return np.asarray(np.linalg.cholesky(h))
+        return np.linalg.cholesky(h)
     lower = np.zeros_like(h)
     for first in range(0, size, _PANEL):
         here = slice(first, min(first + _PANEL, size))
@@ -260,9 +260,7 @@ def _reorder(array: Array, order: Integers) -> Array:
     """[groups, K, ...] reordered along the second axis."""
     # Plain indexing is several times as fast, and most operators have one group.
     alone = len(order) == 1
-    return np.asarray(
-        array[:, order[0]] if alone else np.take_along_axis(array, order[:, :, None], axis=1)
-    )
+    return array[:, order[0]] if alone else np.take_along_axis(array, order[:, :, None], axis=1)
 
 
 def damp_moments(h: Array, damping: float) -> Array64:
@@ -271,7 +269,7 @@ def damp_moments(h: Array, damping: float) -> Array64:
     # Zeros alone could not be factorized.
     extra = np.where(mean > 0, damping * mean, 1.0)
     size = h.shape[-1]
-    damped: Array64 = np.array(h, np.float64)
+    damped = np.array(h, np.float64)
     damped[:, np.arange(size), np.arange(size)] += extra[:, None]
     return damped
 

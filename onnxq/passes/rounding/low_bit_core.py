@@ -60,7 +60,7 @@ def shrink_moments(h: Array, even: Array, odd: Array) -> Array64:
     map_parts(add_squares, len(columns), ROWS_AT_ONCE, elements=h.size)
     least = np.finfo(np.float64).tiny
     share = np.minimum(noise.sum(axis=1) / np.maximum(signal.sum(axis=1), least), 1.0)
-    shrunk = np.asarray(h * (1.0 - share[:, None, None]))
+    shrunk: Array64 = h * (1.0 - share[:, None, None])
     shrunk[:, columns, columns] = h[:, columns, columns]
     return shrunk
 
@@ -74,12 +74,12 @@ def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
         np.zeros(w.shape[:2]) if problem.least is None else np.asarray(problem.least, np.float64)
     )
     several = len(problem.factors) > 1
-    codes: Array = np.zeros(w.shape, np.int32)
+    codes = np.zeros(w.shape, np.int32)
     error = np.full(w.shape[:2], np.inf)
     best = np.zeros(w.shape[:2])
     for k, factor in enumerate(problem.factors):
         scale = np.asarray(problem.scale * np.float32(factor), np.float32)
-        tried: Array = round_with_feedback(replace(problem, scale=scale)).codes
+        tried = round_with_feedback(replace(problem, scale=scale)).codes
         if problem.thorough:
             tried = descend_values(w, tried, damped, scale, zero, problem.limits)
         now = layer_error(w, tried, scale, zero, damped) if several else np.zeros(w.shape[:2])
@@ -106,7 +106,7 @@ def _measure_shrinkage(w: Array, rounded: Array, damped: Array) -> Array:
 
     map_parts(project_rows, w.shape[1], ROWS_AT_ONCE, elements=damped.size)
     ratio = np.divide(exact, shrunk, out=np.ones_like(exact), where=(shrunk > 0) & (exact > 0))
-    return np.asarray(np.clip(ratio, 1 / _GAIN, _GAIN))
+    return np.clip(ratio, 1 / _GAIN, _GAIN)
 
 
 def descend_values(

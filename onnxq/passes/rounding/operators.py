@@ -81,7 +81,7 @@ def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -
     places = int(np.prod(shape[2:], dtype=np.int64))
     # Axes [kH, kW, n] are added up by broadcasting: no index of all windows exists before the end.
     index = np.asarray(batch, np.int64).reshape((1,) * rank + (-1,)) * places
-    inside: Array = np.ones((1,) * (rank + 1), bool)
+    inside = np.ones((1,) * (rank + 1), bool)
     for axis, output in enumerate(at):
         read, there = _find_reads(axis, shape[2 + axis], shape[2:], geometry, output)
         aligned = [1] * rank + [len(chosen)]
@@ -115,7 +115,7 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
     counts = _count_reads(spatial, geometry)
     # 1 x 1 without stride or padding, as most are: one product with a vector.
     if all(taps.shape[1] == 1 and taps.all() for taps in counts):
-        sums: Array = values.reshape(-1, int(np.prod(spatial))) @ np.ones(
+        sums = values.reshape(-1, int(np.prod(spatial))) @ np.ones(
             int(np.prod(spatial)), np.float32
         )
     else:

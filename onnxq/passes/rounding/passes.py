@@ -265,7 +265,7 @@ def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) 
 def _prepare_rounding(ctx: SampledContext, state: PlacedState) -> partial[SequentialRounding]:
     """`round_sequentially` of the state's plan, with its samples and other views of them."""
     taken = take_enough(ctx.data.calibration, state.plan, ctx.config, state)
-    samples: list[Feeds] = list(taken.samples())
+    samples = list(taken.samples())
     return partial(
         round_sequentially,
         state.model,

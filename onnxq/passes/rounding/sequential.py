@@ -156,7 +156,11 @@ def round_sequentially(
                     # From here, so that no layer stands between this loop and the algorithm.
                     rounded = None if posed is None else posed.strategy.round(posed.problem)
                     walk.accept_rounding(visit, rounded)
-                walk.release_weights(operator)
+                # Constants lie in files where the model is large.
+                keys = ((operator.node.name, k) for k in range(len(operator.node.inputs)))
+                release_pages(
+                    operator.weight, *(walk.changes[key] for key in keys if key in walk.changes)
+                )
                 task.advance()
         return walk.make_result(prepared)
     finally:
@@ -206,7 +210,7 @@ class _Walk:
             self._change(edge, value)
         # Both on the same choices, as the plan is judged: behind one, rows in other places would teach nothing.
         take_choices = find_selections(proto).take_choices
-        both: list[tuple[ModelLike, Changes]] = [
+        both = [
             (take_choices(proto), {}),
             (take_choices(paired), self.changes),
         ]
@@ -214,7 +218,7 @@ class _Walk:
             PairedRunner(some, *make_runners(both, some, work)) for some in (feeds, others)
         )
         self.sites = {site.site: site for site in plan.all_sites}
-        self.biases: list[BiasPlan] = list(plan.biases)
+        self.biases = list(plan.biases)
         self.done: list[OperatorRounding] = []
         self.skipped: list[str] = []
         self.thin: list[str] = []
@@ -228,7 +232,12 @@ class _Walk:
         pool = self._find_pool(operator)
         request = self._make_request(operator, pool)
         if finished is not None:
-            self._pass_by(request, finished)
+            # The models are to stand where `_gather` would have left them.
+            if self.latest is None or self.latest[0] != request:
+                self.samples.pass_by(request)
+                if finished.scarce:
+                    self.others.pass_by(request)
+                self.latest = request, None
             self._write_numbers(operator, finished)
             return None
         statistics = self._gather(request)
@@ -287,7 +296,9 @@ class _Walk:
         if left is not None:
             left.append(operator.node.name)
             return
-        site = outcome.put_into(self.sites[operator.site.site])
+        site = self.sites[operator.site.site]
+        if outcome.values is not None:
+            site = replace(site, qparams=outcome.qparams, values=outcome.values)
         self.sites[site.site] = site
         final = dequantize_constant(site, operator.weight) if final is None else final
         for edge in site.named_consumers:
@@ -360,14 +371,6 @@ class _Walk:
             return statistics
         return self.latest[1]
 
-    def _pass_by(self, request: MomentsRequest, outcome: OperatorNumbers) -> None:
-        """Let the models stand where `_gather` would have left them."""
-        if self.latest is None or self.latest[0] != request:
-            self.samples.pass_by(request)
-            if outcome.scarce:
-                self.others.pass_by(request)
-            self.latest = request, None
-
     def _write_bias(self, operator: Operator, site: SitePlan, bias: Array) -> None:
         """Put the bias where it belongs: int32 values of its site, or a float in its place."""
         edge = operator.bias_edge
@@ -394,11 +397,6 @@ class _Walk:
         if not self.alone:
             values = values if self.spool is None else self.spool.keep_array(values)
             self.changes[edge.node, edge.index] = values
-
-    def release_weights(self, operator: Operator) -> None:
-        """Let go of the memory of an operator's constants, which lie in files where the model is large."""
-        keys = ((operator.node.name, k) for k in range(len(operator.node.inputs)))
-        release_pages(operator.weight, *(self.changes[key] for key in keys if key in self.changes))
 
     def make_result(self, prepared: ModelLike) -> SequentialRounding:
         """The plan as far as it is rounded. prepared: the model in its own opset, which the plan is applied to."""
@@ -459,12 +457,6 @@ class OperatorNumbers:
     values: Array | None = None
     bias: Array | None = None
 
-    def put_into(self, site: SitePlan) -> SitePlan:
-        """The site of the weight with these numbers."""
-        if self.values is None:
-            return site
-        return replace(site, qparams=self.qparams, values=self.values)
-
 
 class FinishedOperators:
     """The journal's entries of one rounding. journal: None: there are none, and nothing is written. key: of all that
@@ -493,7 +485,16 @@ def hash_rounding(
 ) -> str:
     """The key of a rounding. options: all else that its result depends on, in a text."""
     # Without names of files and figures for people, which change nothing.
-    bare = replace(plan, model="", data="", placement=None, attention=None, contents=None)
-    bare = replace(bare, refusals=(), left_float=(), warnings=())
+    bare = replace(
+        plan,
+        model="",
+        data="",
+        placement=None,
+        attention=None,
+        contents=None,
+        refusals=(),
+        left_float=(),
+        warnings=(),
+    )
     digests = [" ".join(map(hash_feeds, some)) for some in (samples, others)]
     return hash_run("rounding", hash_model(proto), to_json(bare), *digests, options)

@@ -225,7 +225,7 @@ def gather_statistics(
         for k, both in enumerate(others.iterate_tensors(wanted)):
             gathering.add_sample(k, *both, real=False)
     if work is not None:
-        return gathering.make_statistics(work.map)
+        return gathering.make_statistics(work.map, multiply_block)
 
     def map_here(_: str, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
         most = max(1, _AT_A_TIME // max(wanted.volume, 1))
@@ -255,7 +255,14 @@ class _Gathering:
         if not real and not (_is_finite(x) and _is_finite(y)):
             # What a network makes of inputs that never come is no reason to fail.
             return
-        sample = _describe_sample(number, real, feeds, x, y, self.wanted.geometry)
+        shape = x.shape
+        meant: Mask | None = None
+        if not self.wanted.geometry.kernel:
+            mask = read_mask(feeds, shape)
+            meant = None if mask is None else mask.reshape(1, -1)
+            # As one entry of positions by columns, however many axes the tensor has.
+            shape = (1, x.size // shape[-1], shape[-1])
+        sample = _Sample(number, real, x, y, shape, meant)
         if not self.sums:
             self._begin_sums(sample)
         # Number k is made from sample k modulo their count, and belongs where that one does.
@@ -297,7 +304,7 @@ class _Gathering:
         self.groups.append((self.sums[half], group))
 
     def make_statistics(
-        self, spread: Spread, multiply: Callable[[Block], list[Array]] | None = None
+        self, spread: Spread, multiply: Callable[[Block], list[Array]]
     ) -> OperatorStatistics:
         """Everything added: the means of all positions, and columns of at most `each`. multiply: `multiply_block`."""
         for half, waiting in enumerate(self.waiting):
@@ -312,9 +319,7 @@ class _Gathering:
         for (sums, group), parts in zip(self.groups, means, strict=True):
             sums.add_columns(group, group.count, parts)
         blocks = [(sums, block) for sums in self.sums for block in sums.take_blocks()]
-        products = spread(
-            "rounding: second moments", multiply or multiply_block, [block for _, block in blocks]
-        )
+        products = spread("rounding: second moments", multiply, [block for _, block in blocks])
         for (sums, _), block_products in zip(blocks, products, strict=True):
             # In the order of blocks, whoever computed them: float sums depend on it.
             sums.add_products(block_products)
@@ -329,22 +334,6 @@ class _Gathering:
 def multiply_block(block: Block, workspace: Workspace | None = None) -> list[Array]:
     """The products of a block, in the order of `Accumulator.add_products`."""
     return list(block.multiply_columns(workspace or Workspace()))
-
-
-def _describe_sample(
-    number: int,
-    real: bool,
-    feeds: Feeds,
-    x: Array | TensorFile,
-    y: Array | TensorFile,
-    geometry: Geometry,
-) -> _Sample:
-    if geometry.kernel:
-        return _Sample(number, real, x, y, x.shape, None)
-    meant = read_mask(feeds, x.shape)
-    # As one entry of positions by columns, however many axes the tensor has.
-    shape = (1, x.size // x.shape[-1], x.shape[-1])
-    return _Sample(number, real, x, y, shape, None if meant is None else meant.reshape(1, -1))
 
 
 def _is_finite(value: Array | TensorFile) -> bool:

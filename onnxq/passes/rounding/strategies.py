@@ -67,11 +67,6 @@ STRATEGIES: tuple[Strategy, ...] = (
 )
 
 
-def choose_strategy(operator: Operator, site: SitePlan) -> Strategy:
-    """The first strategy that applies."""
-    return next(strategy for strategy in STRATEGIES if strategy.applies(operator, site))
-
-
 @dataclass(frozen=True, eq=False)
 class PosedWeight:
     """The problem of one weight, and what its solution becomes part of.
@@ -126,7 +121,7 @@ def pose_weight(
     site: of the weight. input_qparams: of the operator's input, where the bias is in integers. target: [groups, rows,
     K], the weight or the re-fitted one. thorough: a longer search for codes of few bits.
     """
-    strategy = choose_strategy(operator, site)
+    strategy = next(strategy for strategy in STRATEGIES if strategy.applies(operator, site))
     # Observers know weights as the file has them.
     stored = operator.to_stored(np.asarray(target, np.float32))
     qparams = site.qparams

@@ -349,10 +349,6 @@ class ReasonSearch:
             if (before := self.index.find_producer(source)) is not None:
                 self._keep_wide(before.name, reason, figure)
 
-    def _reads_mask(self, tensor: TensorId) -> bool:
-        errors = self.errors.get(tensor)
-        return errors is not None and self._is_mask(tensor, errors)
-
     def _check_scales(self) -> None:
         """Readers of pairs whose scales the type does not hold, or must not change."""
         narrow = self.kind.onnx_type
@@ -380,7 +376,8 @@ class ReasonSearch:
         for k, tensor in self.problem.list_reads(node):
             value = self.index.find_constant(tensor)
             if value is None:
-                limited = self._reads_mask(tensor)
+                errors = self.errors.get(tensor)
+                limited = errors is not None and self._is_mask(tensor, errors)
             else:
                 limited = bool(value.size) and float(np.nanmin(value)) < -self.kind.largest
             if limited:
