@@ -165,9 +165,9 @@ def load_npy(path: Path) -> Array:
     """Map the array of a .npy file. Raises DataError if it is damaged or holds Python objects."""
     with _explain_failures(str(path)):
         check_input_kind(path, DataError)
-    with _explain_failures(str(path)), path.open("rb") as stream:
-        dtype, shape, order = _read_header(stream, str(path))
-        return _map_array(path, dtype, shape, order, stream.tell(), str(path))
+        with path.open("rb") as stream:
+            dtype, shape, order = _read_header(stream, str(path))
+            return _map_array(path, dtype, shape, order, stream.tell(), str(path))
 
 
 def load_npz(path: Path) -> Feeds:
