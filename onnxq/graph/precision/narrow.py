@@ -24,8 +24,7 @@ from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.scopes import (
     iterate_subgraphs,
     join_scope,
-    rename_made,
-    rename_reads,
+    rename_tensors,
     replace_items,
 )
 from onnxq.graph.shapes import Contrib, find_contrib, infer_shapes
@@ -456,8 +455,7 @@ class _TypeWriter:
         inner = self._name_part(tensor, TYPE_NAMES[self.dtypes[tensor]])
         names = {tensor.name: inner}
         written = GraphProto(node=self.nodes[""])
-        rename_reads(written, names)
-        rename_made(written.node, names)
+        rename_tensors(written, names)
         self.nodes[""] = [*written.node]
         # An output may be an initializer, which no node makes.
         for stored in graph.initializer:
