@@ -11,15 +11,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array, Arrays, Shape, are_finite
 from onnxq.data.dataset import Dataset
-from onnxq.data.fit import (
-    Feeds,
-    Inputs,
-    classify_dtype,
-    find_input_dtype,
-    format_shape,
-    get_length,
-    takes_integers,
-)
+from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape, get_length
 from onnxq.data.sources import SampleSource
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes, walk_from
@@ -424,7 +416,8 @@ def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
         if axis == (3 if channels_last else 1):
             return 3
         return _IMAGE_SIDE
-    return 32 if rank == 2 and takes_integers(value) else _OTHER_SIZE
+    kind = classify_dtype(find_input_dtype(value) or np.dtype(float))
+    return 32 if rank == 2 and kind == "int" else _OTHER_SIZE
 
 
 class _SampleDrawer:

@@ -21,12 +21,7 @@ from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.scopes import (
-    iterate_subgraphs,
-    join_scope,
-    rename_tensors,
-    replace_items,
-)
+from onnxq.graph.scopes import iterate_subgraphs, join_scope, rename_tensors, replace_items
 from onnxq.graph.shapes import Contrib, find_contrib, infer_shapes
 from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.sites import Edge, TensorId
