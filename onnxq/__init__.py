@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from onnxq.commands.convert import Conversion as Conversion
     from onnxq.commands.convert import convert as convert
     from onnxq.commands.diff import diff as diff
-    from onnxq.commands.export_calibration import ExportedScales as ExportedScales
     from onnxq.commands.export_calibration import export_calibration as export_calibration
     from onnxq.commands.import_calibration import import_calibration as import_calibration
     from onnxq.commands.import_weights import ImportedWeights as ImportedWeights
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from onnxq.errors import OnnxqError as OnnxqError
     from onnxq.evaluation.perplexity import Perplexity as Perplexity
     from onnxq.evaluation.profile import Profile as Profile
+    from onnxq.interop import ExportedScales as ExportedScales
     from onnxq.interop import Imported as Imported
     from onnxq.interop import Marked as Marked
     from onnxq.interop import strip_markers as strip_markers
@@ -72,7 +72,7 @@ _NAMES = {
     "commands.compare": "Comparison compare",
     "commands.convert": "Conversion convert",
     "commands.diff": "diff",
-    "commands.export_calibration": "ExportedScales export_calibration",
+    "commands.export_calibration": "export_calibration",
     "commands.import_calibration": "import_calibration",
     "commands.import_weights": "ImportedWeights import_weights",
     "commands.inspect": "annotate_bits inspect",
@@ -94,7 +94,7 @@ _NAMES = {
     "errors": "OnnxqError",
     "evaluation.perplexity": "Perplexity",
     "evaluation.profile": "Profile",
-    "interop": "Imported Marked strip_markers",
+    "interop": "ExportedScales Imported Marked strip_markers",
     "pipeline.finalize": "Result",
     "pipeline.search": "SearchResult",
     "plan": "Plan",

@@ -9,14 +9,7 @@ from onnxq.annotate.read import ATTRIBUTE, drop_attribute, find_pairs, list_pair
 from onnxq.annotate.sidecar import place_notes
 from onnxq.annotate.write import Given, assign_bits, warn_unbound, write_named_bits
 from onnxq.emit import BITS_KEY, PLAN_KEY
-from onnxq.graph import (
-    GraphIndex,
-    ModelSource,
-    name_file,
-    name_nodes,
-    replace_items,
-    walk_all_nodes,
-)
+from onnxq.graph import ModelSource, get_index, name_file, name_nodes, replace_items, walk_all_nodes
 from onnxq.plan import Plan
 from onnxq.sites import Caution, Cautions
 
@@ -60,7 +53,7 @@ def annotate_model(
         text = f"{had} attributes `bits` became metadata, so that every engine loads the file"
         warnings = (*warnings, Caution("W106", text))
     name = name_file(source)
-    operators = find_operators(GraphIndex(name_nodes(model)))
+    operators = find_operators(get_index(name_nodes(model)))
     return Inspection(model, pairs, source=name, warnings=warnings, operators=operators)
 
 

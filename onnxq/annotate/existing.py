@@ -34,7 +34,9 @@ def find_existing(proto: ModelLike) -> Existing:
     index = get_index(proto)
     if not any(is_dequantize(node) or is_quantize(node) for node in index.nodes):
         return NOTHING
-    finder = _PairFinder(index, read_notes(proto), _list_planned(proto))
+    notes = read_notes(proto)
+    # The sites of the plan that the model was written from.
+    finder = _PairFinder(index, notes, {site.site: site for site in notes.sites})
     for chain in find_chains(index):
         finder.add_chain(chain)
     return finder.make_existing()
@@ -47,12 +49,6 @@ def read_plan_note(proto: ModelLike) -> Plan | None:
         return None if text is None else from_json(text, source=PLAN_KEY)
     except OnnxqError:
         return None
-
-
-def _list_planned(proto: ModelLike) -> dict[Site, SitePlan]:
-    """The sites of the plan that the model was written from; {} without one."""
-    plan = read_plan_note(proto)
-    return {} if plan is None else {site.site: site for site in plan.all_sites}
 
 
 @dataclass(eq=False)
@@ -138,7 +134,11 @@ class _PairFinder:
         if site is None or not site.spec.has_one_scale:
             return False
         known = self.sites.get(self.by_tensor.get(source, result))
-        if known is not None and known.site.scope == result.scope and _match_numbers(known, site):
+        if (
+            known is not None
+            and known.site.scope == result.scope
+            and (known.spec, known.qparams) == (site.spec, site.qparams)
+        ):
             # A second DequantizeLinear, or a second pair with the same numbers: one site.
             site = replace(known, consumers=(*known.named_consumers, *edges))
         self.sites[site.site] = site
@@ -261,10 +261,6 @@ def is_guard(node: NodeRef) -> bool:
     return node.is_onnx("Clip") and not bounded
 
 
-def _match_numbers(site: SitePlan, other: SitePlan) -> bool:
-    return site.spec == other.spec and site.qparams == other.qparams
-
-
 def _build_view(
     index: GraphIndex, taken_out: Mapping[TensorId, TensorId], stand_ins: Iterable[NodeRef]
 ) -> ModelLike:
@@ -312,6 +308,3 @@ def describe_quantized(pairs: int, operators: int) -> str:
         f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count
     )
     return f"already quantized: {listed} kept" if listed else ""
-
-
-__all__ = ["describe_quantized", "find_existing", "is_guard", "read_plan_note"]

@@ -18,16 +18,15 @@ from onnx import ModelProto, helper
 from onnxq.annotate.bits import Levels, Notes, PairInfo, PairInfos, read_clip_levels, read_numbers
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.read import ATTRIBUTE, drop_clip, find_pairs
-from onnxq.annotate.write import make_record
+from onnxq.annotate.write import make_record, warn_of_sites
 from onnxq.arrays import Array
 from onnxq.emit.pairs import PairWriter
 from onnxq.errors import OnnxqError
 from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ensure_opset, walk_all_nodes
 from onnxq.numerics import clip_bounds
 from onnxq.plan import PARTS, SitePlan, name_part
-from onnxq.sites import Caution, Cautions, TensorId
+from onnxq.sites import Cautions, TensorId
 from onnxq.spec import PerChannel, QParams, QuantSpec, find_numpy_storage, name_int
-from onnxq.wording import join_names
 
 FORMS = ("clip-qdq", "qcdq", "native", "qonnx")
 QONNX = "qonnx.custom_op.general"
@@ -74,14 +73,7 @@ def rewrite_pairs(
         pair.nodes[-1]: replace(pair, origin=before[pair.nodes[-1]].origin)
         for pair in find_pairs(model, notes)
     }
-    warnings: Cautions = ()
-    if stay:
-        names = join_names(stay, 3)
-        warnings = (
-            Caution(
-                "W106", f"pairs that {form} cannot write stay as they are ({len(stay)}): {names}"
-            ),
-        )
+    warnings = warn_of_sites(f"pairs that {form} cannot write stay as they are", stay)
     return model, tuple(after.get(name, pair) for name, pair in before.items()), warnings
 
 
@@ -161,7 +153,7 @@ class _FormWriter:
         if bounded and behind and spec.storage not in ("int8", "uint8"):
             return f"no Clip takes {spec.storage}"
         name = name_part(pair.site, "clipped").removesuffix(PARTS["clipped"])
-        site = SitePlan(site=TensorId(name, dequantize.scope), role=pair.role, spec=spec, reason="")
+        site = SitePlan(site=TensorId(name, dequantize.scope), role=pair.role, spec=spec)
         stored = (chain.inner or dequantize).inputs[0]
         source = (chain.outer or quantize or dequantize).inputs[0]
         if bounded and not behind and quantize is not None:

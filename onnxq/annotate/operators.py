@@ -263,7 +263,7 @@ def _quantize_weight(
     if not (scale > 0).all() or not are_finite(value):
         return None
     grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(maker.read_int("axis", 1))
-    spec = QuantSpec(bits=8, signed=True, symmetric=False, granularity=grain)
+    spec = QuantSpec(symmetric=False, granularity=grain)
     qparams = QParams(scale.astype(np.float32), zero.astype(np.int32))
     return (
         str(index.find_input(maker, 0)),

@@ -25,12 +25,11 @@ from onnxq.annotate.bits import (
 )
 from onnxq.annotate.find import find_chains, find_site
 from onnxq.annotate.read import describe_pair, find_pairs
-from onnxq.annotate.write import find_contradiction, make_record
+from onnxq.annotate.write import find_contradiction, make_record, warn_of_sites
 from onnxq.errors import PlanError, dump_json
 from onnxq.files import read_text
 from onnxq.graph import GraphIndex, compute_structural_ids, read_integer_products
-from onnxq.sites import Caution, Cautions
-from onnxq.wording import join_names
+from onnxq.sites import Cautions
 
 _FIX = "write one with `onnxq annotate-bits` from a model"
 
@@ -110,8 +109,9 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[PairInfos, C
         for name, record in loose.items()
         if record.get("site") not in kept
     }
-    return found, _warn_lost(
-        [f"{site} ({record.get('bits')} bits)" for site, record in lost.items()]
+    return found, warn_of_sites(
+        "notes without a pair that they fit, left out",
+        [f"{site} ({record.get('bits')} bits)" for site, record in lost.items()],
     )
 
 
@@ -124,12 +124,3 @@ def _group_records(records: Records, key: str) -> Records:
             grouped[text] = {}
     grouped.pop("", None)
     return grouped
-
-
-def _warn_lost(lost: list[str]) -> Cautions:
-    if not lost:
-        return ()
-    names = join_names(lost, 3)
-    return (
-        Caution("W106", f"notes without a pair that they fit, left out ({len(lost)}): {names}"),
-    )

@@ -223,12 +223,18 @@ def is_unbound(pair: PairInfo, bits: int) -> bool:
     return narrower and bool(pair.quantize) and not pair.clip and not pair.role.is_weight
 
 
+def warn_of_sites(text: str, sites: Sequence[str]) -> Cautions:
+    """The warning of these sites, with the first of their names; () without any."""
+    if not sites:
+        return ()
+    return (Caution("W106", f"{text} ({len(sites)}): {join_names(sites, 3)}"),)
+
+
 def warn_unbound(pairs: PairInfos) -> Cautions:
     """A warning for activations whose given bits are narrower than anything in the graph enforces."""
-    loose = []
-    for pair in pairs:
-        if pair.origin is Origin.GIVEN and is_unbound(pair, pair.bits):
-            loose.append(pair.name)
+    loose = [
+        pair.name for pair in pairs if pair.origin is Origin.GIVEN and is_unbound(pair, pair.bits)
+    ]
     if not loose:
         return ()
     names = join_names(loose, 3)

@@ -114,9 +114,9 @@ def _find_failed_model(bench: Bench) -> VerificationError | None:
 
 def _make_parts(bench: Bench, view: terminal.TextView) -> terminal.Parts:
     title = Text(terminal.format_count(len(bench.models), "model"), style="bold")
-    yield title.join_text(f"  ({', '.join(_list_facts(bench))})", style="dim")
+    yield title.join_facts(_list_facts(bench))
     yield _make_table(bench)
-    yield Text("")
+    yield Text()
     yield terminal.make_sheet(_make_lines(bench, view.verbose))
 
 

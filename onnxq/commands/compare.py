@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxq.annotate import inspect_model
+from onnxq.annotate import PairInfo, inspect_model
 from onnxq.commands.apply import read_plan
 from onnxq.config import drop_unset
 from onnxq.errors import ConfigError, VerificationError
@@ -22,6 +22,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report import Parts, ResultFormat, Text, TextView, format_count, make_list, make_table
 from onnxq.report.record import ReportRecord, read_record
 from onnxq.sites import Lines
+from onnxq.spec import QuantSpec
 from onnxq.wording import show_as_summary
 
 Compared = ModelSource | Plan | ReportRecord
@@ -159,8 +160,8 @@ def _read_side(subject: Compared) -> _Side:
     return _describe_record(read_record(path), str(path))
 
 
-def _describe_spec(bits: int, storage: str, scheme: str, granularity: str) -> str:
-    return f"{bits} bits, {storage} {scheme}, {granularity}"
+def _describe_spec(spec: QuantSpec | PairInfo) -> str:
+    return f"{spec.bits} bits, {spec.storage} {spec.scheme}, {spec.granularity.word}"
 
 
 def _describe_record(record: ReportRecord, name: str) -> _Side:
@@ -173,7 +174,7 @@ def _describe_record(record: ReportRecord, name: str) -> _Side:
     figures |= {"speed": record.speed}
     sites = {
         site.name: (
-            _describe_spec(site.bits, site.type, site.scheme, site.granularity),
+            f"{site.bits} bits, {site.type} {site.scheme}, {site.granularity}",
             site.scales,
         )
         for site in record.sites
@@ -182,27 +183,17 @@ def _describe_record(record: ReportRecord, name: str) -> _Side:
 
 
 def _describe_model(model: ModelSource, name: str) -> _Side:
-    sites = {}
-    for pair in inspect_model(model).pairs:
-        grain = pair.granularity.word
-        sites[pair.name] = (
-            _describe_spec(pair.bits, pair.storage, pair.scheme, grain),
-            pair.scale_range,
-        )
+    pairs = inspect_model(model).pairs
+    sites = {pair.name: (_describe_spec(pair), pair.scale_range) for pair in pairs}
     return _Side(name, sites, {"bytes": float(measure_bytes(model)), "sites": float(len(sites))})
 
 
 def _describe_plan(plan: Plan) -> _Side:
     sites = {}
     for site in plan.sites:
-        spec = site.spec
-        grain = spec.granularity.word
         numbers = site.qparams
         scales = () if numbers is None else (float(numbers.scale.min()), float(numbers.scale.max()))
-        sites[site.name] = (
-            _describe_spec(spec.bits, spec.storage, spec.scheme, grain),
-            scales,
-        )
+        sites[site.name] = _describe_spec(site.spec), scales
     return _Side(plan.model or "plan", sites, {"sites": float(len(sites))})
 
 

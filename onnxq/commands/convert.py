@@ -238,7 +238,7 @@ def _make_parts(done: Conversion, view: terminal.TextView) -> terminal.Parts:
             for s in done.sites
         ]
         yield terminal.make_table(columns, rows, right=columns[3:], names=columns[:1])
-    yield Text("")
+    yield Text()
 
 
 def _make_rows(done: Conversion) -> terminal.SheetRows:

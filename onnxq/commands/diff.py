@@ -159,10 +159,10 @@ def _save(
             (folder / name).unlink(missing_ok=True)
         for piece in result.pieces:
             stem = f"bisect-{piece.bisection.run}"
-            path = folder / f"{stem}.onnx"
+            path, inputs = (folder / f"{stem}{end}" for end in (".onnx", ".inputs.json"))
             save_model(piece.proto, path, overwrite=True)
-            save_feeds(folder / f"{stem}.inputs.json", piece.feeds)
-            files += [str(path), str(folder / f"{stem}.inputs.json")]
+            save_feeds(inputs, piece.feeds)
+            files += [str(path), str(inputs)]
             bisections.append(replace(piece.bisection, path=str(path)))
     files.append(str(folder / REPORT))
     count = len(result.recorder.inputs)
@@ -216,7 +216,7 @@ def _make_parts(difference: Difference, view: TextView) -> Parts:
     yield _make_title(difference)
     yield make_sheet(_make_rows(difference, view))
     if difference.layers:
-        yield Text("")
+        yield Text()
         yield from _make_layer_table(difference, view)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 
 from onnxq.annotate import find_existing, read_model
@@ -13,53 +12,14 @@ from onnxq.errors import ModelError, PlanError
 from onnxq.files import describe_os_error, guard_outputs, replace_files
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, load_model, name_nodes
 from onnxq.interop import find_format
-from onnxq.interop.exporting import LeftSite, WrittenSite, list_uncovered, write_scales
+from onnxq.interop.exporting import ExportedScales, list_uncovered, write_scales
 from onnxq.pipeline import ModelSource, name_file
 from onnxq.plan import Plan, SitePlans
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, pick_fields, terminal
-from onnxq.sites import Caution, Cautions, Names
-from onnxq.wording import join_names, show_as_summary
 
 # Names that a text lists where there are more.
 _SHOWN = 4
-
-
-@show_as_summary
-@dataclass(frozen=True, kw_only=True)
-class ExportedScales:
-    """A file of scales for another tool, and the account of every site.
-
-    kind: the format's name. content: the file. uncovered: float tensors of the network without an entry; None where the
-    network was not given. out: where it was written; "": nowhere.
-    """
-
-    source: str
-    kind: str
-    content: bytes
-    written: tuple[WrittenSite, ...]
-    left: tuple[LeftSite, ...] = ()
-    uncovered: Names | None = None
-    out: str = ""
-
-    @property
-    def complete(self) -> bool:
-        """True where the file has the numbers of every site as they are."""
-        return not self.left and not any(site.change for site in self.written)
-
-    @property
-    def warnings(self) -> Cautions:
-        """Sites and tensors that the file lacks, which nobody who reads it is told of."""
-        cautions = []
-        if self.left:
-            counts = Counter(site.reason for site in self.left).most_common(_SHOWN)
-            text = "; ".join(f"{count}: {reason}" for reason, count in counts)
-            cautions.append(Caution("W143", f"{len(self.left)} sites are not in the file: {text}"))
-        if self.uncovered:
-            shown = join_names(self.uncovered, _SHOWN)
-            text = "have no entry, and tools that read the file find ranges of their own for them"
-            cautions.append(Caution("W144", f"{len(self.uncovered)} float tensors {text}: {shown}"))
-        return tuple(cautions)
 
 
 def export_calibration(
@@ -87,17 +47,11 @@ def export_calibration(
             sites, index = _read_sites(source)
             if model is not None:
                 index = GraphIndex(infer_shapes(name_nodes(load_model(model).proto)))
-        scales = write_scales(sites, row, name)
-        # Left sites count as uncovered, too: the file does not name their tensors.
-        entries = {site.tensor for site in scales.written}
-        exported = ExportedScales(
-            source=name,
-            kind=kind,
-            content=scales.content,
-            written=scales.written,
-            left=scales.left,
-            uncovered=None if index is None else list_uncovered(index, entries),
-        )
+        exported = write_scales(sites, row, name)
+        if index is not None:
+            # Left sites count as uncovered, too: the file does not name their tensors.
+            entries = {site.tensor for site in exported.written}
+            exported = replace(exported, uncovered=list_uncovered(index, entries))
         if out is None:
             return exported
         with progress("writing"), replace_files([Path(out)], overwrite=force) as files:

@@ -349,7 +349,7 @@ def _make_parts(imported: Imported, view: terminal.TextView) -> terminal.Parts:
         names = ("site", "name in the cache")
         rows = map(_make_match, imported.matched)
         yield terminal.make_table(columns, rows, right=columns[1:3], names=names, fold=("through",))
-        yield Text("")
+        yield Text()
     yield terminal.make_sheet(_make_rows(imported, view.verbose))
 
 

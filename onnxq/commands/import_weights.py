@@ -399,7 +399,7 @@ def _make_parts(imported: ImportedWeights, view: terminal.TextView) -> terminal.
         columns = ("weight", "of the checkpoint", "found by", "form")
         rows = [(row.tensor, ", ".join(row.names), row.by, row.form) for row in imported.placed]
         yield terminal.make_table(columns, rows, names=columns[:2], fold=columns[3:])
-        yield Text("")
+        yield Text()
     yield terminal.make_sheet(_make_rows(imported, view.verbose))
 
 

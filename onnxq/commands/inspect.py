@@ -134,17 +134,17 @@ def _make_parts(inspection: Inspection, view: TextView) -> Parts:
         yield Text(f"{inspection.source or 'the model'} holds no quantize/dequantize pair")
     else:
         yield from _list_pairs(inspection.pairs, view)
-        yield from (Text(""), Text(_count_widths(inspection)))
+        yield from (Text(), Text(_count_widths(inspection)))
     if inspection.float_types is not None:
         yield Text("", *format_precision(inspection.float_types, view.verbose))
     if inspection.operators:
         count = format_count(len(inspection.operators), "operator")
         summary = f"{count} on integers: {_count_operators(inspection)}"
-        yield from (Text(""), _make_operators(inspection), Text(""), Text(summary))
+        yield from (Text(), _make_operators(inspection), Text(), Text(summary))
     # Models of any tool may hold weights that overflow.
     tables = list(make_sums_tables(inspection.weights, None, view))
     if tables:
-        yield from (Text(""), *tables)
+        yield from (Text(), *tables)
     summary = saturation_summary(inspection.weights)
     if summary:
         yield Text(summary, style="yellow")
@@ -158,7 +158,7 @@ def _make_parts(inspection: Inspection, view: TextView) -> Parts:
             names=("site",),
             fold=columns[1:],
         )
-        yield from (Text(""), *table)
+        yield from (Text(), *table)
     if inspection.output:
         yield Text(f"written: {inspection.output}")
 

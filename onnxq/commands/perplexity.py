@@ -142,9 +142,7 @@ def _make_parts(comparison: Perplexity, view: terminal.TextView) -> terminal.Par
     models = comparison.models
     machine = CPU_KINDS.get(comparison.device, comparison.device)
     title = Text(terminal.format_count(len(models), "model"), style="bold")
-    yield title.join_text(
-        f"  ({machine}, {terminal.format_threads(comparison.threads)})", style="dim"
-    )
+    yield title.join_facts((machine, terminal.format_threads(comparison.threads)))
     columns = ["model", "size", "perplexity", "bits/byte", "agreement", "KL"]
     generated = any(score.generated is not None for score in models)
     timed = any(score.prompt is not None for score in models)
@@ -154,7 +152,7 @@ def _make_parts(comparison: Perplexity, view: terminal.TextView) -> terminal.Par
         columns += ["prompt/s", "generated/s"]
     rows = [_make_row(score, timed) for score in models]
     yield terminal.make_table(columns, rows, right=columns[1:], names=("model",))
-    yield Text("")
+    yield Text()
     yield terminal.make_sheet(_make_lines(comparison, generated, timed))
 
 

@@ -53,7 +53,7 @@ def _make_parts(plan: Plan, view: terminal.TextView) -> terminal.Parts:
             names=("site",),
             fold=("spec", "rule", "reason"),
         )
-        yield Text("")
+        yield Text()
     yield terminal.make_sheet(_make_rows(plan, view.verbose))
 
 

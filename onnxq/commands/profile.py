@@ -96,7 +96,7 @@ def _make_parts(profile: Profile, view: terminal.TextView) -> terminal.Parts:
     for kind in KINDS:
         costs = profile.of(kind)
         if costs:
-            yield from (Text(""), Text(_TITLES[kind], style="bold"))
+            yield from (Text(), Text(_TITLES[kind], style="bold"))
             columns = ("name", "op", "pairs", "isolated", "left out", "gain")
             yield from terminal.make_list(
                 costs,
@@ -108,7 +108,7 @@ def _make_parts(profile: Profile, view: terminal.TextView) -> terminal.Parts:
                 names=columns[:1],
             )
     if profile.joint:
-        yield from (Text(""), Text("the loudest nodes left in float together", style="bold"))
+        yield from (Text(), Text("the loudest nodes left in float together", style="bold"))
         rows = [
             (len(cost.nodes), terminal.format_decibel(cost.sqnr_db), cost.rule)
             for cost in profile.joint
@@ -117,7 +117,7 @@ def _make_parts(profile: Profile, view: terminal.TextView) -> terminal.Parts:
             ("nodes", "SQNR", "rule"), rows, right=("nodes", "SQNR"), fold=("rule",)
         )
     if profile.prefixes:
-        yield from (Text(""), Text("prefixes: quantized from the start up to a node", style="bold"))
+        yield from (Text(), Text("prefixes: quantized from the start up to a node", style="bold"))
         titles = ("node", "SQNR")
         yield from terminal.make_list(
             profile.prefixes, view, titles, _make_prefix_row, right=titles[1:], names=titles[:1]
@@ -126,7 +126,7 @@ def _make_parts(profile: Profile, view: terminal.TextView) -> terminal.Parts:
 
 def _make_title(profile: Profile) -> Text:
     text = terminal.make_title(profile.source)
-    return text.join_text(f"  ({profile.quantized})" if profile.quantized else "", style="dim")
+    return text.join_facts([profile.quantized]) if profile.quantized else text
 
 
 def _make_rows(profile: Profile) -> terminal.SheetRows:

@@ -184,8 +184,7 @@ def _make_parts(proof: Proof, view: terminal.TextView) -> terminal.Parts:
         facts.append(f"compute capability {build.capability}")
     facts += [f"{name} {value}" for name, value in build.options.items()]
     facts.append(f"{build.state} in {terminal.format_seconds(build.seconds)}")
-    title = terminal.make_title(proof.source)
-    yield title.join_text(f"  ({', '.join(facts)})", style="dim")
+    yield terminal.make_title(proof.source).join_facts(facts)
     if proof.built:
         yield from _make_tables(proof, view)
     yield terminal.make_sheet(_make_rows(proof, view.verbose))
@@ -208,7 +207,7 @@ def _make_tables(proof: Proof, view: terminal.TextView) -> terminal.Parts:
             names=("node", "kernel"),
             fold=("reads -> writes",),
         )
-        yield Text("")
+        yield Text()
     # That a pair fused is what it was written for.
     pairs = [site for site in proof.sites if view.verbose or site.state is not SiteState.FUSED]
     if pairs:
@@ -216,14 +215,14 @@ def _make_tables(proof: Proof, view: terminal.TextView) -> terminal.Parts:
         yield from terminal.make_list(
             pairs, view, columns, "site role state rule reason", names=("pair",), fold=columns[3:]
         )
-        yield Text("")
+        yield Text()
     yield from make_sums_tables(proof.weights, proof.cost, view)
     if view.verbose and proof.kernels:
         columns = ("kernel", "kind", "inputs", "constants", "outputs", "nodes")
         yield from terminal.make_list(
             proof.kernels, view, columns, _make_kernel_row, names=columns[:2], fold=columns[2:]
         )
-        yield Text("")
+        yield Text()
 
 
 def _make_kernel_row(kernel: Kernel) -> Sequence[str]:

@@ -116,7 +116,7 @@ def _make_title(report: Report) -> Text:
         for part in (report.target, report.config, f"placement by {report.placement}{purpose}")
         if part
     ]
-    return text.join_text(f"  ({', '.join(facts)})", style="dim")
+    return text.join_facts(facts)
 
 
 def _make_rows(report: Report, verbose: bool) -> SheetRows:

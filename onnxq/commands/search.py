@@ -73,7 +73,7 @@ def _write_forms(found: SearchResult, config: Config, force: bool) -> None:
 def _make_parts(found: SearchResult, view: TextView) -> Parts:
     yield Text(f"asked: {found.asked}", style="bold")
     yield make_front(found.front)
-    yield Text("")
+    yield Text()
 
 
 def make_front(front: tuple[FrontPoint, ...]) -> RenderableType:

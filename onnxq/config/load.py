@@ -328,8 +328,7 @@ def nest_keys(overrides: Settings) -> JsonObject:
             if isinstance(value, Mapping)
             else value
         )
-        merged = _merge_values({head: out[head]} if head in out else {}, {head: inner})
-        out[head] = merged[head]
+        out = _merge_values(out, {head: inner})
     return out
 
 

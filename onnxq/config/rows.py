@@ -156,9 +156,9 @@ def _build(cls: Any, row: BaseModel) -> Any:
             try:
                 values[column.name] = column.form.read(row)
             except (OnnxqError, ValueError) as error:
-                raise _place_fault(
-                    error, column.name if column.name in type(row).model_fields else ""
-                ) from error
+                where = (column.name,) if column.name in type(row).model_fields else ()
+                details = InitErrorDetails(type=_make_fault(error), loc=where, input=None)
+                raise ValidationError.from_exception_data("row", [details]) from error
         elif column.name in row.model_fields_set:
             values[column.name] = getattr(row, column.name)
     return cls(**values)
@@ -187,12 +187,6 @@ def read_fields(
         return value
     except ValidationError as found:
         raise text.locate(found, schema, error, fix, code) from found
-
-
-def _place_fault(error: Exception, key: str) -> ValidationError:
-    where = (key,) if key else ()
-    details = InitErrorDetails(type=_make_fault(error), loc=where, input=None)
-    return ValidationError.from_exception_data("row", [details])
 
 
 def write_fields(value: Any) -> JsonObject:

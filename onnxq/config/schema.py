@@ -176,25 +176,3 @@ def find_line(text: str, path: Path) -> int:
                 at.append(0 if word == "[" else "")
                 key = word == "{"
     return text.count("\n", 0, best) + 1
-
-
-__all__ = [
-    "Axis",
-    "Code",
-    "Finite",
-    "JsonText",
-    "Level",
-    "Loose",
-    "Natural",
-    "Opset",
-    "Origin",
-    "PassName",
-    "Path",
-    "SchemaNumber",
-    "SiteName",
-    "Width",
-    "Words",
-    "check_values",
-    "find_line",
-    "shorten_value",
-]

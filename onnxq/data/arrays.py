@@ -165,9 +165,9 @@ def load_npy(path: Path) -> Array:
     """Map the array of a .npy file. Raises DataError if it is damaged or holds Python objects."""
     with _explain_failures(str(path)):
         check_input_kind(path, DataError)
-    with _explain_failures(str(path)), path.open("rb") as stream:
-        dtype, shape, order = _read_header(stream, str(path))
-        return _map_array(path, dtype, shape, order, stream.tell(), str(path))
+        with path.open("rb") as stream:
+            dtype, shape, order = _read_header(stream, str(path))
+            return _map_array(path, dtype, shape, order, stream.tell(), str(path))
 
 
 def load_npz(path: Path) -> Feeds:
@@ -181,19 +181,19 @@ def load_npz(path: Path) -> Feeds:
     memory = _IN_MEMORY
     with _explain_failures(str(path)):
         check_input_kind(path, DataError)
-    with _explain_failures(str(path)), zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            name = info.filename.removesuffix(".npy")
-            where = f"{path}, array {name!r}"
-            if info.compress_type not in _COMPRESSIONS:
-                cause = "is compressed in a way that cannot be unpacked a piece at a time: it may take any memory"
-                raise DataError(
-                    where, cause, "save it by np.savez or np.savez_compressed", code="Q206"
-                )
-            with _explain_failures(where), archive.open(info) as stream:
-                arrays[name] = _read_member(path, info, stream, where, memory)
-            if info.compress_type != zipfile.ZIP_STORED and info.file_size <= memory:
-                memory -= info.file_size
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                name = info.filename.removesuffix(".npy")
+                where = f"{path}, array {name!r}"
+                if info.compress_type not in _COMPRESSIONS:
+                    cause = "is compressed in a way that cannot be unpacked a piece at a time: it may take any memory"
+                    raise DataError(
+                        where, cause, "save it by np.savez or np.savez_compressed", code="Q206"
+                    )
+                with _explain_failures(where), archive.open(info) as stream:
+                    arrays[name] = _read_member(path, info, stream, where, memory)
+                if info.compress_type != zipfile.ZIP_STORED and info.file_size <= memory:
+                    memory -= info.file_size
     if not arrays:
         raise DataError(
             path,

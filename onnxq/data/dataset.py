@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 
@@ -32,7 +31,7 @@ class Batch:
     count: int
 
 
-class Unchosen(Sequence[int]):
+class Unchosen:
     """The numbers below `total` that are not among `chosen`, sorted; not as a list, since there may be millions."""
 
     def __init__(self, total: int, chosen: Sequence[int]) -> None:
@@ -43,16 +42,8 @@ class Unchosen(Sequence[int]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, position: int) -> int: ...
-
-    @overload
-    def __getitem__(self, position: slice) -> list[int]: ...
-
-    def __getitem__(self, position: int | slice) -> int | list[int]:
+    def __getitem__(self, position: int) -> int:
         """The number at a position."""
-        if isinstance(position, slice):
-            return [self[k] for k in range(self._count)[position]]
         place = range(self._count)[position]
         return place + bisect_right(self._before, place)
 
@@ -70,7 +61,7 @@ class Dataset:
         inputs: Inputs,
         indices: Sequence[int],
         *,
-        spare: Sequence[int] = (),
+        spare: Sequence[int] | Unchosen = (),
         title: str = "data",
         synthetic: bool = False,
         extend: Extend | None = None,
@@ -219,10 +210,13 @@ class Dataset:
         return axes if len(symbols) < 2 else None
 
 
-def _choose_items(rng: np.random.Generator, items: Sequence[int], count: int) -> list[int]:
-    if count >= len(items):
-        return list(items)
-    return [items[k] for k in sorted(rng.choice(len(items), size=count, replace=False))]
+def _choose_items(
+    rng: np.random.Generator, items: Sequence[int] | Unchosen, count: int
+) -> list[int]:
+    places: Iterable[int] = range(len(items))
+    if count < len(items):
+        places = sorted(rng.choice(len(items), size=count, replace=False))
+    return [items[k] for k in places]
 
 
 def _can_join(a: Feeds, b: Feeds, axes: dict[str, int]) -> bool:

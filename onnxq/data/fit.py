@@ -33,6 +33,12 @@ def find_input_dtype(value: ValueInfo) -> DType | None:
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
 
 
+def is_integer(value: ValueInfo) -> bool:
+    """True for an input of integers."""
+    dtype = find_input_dtype(value)
+    return dtype is not None and classify_dtype(dtype) == "int"
+
+
 def classify_dtype(dtype: DType) -> str:
     """Return "float", "int", "bool", "string" or the dtype's own name."""
     # ml_dtypes' bfloat16 and float8 have numpy's kind "V" (void), and their names are all that tells.
@@ -203,8 +209,7 @@ def refuse_empty(where: str | Path) -> DataError:
 
 def get_length(value: ValueInfo, inputs: Inputs, shapes: Mapping[str, Shape]) -> int:
     """The longest axis of open size behind the batch, which an input of lengths tells; 0 for other inputs."""
-    integers = classify_dtype(find_input_dtype(value) or np.dtype(float)) == "int"
-    if not integers or len(value.shape or ()) > 1 or "len" not in value.name.lower():
+    if not is_integer(value) or len(value.shape or ()) > 1 or "len" not in value.name.lower():
         return 0
     opened = (
         size

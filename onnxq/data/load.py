@@ -394,7 +394,7 @@ def _choose_samples(
     remarks = tuple(dict.fromkeys(filter(None, (*source.notes, *notes))))
     source = replace(source, notes=remarks)
     chosen: Sequence[int] = range(total)
-    spare: Sequence[int] = ()
+    spare: Sequence[int] | Unchosen = ()
     if config.samples is not None and config.samples < total:
         order = np.random.default_rng(config.seed).choice(total, size=config.samples, replace=False)
         # In the order of the source, as it would be read without a choice.

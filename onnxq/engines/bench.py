@@ -191,7 +191,7 @@ def _make_feeds(
     cautions: Cautions = ()
     given = parse_shapes(config.bench.shapes)
     if data is None:
-        sizes, guessed = make_profile(index.model, index, given)
+        sizes, guessed = make_profile(index, given)
         cautions = warn_guesses(sizes, guessed, "timed with")
         inputs = tuple(
             replace(value, shape=sizes[value.name][1]) if value.name in sizes else value

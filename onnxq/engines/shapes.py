@@ -61,7 +61,7 @@ def demand_sizes(
 
 
 def make_profile(
-    proto: ModelLike, index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
+    index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
 ) -> tuple[dict[str, Sizes], Names]:
     """(min, opt, max) of every dynamic input, and the names of those that were guessed.
 
@@ -80,7 +80,7 @@ def make_profile(
     )
     if missing:
         guessed = _guess_sizes(
-            proto, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()}
+            index.model, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()}
         )
         found.update((name, (guessed[name], guessed[name], guessed[name])) for name in missing)
     # Sizes of an input that has one are only checked: engines refuse a profile for it.

@@ -23,8 +23,7 @@ from onnxq.graph.scopes import (
     OWN_DOMAINS,
     label_node,
     list_defined,
-    rename_made,
-    rename_reads,
+    rename_tensors,
     replace_items,
     walk_all_graphs,
     walk_all_nodes,
@@ -247,7 +246,10 @@ def _settle_names(before: ModelProto, after: ModelProto) -> None:
     taken = list_names(before)
     graphs = dict(walk_graphs(before.graph))
     for scope, graph in walk_graphs(after.graph):
-        _rename_tensors(graph, _choose_names(graphs[scope], graph, taken))
+        names = _choose_names(graphs[scope], graph, taken)
+        rename_tensors(graph, names)
+        for value in graph.output:
+            value.name = names.get(value.name, value.name)
     assign_names(after)
 
 
@@ -279,13 +281,6 @@ def _find_owner(name: str, old: set[str], readers: dict[str, NodeProto]) -> str:
             return original or name
         name = reader.output[0]
     return name
-
-
-def _rename_tensors(graph: GraphProto, names: dict[str, str]) -> None:
-    for value in (*graph.initializer, *graph.output):
-        value.name = names.get(value.name, value.name)
-    rename_made(graph.node, names)
-    rename_reads(graph, names)
 
 
 @keep_weights
@@ -454,6 +449,5 @@ def _write_draw(node: NodeProto, opset: int) -> list[NodeProto]:
         )
     names = {step.output[0]: f"{node.output[0]}/{step.output[0]}" for step in graph.node}
     names |= {"data": node.input[0], "output": node.output[0]}
-    rename_reads(graph, names)
-    rename_made(graph.node, names)
+    rename_tensors(graph, names)
     return list(graph.node)

@@ -20,7 +20,7 @@ from onnx import TensorProto
 from onnxq.arrays import hash_parts, view_content
 from onnxq.graph.base import FLOAT_TENSORS, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
-from onnxq.graph.light import LightModel, ModelLike, bare_proto, store_of
+from onnxq.graph.light import ModelLike, bare_proto, remember, store_of
 from onnxq.graph.names import has_unique_names, name_nodes
 from onnxq.graph.scopes import name_function
 from onnxq.graph.values import decode_tensor
@@ -78,17 +78,12 @@ def compute_structural_ids(model: ModelLike | GraphIndex) -> dict[TensorId, str]
     return _colour_tensors(model if isinstance(model, GraphIndex) else index_named(model))
 
 
-def hash_graph(model: LightModel) -> str:
+@remember
+def hash_graph(model: ModelLike) -> str:
     """Hash the computation under its own names, without the values of floating-point weights.
 
     Much cheaper than a fingerprint, and for models of one run only.
     """
-    if "digest" not in model.facts:
-        model.facts["digest"] = _compute_digest(model)
-    return str(model.facts["digest"])
-
-
-def _compute_digest(model: ModelLike) -> str:
     proto = bare_proto(model)
     store = store_of(model)
     digest = hashlib.sha256()

@@ -29,6 +29,7 @@ from onnxq.graph.light import (
     bare_proto,
     find_provider,
     list_libraries,
+    remember,
     store_of,
 )
 from onnxq.graph.names import check_names
@@ -375,14 +376,10 @@ class GraphIndex(Graph):
         return ValueInfo(name, self.find_dtype(key), self.find_shape(key))
 
 
+@remember
 def get_index(model: ModelLike) -> GraphIndex:
     """Return the index of a model that is changed no more: of a light one, that made before."""
-    if not isinstance(model, LightModel):
-        return GraphIndex(model)
-    if "index" not in model.facts:
-        model.facts["index"] = GraphIndex(model)
-    index: GraphIndex = model.facts["index"]
-    return index
+    return GraphIndex(model)
 
 
 def find_opset(proto: ModelLike | FunctionProto) -> int:

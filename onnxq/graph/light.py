@@ -160,8 +160,8 @@ class LightModel:
     """A model with stubs for its large initializers, and their arrays. It is not changed once others have seen it.
 
     libraries: paths of shared libraries with its custom operators. provider: execution provider of ONNX Runtime that it
-    runs on, "" for the CPU. Models made from it have both too. facts: derived knowledge of this very model, by kind:
-    its index and digests.
+    runs on, "" for the CPU. Models made from it have both too. facts: derived knowledge of this very model, by the
+    name of the function that found it.
     """
 
     proto: ModelProto
@@ -210,6 +210,7 @@ class LightModel:
 ModelLike = ModelProto | LightModel
 M = TypeVar("M", bound=ModelLike)
 P = ParamSpec("P")
+V = TypeVar("V")
 
 
 class KeepsWeights(Protocol[P]):
@@ -229,6 +230,20 @@ def keep_weights(change: Callable[Concatenate[ModelProto, P], ModelProto]) -> Ke
         return change(model, *args, **kwargs)
 
     return changed  # type: ignore[return-value]
+
+
+def remember(find: Callable[[ModelLike], V]) -> Callable[[ModelLike], V]:
+    """Let a function of a model that is changed no more look once at a light one."""
+
+    @wraps(find)
+    def recall(model: ModelLike) -> V:
+        facts = model.facts if isinstance(model, LightModel) else {}
+        if find.__name__ not in facts:
+            facts[find.__name__] = find(model)
+        known: V = facts[find.__name__]
+        return known
+
+    return recall
 
 
 def bare_proto(model: ModelLike) -> ModelProto:
@@ -360,14 +375,10 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, ArrayDict]:
     return proto, arrays
 
 
+@remember
 def count_light_bytes(model: ModelLike) -> int:
-    """The bytes of all tensors together, of those behind stubs too; of a light model counted once."""
-    facts = model.facts if isinstance(model, LightModel) else {}
-    if "bytes" not in facts:
-        facts["bytes"] = sum(
-            count_tensor_bytes(tensor) for tensor in walk_tensors(bare_proto(model))
-        )
-    return int(facts["bytes"])
+    """The bytes of all tensors together, of those behind stubs too."""
+    return sum(map(count_tensor_bytes, walk_tensors(bare_proto(model))))
 
 
 def is_large_model(model: ModelLike) -> bool:

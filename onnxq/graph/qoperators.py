@@ -308,10 +308,10 @@ class _QOperatorWriter:
         ):
             # A float bias, which ONNX Runtime rounds as well.
             grain = PerChannel(0) if expected.size > 1 else PerTensor()
-            spec = QuantSpec(bits=32, signed=True, symmetric=True, granularity=grain)
+            spec = QuantSpec(bits=32, granularity=grain)
             steps = expected if expected.size > 1 else expected.reshape(())
             codes = quantize(
-                value.reshape(-1), QParams(steps, np.zeros_like(steps, np.int32), ""), spec
+                value.reshape(-1), QParams(steps, np.zeros_like(steps, np.int32)), spec
             )
             return self.editor.add_constant(node.scope, f"{node.inputs[2]}/quantized", codes)
         # QLinearConv has no scale for its bias: it is that of the data times that of the weight.

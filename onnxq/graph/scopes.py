@@ -166,10 +166,13 @@ def walk_from(start: Iterable[H], follow: Callable[[H], Iterable[H]]) -> set[H]:
     return reached
 
 
-def rename_made(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> None:
-    """Let nodes make other tensors, in place: old name -> new."""
-    for node in nodes:
+def rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Let the results and initializers of a graph, and what reads them, have other names, in place: old -> new."""
+    rename_reads(graph, names)
+    for node in graph.node:
         node.output[:] = [names.get(name, name) for name in node.output]
+    for stored in graph.initializer:
+        stored.name = names.get(stored.name, stored.name)
 
 
 def replace_items(field: Any, items: Iterable[Any]) -> None:

@@ -98,68 +98,60 @@ def omit_weights(
 
     empty: also give them dims [0], which onnx.checker accepts as a tensor without data. functions: functions too.
     """
-    omitted: Omitted = {}
+    omission = _Omission(empty)
     light = ModelProto()
     copy_fields(proto, light, ("graph", "functions"))
-    _omit_in_graph(proto.graph, light.graph, "", omitted, empty)
+    omission.copy_graph(proto.graph, light.graph, "")
     for function in proto.functions:
         target = light.functions.add()
         if not functions:
             target.CopyFrom(function)
             continue
         copy_fields(function, target, ("node",))
-        _omit_in_nodes(function, target, scopes.name_function(function), omitted, empty)
-    return light, omitted
+        omission.copy_nodes(function, target, scopes.name_function(function))
+    return light, omission.omitted
 
 
-def _omit_in_graph(
-    source: GraphProto, target: GraphProto, place: str, omitted: Omitted, empty: bool
-) -> None:
-    copy_fields(source, target, ("node", "initializer"))
-    for tensor in source.initializer:
+@dataclass(frozen=True)
+class _Omission:
+    """Copies graphs without their large tensors, which it collects. empty: as of `omit_weights`."""
+
+    empty: bool
+    omitted: Omitted = field(default_factory=dict)
+
+    def copy_graph(self, source: GraphProto, target: GraphProto, place: str) -> None:
+        """Copy a graph and those inside it."""
+        copy_fields(source, target, ("node", "initializer"))
+        for tensor in source.initializer:
+            self._copy_tensor(tensor, target.initializer.add(), (place, tensor.name))
+        self.copy_nodes(source, target, place)
+
+    def copy_nodes(
+        self, source: GraphProto | FunctionProto, target: GraphProto | FunctionProto, place: str
+    ) -> None:
+        """Copy the nodes of a graph or function."""
+        for node in source.node:
+            copy = target.node.add()
+            copy_fields(node, copy, ("attribute",))
+            for attr in node.attribute:
+                part = copy.attribute.add()
+                copy_around_bodies(attr, part, "t")
+                if _holds_value(node, attr):
+                    self._copy_tensor(attr.t, part.t, (place, node.output[0]))
+                elif attr.HasField("t"):
+                    part.t.CopyFrom(attr.t)
+            bodies = zip(
+                scopes.iterate_subgraphs(node), scopes.iterate_subgraphs(copy), strict=True
+            )
+            for (label, body), (_, part) in bodies:
+                self.copy_graph(body, part, _join_place(place, node, label))
+
+    def _copy_tensor(self, tensor: TensorProto, target: TensorProto, key: tuple[str, str]) -> None:
         if is_large(tensor):
-            omitted[place, tensor.name] = tensor
-            write_stub(tensor, target.initializer.add(), empty)
+            self.omitted[key] = tensor
+            write_stub(tensor, target, self.empty)
         else:
-            target.initializer.add().CopyFrom(tensor)
-    _omit_in_nodes(source, target, place, omitted, empty)
-
-
-def _omit_in_nodes(
-    source: GraphProto | FunctionProto,
-    target: GraphProto | FunctionProto,
-    place: str,
-    omitted: Omitted,
-    empty: bool,
-) -> None:
-    for node in source.node:
-        copy = target.node.add()
-        copy_fields(node, copy, ("attribute",))
-        for attr in node.attribute:
-            _omit_in_attribute(node, attr, copy.attribute.add(), place, omitted, empty)
-
-
-def _omit_in_attribute(
-    node: NodeProto,
-    attr: AttributeProto,
-    copy: AttributeProto,
-    place: str,
-    omitted: Omitted,
-    empty: bool,
-) -> None:
-    copy_fields(attr, copy, ("t", "g", "graphs"))
-    if attr.type == AttributeProto.GRAPH:
-        _omit_in_graph(attr.g, copy.g, _join_place(place, node, attr.name), omitted, empty)
-    elif attr.type == AttributeProto.GRAPHS:
-        for i, subgraph in enumerate(attr.graphs):
-            inner = _join_place(place, node, f"{attr.name}[{i}]")
-            _omit_in_graph(subgraph, copy.graphs.add(), inner, omitted, empty)
-    elif attr.HasField("t"):
-        if _holds_value(node, attr) and is_large(attr.t):
-            omitted[place, node.output[0]] = attr.t
-            write_stub(attr.t, copy.t, empty)
-        else:
-            copy.t.CopyFrom(attr.t)
+            target.CopyFrom(tensor)
 
 
 def _holds_value(node: NodeProto, attr: AttributeProto) -> bool:
@@ -228,6 +220,13 @@ def copy_fields(source: object, target: object, leave_out: Names) -> None:
             getattr(target, descriptor.name).CopyFrom(value)
         else:
             setattr(target, descriptor.name, value)
+
+
+def copy_around_bodies(attr: AttributeProto, copy: AttributeProto, *leave_out: str) -> None:
+    """Copy an attribute without its subgraphs, in whose places the copy has empty ones, and without other fields."""
+    copy_fields(attr, copy, ("g", "graphs", *leave_out))
+    for _ in attr.graphs:
+        copy.graphs.add()
 
 
 # Arrays that lie in files: those a model keeps beside it, and those mapped into memory while somebody looks at them.

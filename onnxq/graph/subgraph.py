@@ -31,8 +31,7 @@ from onnxq.graph.scopes import (
     list_defined,
     list_reads,
     map_stored,
-    rename_made,
-    rename_reads,
+    rename_tensors,
     replace_items,
     sort_nodes,
     walk_from,
@@ -386,11 +385,10 @@ def _settle_clashes(front: ModelProto, part: ModelProto) -> None:
         for name in list_defined(front.graph) & list_defined(part.graph)
     }
     nodes = {node.name for node in part.graph.node}
-    rename_reads(front.graph, names)
-    rename_made(front.graph.node, names)
+    rename_tensors(front.graph, names)
     for node in front.graph.node:
         node.name = choose_name(node.name, taken) if node.name in nodes else node.name
-    for value in (*front.graph.initializer, *front.graph.value_info):
+    for value in front.graph.value_info:
         value.name = names.get(value.name, value.name)
 
 

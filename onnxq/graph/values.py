@@ -8,14 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import (
-    AttributeProto,
-    NodeProto,
-    SparseTensorProto,
-    TensorProto,
-    ValueInfoProto,
-    numpy_helper,
-)
+from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from onnxq.arrays import Array
 from onnxq.errors import ModelError
@@ -94,7 +87,7 @@ def _cast_exactly(name: str, array: Array, target: np.dtype[Any]) -> Array:
     return stored
 
 
-def decode_sparse(sparse: SparseTensorProto) -> Array:
+def decode_sparse(sparse: onnx.SparseTensorProto) -> Array:
     """The dense, read-only form of a sparse tensor (indices linear [NNZ] or [NNZ, rank]).
 
     Raises ModelError for indices that its dims do not have, and for dims that no model file could hold densely.

@@ -2,6 +2,7 @@
 
 from onnxq.interop.base import ImportFormat, ScaleTable, TensorScale, sort_by_name
 from onnxq.interop.checkpoints import WeightCodes, open_checkpoint
+from onnxq.interop.exporting import ExportedScales
 from onnxq.interop.fitting import make_rules
 from onnxq.interop.markers import Marked, strip_markers
 from onnxq.interop.matching import Imported, MatchedSite, MissingSite, UnmatchedKind, UnusedLine
@@ -10,6 +11,7 @@ from onnxq.interop.weights import FoundWeight, match_weights
 
 __all__ = [
     "FORMATS",
+    "ExportedScales",
     "FoundWeight",
     "ImportFormat",
     "Imported",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,11 @@ from onnxq.graph import FLOAT_TENSORS, GraphIndex
 from onnxq.interop.base import ImportFormat, TensorScale
 from onnxq.interop.fitting import describe_kind
 from onnxq.plan import SitePlan, SitePlans
-from onnxq.sites import Names, TensorId
+from onnxq.sites import Caution, Cautions, Names, TensorId
+from onnxq.wording import join_names, show_as_summary
+
+# Names that a text lists where there are more.
+_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +41,44 @@ class LeftSite:
     reason: str
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
-class WrittenScales:
-    """The bytes of a file, and the account of every site."""
+class ExportedScales:
+    """A file of scales for another tool, and the account of every site.
 
+    kind: the format's name. content: the file. uncovered: float tensors of the network without an entry; None where the
+    network was not given. out: where it was written; "": nowhere.
+    """
+
+    source: str
+    kind: str
     content: bytes
     written: tuple[WrittenSite, ...]
-    left: tuple[LeftSite, ...]
+    left: tuple[LeftSite, ...] = ()
+    uncovered: Names | None = None
+    out: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """True where the file has the numbers of every site as they are."""
+        return not self.left and not any(site.change for site in self.written)
+
+    @property
+    def warnings(self) -> Cautions:
+        """Sites and tensors that the file lacks, which nobody who reads it is told of."""
+        cautions = []
+        if self.left:
+            counts = Counter(site.reason for site in self.left).most_common(_SHOWN)
+            text = "; ".join(f"{count}: {reason}" for reason, count in counts)
+            cautions.append(Caution("W143", f"{len(self.left)} sites are not in the file: {text}"))
+        if self.uncovered:
+            shown = join_names(self.uncovered, _SHOWN)
+            text = "have no entry, and tools that read the file find ranges of their own for them"
+            cautions.append(Caution("W144", f"{len(self.uncovered)} float tensors {text}: {shown}"))
+        return tuple(cautions)
 
 
-def write_scales(sites: SitePlans, kind: ImportFormat, source: str = "the plan") -> WrittenScales:
+def write_scales(sites: SitePlans, kind: ImportFormat, source: str = "the plan") -> ExportedScales:
     """The numbers of sites in a format. What was written is read again, so that the account is of the file itself.
 
     Raises CalibrationError for a format that is only read, and where it has no place for any site.
@@ -74,7 +107,9 @@ def write_scales(sites: SitePlans, kind: ImportFormat, source: str = "the plan")
     for site, entry in chosen:
         change = _describe_change(entry, again.get((entry.name, entry.readers)))
         written.append(WrittenSite(site=site.name, tensor=entry.name, change=change))
-    return WrittenScales(content=content, written=tuple(written), left=tuple(left))
+    return ExportedScales(
+        source=source, kind=kind.name, content=content, written=tuple(written), left=tuple(left)
+    )
 
 
 def _list_entries(sites: Iterable[SitePlan]) -> Iterator[tuple[SitePlan, TensorScale | None, str]]:

@@ -177,7 +177,7 @@ def _take_entries(
     table: ScaleTable,
     plan: Plan,
     sites: list[SitePlan],
-    copies: dict[str, dict[tuple[str, str], None]],
+    copies: _Copies,
     prepared: GraphIndex,
 ) -> tuple[dict[Site, _Taken], Cautions]:
     """The entry that each site takes, of activations (`sites`) and then of weights; and warnings of shared scales."""

@@ -16,8 +16,9 @@ import numpy as np
 from onnxq.arrays import Array, are_finite
 from onnxq.backends import Target, find_modes
 from onnxq.config import Frozen
+from onnxq.config.document import shorten_value
 from onnxq.config.rows import read_fields, write_fields
-from onnxq.config.schema import JsonText, SchemaNumber, shorten_value
+from onnxq.config.schema import JsonText, SchemaNumber
 from onnxq.errors import CauseAndFix, PlanError, escape_json
 from onnxq.files import find_calibrator
 from onnxq.graph import GraphIndex, release_pages

@@ -29,9 +29,9 @@ _CUTS = (0.5, 0.33, 0.67)
 
 
 class Text(RichText):
-    """Text for the terminal: each argument is a line, in which names are escaped. The only text that reports print.
+    """Text for the terminal: each argument is a line, in which names are escaped; an empty line without one.
 
-    Lines break between words only; a word that is longer than a line loses its middle.
+    It is the only text that reports print. Lines break between words only; a longer word loses its middle.
     """
 
     def __init__(self, *lines: str, style: str = "") -> None:
@@ -41,6 +41,10 @@ class Text(RichText):
         """Write more text behind it, on the same line; returns itself."""
         self.append(escape_line(text), style)
         return self
+
+    def join_facts(self, facts: Iterable[str]) -> Text:
+        """Write facts behind a title, in parentheses; returns itself."""
+        return self.join_text(f"  ({', '.join(facts)})", style="dim")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         widest = super().__rich_measure__(console, options).maximum

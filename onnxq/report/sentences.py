@@ -244,7 +244,7 @@ def make_sums_tables(
     yield from terminal.make_list(
         listed, view, columns, make_row, usual=_SUMS, right=right, names=names, fold=("exact",)
     )
-    yield Text("")
+    yield Text()
 
 
 def format_cost(cost: SaturationCost) -> list[str]:

@@ -115,7 +115,7 @@ def _measure(wanted: Arrays, got: Arrays) -> tuple[float, float]:
     most = 0.0
     for expected, value in zip(wanted, got, strict=True):
         if expected.dtype.kind == "f" and expected.size:
-            sums = ErrorAccumulator("")
+            sums = ErrorAccumulator()
             sums.update(expected, value)
             worst = min(worst, sums.result().whole_db)
             most = max(most, sums.result().max_abs)

@@ -121,7 +121,7 @@ def lower_layers(model: nn.Module, config: Config, prefix: str = "") -> CallGrap
         entry = find_layer(module) if path else None
         if entry is not None and id(module) not in done and not _is_skipped(config, full):
             done.add(id(module))
-            add_layer_call(calls, path, CallName(full, 0, entry))
+            add_layer_call(calls, path, CallName(full, entry=entry))
     lowering = _Lowering(model, config, alone=True)
     for node in calls.nodes:
         lowering.lower_node(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from onnxq.backends import Candidate, Output, PlacementRule, Target, find_target
 from onnxq.config import Config, MultiInput, suggest_names
@@ -15,10 +16,12 @@ from onnxq.wording import list_fields
 from torch_frontend.placement.graph import read_call
 from torch_frontend.qmodules import list_op_names
 
-_READS = "a pair on what it reads"
+_RULE = partial(
+    PlacementRule, kernel="", why="a pair on what it reads", output=Output.FLOAT, compute=True
+)
 # No engine limits it, and here no engine's file does either: what reads an activation may have it quantized.
 VIRTUAL_RULES: tuple[PlacementRule, ...] = (
-    PlacementRule(
+    _RULE(
         name="one-operand",
         ops=(
             "Relu",
@@ -41,45 +44,19 @@ VIRTUAL_RULES: tuple[PlacementRule, ...] = (
             "LogSoftmax",
             "ReduceSum",
         ),
-        kernel="",
-        why=_READS,
-        output=Output.FLOAT,
-        compute=True,
     ),
-    PlacementRule(
-        name="attention",
-        ops=("Attention",),
-        kernel="",
-        why=_READS,
-        output=Output.FLOAT,
-        data=(0, 1, 2),
-        compute=True,
-    ),
-    PlacementRule(
-        name="bilinear",
-        ops=("Einsum",),
-        kernel="",
-        why=_READS,
-        output=Output.FLOAT,
-        data=(0, 1),
-        weight=2,
-        compute=True,
-    ),
-    PlacementRule(
+    _RULE(name="attention", ops=("Attention",), data=(0, 1, 2)),
+    _RULE(name="bilinear", ops=("Einsum",), data=(0, 1), weight=2),
+    _RULE(
         name="embedding",
         ops=("torch.embedding",),
-        kernel="",
         why="its table",
-        output=Output.FLOAT,
         weight=0,
         inputs=lambda _: (),
-        compute=True,
     ),
 )
 
-_NONE = PlacementRule(
-    name="multi-input", ops=(), kernel="", why="as torch.multi_input asks", output=Output.FLOAT
-)
+_NONE = _RULE(name="multi-input", ops=(), why="as torch.multi_input asks")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,10 @@ from torch import Tensor, fx, nn
 from onnxq.backends import load_config
 from onnxq.config import Config
 from onnxq.errors import ConfigError, PlanError
-from onnxq.sites import LeftFloat, Names, Refusals
+from onnxq.sites import Names
 from onnxq.wording import join_names
 from torch_frontend.export.run import Exportable
-from torch_frontend.placement.pairs import Decision, Product
+from torch_frontend.placement.pairs import Decision
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile
 from torch_frontend.quant_model.ancestor import AncestorNames, read_switches, rename_backend
@@ -35,7 +35,6 @@ from torch_frontend.quant_model.state import (
 )
 from torch_frontend.quantizers import DisabledBy, Quantizer, override_switches, quantizers_of
 from torch_frontend.tracing.modules import Inputs, find_module
-from torch_frontend.tracing.tracer import GraphOrigin
 from torch_frontend.tracing.values import compute_constant, has_shapes, is_float, record_shapes
 
 
@@ -76,11 +75,11 @@ class QuantModel(AncestorNames, Exportable):
             source = copy_with_tensors(model) if copy else model
         built = build_quantized(source, self.quant_config, example_inputs)
         self.model = built.model
-        self.refusals: Refusals = built.refusals
-        self.left_float: tuple[LeftFloat, ...] = built.left_float
-        self.decisions: tuple[Decision, ...] = built.decisions
-        self.products: tuple[Product, ...] = built.products
-        self.origin: GraphOrigin = built.origin
+        self.refusals = built.refusals
+        self.left_float = built.left_float
+        self.decisions = built.decisions
+        self.products = built.products
+        self.origin = built.origin
         self.state = State.FLOAT
         self._paths = built.paths
         self._float_names = find_float_names(source, built.model)
@@ -291,8 +290,7 @@ class QuantModel(AncestorNames, Exportable):
         quantized as its own inputs are; "cumulative" the quantized model's values, and adds "output".
         """
         check_step("quantization_error", self.state)
-        profile.check_mode(mode)
-        profile.check_any_on(self.model)
+        profile.check_request(self.model, mode)
         measure = profile.measure_graph if self.traced else profile.measure_layers
         return measure(self.model, data, metric, mode)  # type: ignore[operator]
 
@@ -325,13 +323,12 @@ class QuantModel(AncestorNames, Exportable):
         """
         unread = self._float_names.find_unread(self._float_names.find_float_keys(state_dict))
         result = super().load_state_dict(state_dict, strict, assign)
-        lines = [f"the model does not read {join_names(unread)}"] if unread else []
-        lines += (
-            [f"the state lacks {join_names(result.missing_keys)}"] if result.missing_keys else []
-        )
-        lines += (
-            [f"it has no {join_names(result.unexpected_keys)}"] if result.unexpected_keys else []
-        )
+        left_out = {
+            "the model does not read": unread,
+            "the state lacks": result.missing_keys,
+            "it has no": result.unexpected_keys,
+        }
+        lines = [f"{text} {join_names(names)}" for text, names in left_out.items() if names]
         if lines:
             warnings.warn(f"not loaded: {'; '.join(lines)}", PartialStateWarning, stacklevel=2)
         return result

@@ -240,16 +240,12 @@ def _run_isolated(
         _run_watched(model, layers, inputs, run_again)
 
 
-def check_mode(mode: str) -> None:
-    """Raise ConfigError for an unknown mode."""
+def check_request(model: nn.Module, mode: str) -> None:
+    """Raise ConfigError for an unknown mode, PlanError if no quantizer is on."""
     if mode not in ("isolated", "cumulative"):
         raise ConfigError(
             f"mode {mode!r}", "does not exist", "write isolated or cumulative", code="Q304"
         )
-
-
-def check_any_on(model: nn.Module) -> None:
-    """Raise PlanError if no quantizer is on."""
     if not any(q.active for q in quantizers_of(model)):
         raise PlanError(
             "QuantModel.quantization_error()",

@@ -12,6 +12,7 @@ from torch import fx
 from torch.nn import functional
 
 from torch_frontend.qmodules import find_entry
+from torch_frontend.tracing.batch_norms import BATCH_NORM
 
 F: Any = functional
 # Of a call, by their names in ATen's schema.
@@ -135,17 +136,7 @@ def _look_up(a: Arguments) -> Any:
 
 
 def _normalize_batch(a: Arguments) -> Any:
-    names = (
-        "input",
-        "running_mean",
-        "running_var",
-        "weight",
-        "bias",
-        "training",
-        "momentum",
-        "eps",
-    )
-    return F.batch_norm, tuple(a[name] for name in names), {}
+    return F.batch_norm, tuple(a[name] for name in BATCH_NORM), {}
 
 
 def _resize(mode: str) -> Rewrite:

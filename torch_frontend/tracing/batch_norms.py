@@ -33,17 +33,18 @@ from torch_frontend.tracing.names import list_readers, read_name, scope_of
 from torch_frontend.tracing.values import shape_of
 
 # The names of the arguments in order.
+BATCH_NORM = (
+    "input",
+    "running_mean",
+    "running_var",
+    "weight",
+    "bias",
+    "training",
+    "momentum",
+    "eps",
+)
 _FUNCTIONS: dict[Any, Names] = {
-    functional.batch_norm: (
-        "input",
-        "running_mean",
-        "running_var",
-        "weight",
-        "bias",
-        "training",
-        "momentum",
-        "eps",
-    ),
+    functional.batch_norm: BATCH_NORM,
     torch.batch_norm: (
         "input",
         "weight",

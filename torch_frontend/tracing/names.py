@@ -207,4 +207,4 @@ def _name_call(model: fx.GraphModule, node: fx.Node, taken: set[str]) -> None:
     if known is not None:
         call_module(model, node, path, (known.qmodule or Call)(node.target).train(model.training))
     taken.add(path)
-    node.meta[_NAMED] = CallName(path, 0, known or UNKNOWN)
+    node.meta[_NAMED] = CallName(path, entry=known or UNKNOWN)

@@ -78,6 +78,8 @@ _RECIPES = (
         settings={"high_precision": "float16"},
     ),
 )
+# By dtype; the float model's, too.
+_SUFFIXES = {FLOAT: "", **{recipe.dtype: recipe.suffix for recipe in _RECIPES}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +97,9 @@ class _Run:
     drop: Drop | None
     progress: Progress
 
-    def find_file(self, suffix: str) -> Path:
-        """Where the variant of this suffix lies until all are made."""
-        return self.scratch / f"{self.stem}{suffix}.onnx"
+    def find_file(self, dtype: str) -> Path:
+        """Where the variant of this dtype, or the float model, lies until all are made."""
+        return self.scratch / f"{self.stem}{_SUFFIXES[dtype]}.onnx"
 
     def open_file(self, path: Path) -> ModelLike:
         """The file read back, to be run as the model is."""
@@ -206,15 +208,9 @@ def _name_source(config: Configuration) -> str:
 
 def _name_targets(folder: Path, run: _Run, recipes: Sequence[_Recipe]) -> dict[str, Path]:
     """The files of the folder by dtype, the float model and the record among them."""
-    names = {dtype: run.find_file(suffix).name for dtype, suffix in _list_suffixes(recipes).items()}
-    return {
-        dtype: folder / name for dtype, name in {**names, _RECORD: f"{run.stem}_{_RECORD}"}.items()
-    }
-
-
-def _list_suffixes(recipes: Sequence[_Recipe]) -> dict[str, str]:
-    """The suffixes of the files by dtype, that of the float model among them."""
-    return {FLOAT: "", **{recipe.dtype: recipe.suffix for recipe in recipes}}
+    dtypes = (FLOAT, *(recipe.dtype for recipe in recipes))
+    targets = {dtype: folder / run.find_file(dtype).name for dtype in dtypes}
+    return {**targets, _RECORD: folder / f"{run.stem}_{_RECORD}"}
 
 
 @contextmanager
@@ -236,10 +232,10 @@ def _is_same_file(target: Path, other: Path | None) -> bool:
 
 def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
     """All variants, their files in the scratch folder. Raises the first error where every one fails."""
-    save_model(run.original.proto, run.find_file(""))
+    save_model(run.original.proto, run.find_file(FLOAT))
     original = Variant(
         dtype=FLOAT,
-        size_bytes=_count_bytes(run.find_file("")),
+        size_bytes=_count_bytes(run.find_file(FLOAT)),
         metric=run.measure_metric(run.named),
     )
     variants: list[Variant] = []
@@ -261,7 +257,7 @@ def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
                 variants.append(failed)
     if errors and len(errors) == len(variants):
         raise errors[0]
-    times = _time_files(run, _list_suffixes(recipes), (original, *variants))
+    times = _time_files(run, (original, *variants))
     return Variants(
         source=name_file(run.original.path),
         original=replace(original, latency=times.get(FLOAT)),
@@ -302,15 +298,14 @@ def _make_variant(run: _Run, recipe: _Recipe, original: Variant) -> Variant:
         return replace(variant, state=VariantState.NOTHING if configs else VariantState.NO_SAMPLES)
     config, result = chosen
     variant = replace(variant, preset=config.source)
-    return _check_file(run, variant, result, run.find_file(recipe.suffix), original)
+    return _check_file(run, variant, result, original)
 
 
 def _find_twin(run: _Run, variant: Variant, earlier: Sequence[Variant]) -> str:
     """The dtype of an earlier variant whose file has the same bytes; "" for none."""
-    files = {recipe.dtype: run.find_file(recipe.suffix) for recipe in _RECIPES}
     for other in earlier:
-        same_size = 0 < other.size_bytes == variant.size_bytes
-        if same_size and filecmp.cmp(files[other.dtype], files[variant.dtype], shallow=False):
+        one, two = map(run.find_file, (other.dtype, variant.dtype))
+        if 0 < other.size_bytes == variant.size_bytes and filecmp.cmp(one, two, shallow=False):
             return other.dtype
     return ""
 
@@ -324,11 +319,10 @@ def _make_config(config: Config, preset: str, settings: Settings) -> Config:
     return check_limits(config.model_copy(update={**own, "source": preset, "verify": verify}))
 
 
-def _check_file(
-    run: _Run, variant: Variant, result: Result, path: Path, original: Variant
-) -> Variant:
+def _check_file(run: _Run, variant: Variant, result: Result, original: Variant) -> Variant:
     """Write the file, run it once, and fill in its figures. Raises ModelError where ONNX Runtime does not run it."""
     report = result.report
+    path = run.find_file(variant.dtype)
     save_model(result.leave_out_notes(run.config.output.notes).light, path)
     model = run.open_file(path)
     session = Session(model, threads=run.config.verify.threads)
@@ -367,17 +361,13 @@ def _count_bytes(path: Path) -> int:
     return sum(part.stat().st_size for part in list_files(path))
 
 
-def _time_files(
-    run: _Run, suffixes: Mapping[str, str], variants: Sequence[Variant]
-) -> dict[str, Latency]:
+def _time_files(run: _Run, variants: Sequence[Variant]) -> dict[str, Latency]:
     """Latency by dtype of the files that were made, side by side; {} where times are not wanted."""
     if not run.config.verify.latency:
         return {}
     with run.progress(f"timing the files, for at most {_TIMING_SECONDS:.0f} s"):
-        files = {}
-        for variant in variants:
-            if variant.size_bytes:
-                files[variant.dtype] = run.open_file(run.find_file(suffixes[variant.dtype]))
+        made = [variant.dtype for variant in variants if variant.size_bytes]
+        files = {dtype: run.open_file(run.find_file(dtype)) for dtype in made}
         provider = run.config.runtime.provider
         threads = run.config.verify.threads
         return time_models(
@@ -393,7 +383,7 @@ def _write_files(
     if run.config.variants.keep_broken:
         written = [variant for variant in result.variants if variant.size_bytes]
     names = {variant.dtype: str(targets[variant.dtype]) for variant in written}
-    sources = {targets[dtype]: run.scratch / targets[dtype].name for dtype in (FLOAT, *names)}
+    sources = {targets[dtype]: run.find_file(dtype) for dtype in (FLOAT, *names)}
     if _is_same_file(targets[FLOAT], run.original.path):
         sources.pop(targets[FLOAT])
     parts: dict[Path, Path] = {}

@@ -156,10 +156,10 @@ def _make_parts(result: Variants, view: terminal.TextView) -> terminal.Parts:
     title = terminal.make_title(result.source)
     if result.original.file:
         title.join_text(f" -> {PurePath(result.original.file).parent}")
-    yield title.join_text(f"  ({', '.join(_list_facts(result))})", style="dim")
+    yield title.join_facts(_list_facts(result))
     rows = [_make_row(result, variant) for variant in (result.original, *result.variants)]
     yield terminal.make_table((*columns, ""), rows, right=columns[2:], names=("file",), fold=("",))
-    yield Text("")
+    yield Text()
     yield terminal.make_sheet(_make_lines(result))
 
 

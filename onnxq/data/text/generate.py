@@ -10,7 +10,7 @@ from enum import Enum, auto
 import numpy as np
 
 from onnxq.arrays import Array, Arrays
-from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape
+from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape, is_integer
 from onnxq.errors import DataError, OnnxqError
 from onnxq.graph import ValueInfo, ValueInfos
 from onnxq.runtime import Session
@@ -169,7 +169,7 @@ def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
 
     Raises DataError for an input that tokens do not give, and for caches of one fixed length.
     """
-    whole = [value for value in inputs if _is_integer(value) and len(value.shape or ()) == 2]
+    whole = [value for value in inputs if is_integer(value) and len(value.shape or ()) == 2]
     roles: dict[str, InputRole] = {}
     for value in inputs:
         role = next((role for part, role in _NAMES if part in value.name.lower()), None)
@@ -178,7 +178,7 @@ def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
         if (
             role is None
             or len(value.shape or ()) not in _RANKS[role]
-            or (role is InputRole.IDS and not _is_integer(value))
+            or (role is InputRole.IDS and not is_integer(value))
         ):
             cause = f"no text gives its values ({format_shape(value)})"
             raise _make_error(value, cause, "give samples with all inputs, e.g. as .npz")
@@ -210,11 +210,6 @@ def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
 
 def _make_error(value: ValueInfo, cause: str, fix: str) -> DataError:
     return DataError(f"input {value.name!r}", cause, fix, code="Q223")
-
-
-def _is_integer(value: ValueInfo) -> bool:
-    dtype = find_input_dtype(value)
-    return dtype is not None and classify_dtype(dtype) == "int"
 
 
 def _pair_caches(caches: Inputs, outputs: Sequence[str]) -> list[tuple[ValueInfo, str]]:

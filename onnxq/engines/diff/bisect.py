@@ -260,12 +260,6 @@ def _run_kernel(
         theirs = run_optimized(proto, feeds)[counterpart.tensor]
     except ModelError:
         return None
-    return _measure(row, counterpart, mine, theirs)
-
-
-def _measure(
-    row: MatchedTensor, counterpart: Counterpart, mine: Array, theirs: Array
-) -> tuple[Error, float] | None:
     own, other = (counterpart.read({counterpart.tensor: value}) for value in (mine, theirs))
     if own is None or other is None:
         return None

@@ -64,14 +64,12 @@ def read_proof(path: str | Path) -> ProofFile:
 
 def find_changes(before: ProofFile, after: Proof) -> Iterator[Change]:
     """The differences: engine and state, numbers of kernels, then nodes, weights and sites in the model's order."""
-    for key in ("engine", "version", "capability", "state"):
-        earlier = getattr(before.build, key)
-        now = str(getattr(after.build, key))
-        if earlier != now:
-            yield Change(kind="build", name=key, before=earlier, after=now)
-    counts = len(before.kernels), len(after.kernels)
-    if counts[0] != counts[1]:
-        yield Change(kind="count", name="kernels", before=str(counts[0]), after=str(counts[1]))
+    facts = dict(before.build)
+    yield from _compare_named(
+        "build", facts, {key: str(getattr(after.build, key)) for key in facts}
+    )
+    counts = ({"kernels": str(len(proof.kernels))} for proof in (before, after))
+    yield from _compare_named("count", *counts)
     types = {name: one.type for name, one in before.nodes.items()}
     yield from _compare_named("node", types, {one.node: one.type for one in after.nodes})
     if before.weights is not None:

@@ -222,7 +222,13 @@ class _PairJudge:
         if not seen:
             # An equal pair follows: dequantizing here and quantizing there cancel out, and the bytes go on.
             return self._pass_on(pair)
-        taken = [_takes(kernel, pair) for kernel in seen]
+        taken = [
+            _reads_low(kernel, pair)
+            and not _only_dequantizes(kernel, pair)
+            # The pair's quantization did not just happen in it.
+            and pair.quantize not in kernel.nodes
+            for kernel in seen
+        ]
         # One of the kernels that dequantize in the reader is enough; of those elsewhere nobody knows which serves it.
         return any(taken) if near or len(taken) == 1 else all(taken)
 
@@ -249,12 +255,3 @@ def _only_dequantizes(kernel: Kernel, pair: PairInfo) -> bool:
     """A kernel that does nothing but dequantize; one that writes integers too has laid them out anew."""
     lays_out = bool(kernel.outputs) and all(is_low(tensor.dtype) for tensor in kernel.outputs)
     return (set(kernel.nodes) <= {pair.dequantize} and not lays_out) or kernel.kind == DEQUANTIZE
-
-
-def _takes(kernel: Kernel, pair: PairInfo) -> bool:
-    """The kernel reads integers and the pair's quantization did not just happen in it."""
-    return (
-        _reads_low(kernel, pair)
-        and not _only_dequantizes(kernel, pair)
-        and pair.quantize not in kernel.nodes
-    )

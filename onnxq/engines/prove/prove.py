@@ -93,7 +93,7 @@ def prove_model(source: ModelSource, request: ProveRequest) -> Proof:
     wanted = (*((INT8, pattern) for pattern in options.require_int8), *options.require)
     required = _select_required(index, wanted, reasons)
     _check_types(options.forbid, "forbid")
-    shapes, guesses = _find_shapes(engine, proto, index, request)
+    shapes, guesses = _find_shapes(engine, index, request)
     job = _make_job(engine, capability, shapes, request)
     with ScratchFolder() as folder:
         with request.progress(f"building with {engine.title}, for at most {options.timeout:g} s"):
@@ -151,14 +151,14 @@ def _find_engine(model: onnx.ModelProto, request: ProveRequest) -> tuple[Engine,
 
 
 def _find_shapes(
-    engine: Engine, proto: ModelLike, index: GraphIndex, request: ProveRequest
+    engine: Engine, index: GraphIndex, request: ProveRequest
 ) -> tuple[Mapping[str, Sizes], Cautions]:
     """The sizes to build for, and a warning of those that were guessed."""
     if engine.any_size:
         return {}, ()
     if engine.one_size:
         demand_sizes(index, request.shapes, engine.title)
-    shapes, guessed = make_profile(proto, index, request.shapes)
+    shapes, guessed = make_profile(index, request.shapes)
     return shapes, warn_guesses(shapes, guessed, "built for")
 
 
@@ -424,7 +424,7 @@ def _reduce(
                 for value in part_index.inputs
                 if value.name in job.shapes
             }
-            shapes = make_profile(part, part_index, known)[0]
+            shapes = make_profile(part_index, known)[0]
         except OnnxqError:  # sizes of its inputs cannot be guessed
             return False
         finally:

@@ -22,7 +22,7 @@ from onnxq.evaluation.selections.search import (
     write_out_routers,
 )
 from onnxq.graph import ModelLike, inline_functions, name_nodes, walk_graphs
-from onnxq.graph.light import LightModel, bare_proto
+from onnxq.graph.light import bare_proto, remember
 from onnxq.sites import TensorId
 
 __all__ = [
@@ -87,16 +87,13 @@ class Selections:
 NO_SELECTIONS = Selections()
 
 
+@remember
 def find_selections(model: ModelLike) -> Selections:
-    """The selections of a float model; of a light model looked for once."""
-    facts = model.facts if isinstance(model, LightModel) else {}
-    if "selections" not in facts:
-        nodes, settled = search_choices(_spell_out(model))
-        followed = tuple(node for node in nodes if not node.obstacle)
-        own = tuple(node for node in nodes if node.obstacle)
-        facts["selections"] = Selections(followed, settled, own)
-    selections: Selections = facts["selections"]
-    return selections
+    """The selections of a float model."""
+    nodes, settled = search_choices(_spell_out(model))
+    followed = tuple(node for node in nodes if not node.obstacle)
+    own = tuple(node for node in nodes if node.obstacle)
+    return Selections(followed, settled, own)
 
 
 def _spell_out(model: ModelLike) -> ModelLike:

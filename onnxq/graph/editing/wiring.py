@@ -37,7 +37,7 @@ from onnxq.graph.scopes import (
     sort_topologically,
     walk_from,
 )
-from onnxq.graph.storage import copy_fields
+from onnxq.graph.storage import copy_around_bodies, copy_fields
 from onnxq.sites import TensorId
 
 BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
@@ -361,34 +361,16 @@ def _restore_node(
     )
     copy_fields(exported, target, ("attribute",))
     waiting = dict(record.attributes)
-    bodies = {attr.name: attr.g for attr in exported.attribute}
     # In the order of the file, so that an untouched node comes back as it was.
     for attr in record.source.attribute:
         if attr.type in BODY_TYPES:
-            _restore_subgraphs(wiring, record, attr, bodies, target.attribute.add())
+            copy_around_bodies(attr, target.attribute.add())
         elif attr.name in waiting:
             target.attribute.add().CopyFrom(waiting.pop(attr.name))
     target.attribute.extend(waiting.values())
-
-
-def _restore_subgraphs(
-    wiring: Wiring,
-    record: NodeRecord,
-    source: AttributeProto,
-    bodies: Mapping[str, GraphProto],
-    target: AttributeProto,
-) -> None:
-    copy_fields(source, target, ("g", "graphs"))
-    if source.type == AttributeProto.GRAPH:
-        _restore_graph(
-            wiring, wiring.scopes[record.subgraphs[source.name]], bodies[source.name], target.g
-        )
-        return
-    for i in range(len(source.graphs)):
-        label = f"{source.name}[{i}]"
-        _restore_graph(
-            wiring, wiring.scopes[record.subgraphs[label]], bodies[label], target.graphs.add()
-        )
+    bodies = {attr.name: attr.g for attr in exported.attribute}
+    for label, body in iterate_subgraphs(target):
+        _restore_graph(wiring, wiring.scopes[record.subgraphs[label]], bodies[label], body)
 
 
 def rename_value(value: ValueInfoProto, name: str) -> ValueInfoProto:

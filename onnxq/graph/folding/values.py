@@ -166,20 +166,17 @@ def _infer_cast(values: _KnownValues, node: NodeRef) -> _Known | None:
     return source
 
 
-def _infer_unsqueeze(values: _KnownValues, node: NodeRef) -> _Known | None:
+def _infer_rank(values: _KnownValues, node: NodeRef) -> _Known | None:
+    """Of Unsqueeze, which makes a vector of a scalar, and of Squeeze."""
     data = values.read_input(node, 0)
-    axes = values.read_parameter(node, 1, "axes")
-    return (
-        _Known(data.items) if data is not None and data.scalar and axes in ((0,), (-1,)) else None
-    )
-
-
-def _infer_squeeze(values: _KnownValues, node: NodeRef) -> _Known | None:
-    data = values.read_input(node, 0)
-    axes = values.read_parameter(node, 1, "axes")
-    if data is None or data.scalar or len(data.items) != 1 or axes not in ((), (0,), (-1,)):
+    grows = node.op_type == "Unsqueeze"
+    # Squeeze alone can do without axes.
+    fitting = ((0,), (-1,)) if grows else ((), (0,), (-1,))
+    if data is None or data.scalar is not grows or len(data.items) != 1:
         return None
-    return _Known(data.items, scalar=True)
+    return (
+        _Known(data.items, not grows) if values.read_parameter(node, 1, "axes") in fitting else None
+    )
 
 
 _RULES: dict[str, Callable[[_KnownValues, NodeRef], _Known | None]] = {
@@ -190,8 +187,8 @@ _RULES: dict[str, Callable[[_KnownValues, NodeRef], _Known | None]] = {
     "Concat": _infer_concat,
     "Identity": lambda values, node: values.read_input(node, 0),
     "Cast": _infer_cast,
-    "Unsqueeze": _infer_unsqueeze,
-    "Squeeze": _infer_squeeze,
+    "Unsqueeze": _infer_rank,
+    "Squeeze": _infer_rank,
 }
 
 

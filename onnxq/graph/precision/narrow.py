@@ -21,13 +21,7 @@ from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.scopes import (
-    iterate_subgraphs,
-    join_scope,
-    rename_made,
-    rename_reads,
-    replace_items,
-)
+from onnxq.graph.scopes import iterate_subgraphs, join_scope, rename_tensors, replace_items
 from onnxq.graph.shapes import Contrib, find_contrib, infer_shapes
 from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.sites import Edge, TensorId
@@ -456,8 +450,7 @@ class _TypeWriter:
         inner = self._name_part(tensor, TYPE_NAMES[self.dtypes[tensor]])
         names = {tensor.name: inner}
         written = GraphProto(node=self.nodes[""])
-        rename_reads(written, names)
-        rename_made(written.node, names)
+        rename_tensors(written, names)
         self.nodes[""] = [*written.node]
         # An output may be an initializer, which no node makes.
         for stored in graph.initializer:
