@@ -169,7 +169,7 @@ def test_scalings_of_another_network_are_refused(runs: dict[str, Run]) -> None:
 
 
 def test_factors_that_harm_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uneven(proto: onnx.ModelProto, largest: object = None) -> object:
+    def uneven(proto: onnx.ModelProto, *_: object) -> object:
         found = scaled_factors(proto)
         return {tensor: np.geomspace(1e-3, 1e3, s.size).astype(F) for tensor, s in found.items()}
 
