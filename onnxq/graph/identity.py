@@ -20,7 +20,7 @@ from onnx import TensorProto
 from onnxq.arrays import hash_parts, view_content
 from onnxq.graph.base import FLOAT_TENSORS, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
-from onnxq.graph.light import ModelLike, bare_proto, remember, store_of
+from onnxq.graph.light import ModelLike, bare_proto, cache_on_model, store_of
 from onnxq.graph.names import has_unique_names, name_nodes
 from onnxq.graph.scopes import name_function
 from onnxq.graph.values import decode_tensor
@@ -78,7 +78,7 @@ def compute_structural_ids(model: ModelLike | GraphIndex) -> dict[TensorId, str]
     return _colour_tensors(model if isinstance(model, GraphIndex) else index_named(model))
 
 
-@remember
+@cache_on_model
 def hash_graph(model: ModelLike) -> str:
     """Hash the computation under its own names, without the values of floating-point weights.
 

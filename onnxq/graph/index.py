@@ -27,9 +27,9 @@ from onnxq.graph.light import (
     LightModel,
     ModelLike,
     bare_proto,
+    cache_on_model,
     find_provider,
     list_libraries,
-    remember,
     store_of,
 )
 from onnxq.graph.names import check_names
@@ -376,7 +376,7 @@ class GraphIndex(Graph):
         return ValueInfo(name, self.find_dtype(key), self.find_shape(key))
 
 
-@remember
+@cache_on_model
 def get_index(model: ModelLike) -> GraphIndex:
     """Return the index of a model that is changed no more: of a light one, that made before."""
     return GraphIndex(model)

@@ -232,7 +232,7 @@ def keep_weights(change: Callable[Concatenate[ModelProto, P], ModelProto]) -> Ke
     return changed  # type: ignore[return-value]
 
 
-def remember(find: Callable[[ModelLike], V]) -> Callable[[ModelLike], V]:
+def cache_on_model(find: Callable[[ModelLike], V]) -> Callable[[ModelLike], V]:
     """Let a function of a model that is changed no more look once at a light one."""
 
     @wraps(find)
@@ -375,7 +375,7 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, ArrayDict]:
     return proto, arrays
 
 
-@remember
+@cache_on_model
 def count_light_bytes(model: ModelLike) -> int:
     """The bytes of all tensors together, of those behind stubs too."""
     return sum(map(count_tensor_bytes, walk_tensors(bare_proto(model))))

@@ -1,4 +1,4 @@
-"""What provokes the codes that no test of another room asserts, by areas."""
+"""Runs that provoke the codes which no test of another room asserts, by areas."""
 
 import importlib
 import os
@@ -62,7 +62,7 @@ from tests.workers.work import die
 RELU = "g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }"
 
 
-def raising(kind: type[errors.OnnxqError]):
+def make_raiser(kind: type[errors.OnnxqError]):
     """A person's own code raises an error of this class without a code."""
 
     def provoke(_: Path):
@@ -77,8 +77,8 @@ def raising(kind: type[errors.OnnxqError]):
 
 for _kind in errors.OnnxqError.__subclasses__():
     if _kind.__module__ == errors.__name__:
-        reach(_kind.default_code)(raising(_kind))
-reach("Q000")(raising(errors.OnnxqError))
+        reach(_kind.default_code)(make_raiser(_kind))
+reach("Q000")(make_raiser(errors.OnnxqError))
 
 
 @reach("Q115")
@@ -107,14 +107,14 @@ def full_disk(folder: Path):
     store.store_array(np.zeros((1 << 16,), F))
 
 
-def texts(folder: Path, tokens: int = 256, text: bytes = b"some text of some words", **asked: object) -> None:
+def load_texts(folder: Path, tokens: int = 256, text: bytes = b"some text of some words", **asked: object) -> None:
     """Load a text for a decoder."""
     named = name_nodes(make_decoder(caches=False, tokens=tokens))
     (folder / "a.txt").write_bytes(text)
     load_data(folder / "a.txt", GraphIndex(named).inputs, DataConfig(**asked), named)
 
 
-def configured(folder: Path, text: str) -> None:
+def read_config(folder: Path, text: str) -> None:
     load_config(written(folder, text, "my.yaml"))
 
 
@@ -130,15 +130,15 @@ def not_for_a_cache(folder: Path):
 
 @reach("Q406")
 def no_kernel(_: Path):
-    made = quantized(config=load_config("trt-int8", {"rules": [FORCE]})).plan
-    onnxq.apply(gemm(64, 64), replace(made, sites=tuple(
+    plan = quantized(config=load_config("trt-int8", {"rules": [FORCE]})).plan
+    onnxq.apply(gemm(64, 64), replace(plan, sites=tuple(
         replace(site, spec=replace(site.spec, symmetric=False)) if site.role.value == "activation" else site
-        for site in made.sites
+        for site in plan.sites
     )))  # fmt: skip
 
 
 @reach("W123")
-def unrun(_: Path):
+def quantize_unrunnable(_: Path):
     proto = swell()
     # Nothing in front of it can be run.
     proto.graph.node[0].input[0] = "v"
@@ -234,7 +234,7 @@ except OnnxqError as error:
 _IMAGE = "read_image(module.Path('a.png'), module.ImageConfig(size=(4, 4)), module.ValueInfo('x', 1, (1, 3, 4, 4)))"
 
 
-def without(package: str, module: str, call: str) -> str:
+def run_without(package: str, module: str, call: str) -> str:
     """The code that the call ends with in a process that cannot import the package."""
     code = _ABSENT.format(package=package, module=module, call=call)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -280,20 +280,20 @@ def stale_pieces(folder: Path):
     return onnxq.quantize(gemm(64, 64), rows(8, 64), EVERYTHING, overrides=overrides).report.warnings
 
 
-def part(count: int = 8, shard: str = "1/1") -> onnxq.Part:
+def observe_part(count: int = 8, shard: str = "1/1") -> onnxq.Part:
     return onnxq.calibrate_part(gemm(64, 64), rows(count, 64), EVERYTHING, shard=shard)
 
 
 # ---- Refusals and warnings.
 
 
-def planned(proto: onnx.ModelProto, data: Any = None, **config: Any) -> list[Any]:
+def list_notes(proto: onnx.ModelProto, data: Any = None, **config: Any) -> list[Any]:
     """Everything a plan says no to or warns of."""
     plan = onnxq.make_plan(proto, data, load_config(None, config))
     return [*plan.refusals, *plan.left_float, *plan.warnings]
 
 
-def renamed() -> list[Any]:
+def profile_renamed() -> list[Any]:
     other = gemm(64, 64)
     other.graph.node[0].name = "other"
     for tensor in other.graph.initializer:
@@ -308,7 +308,7 @@ def bits_attribute(_: Path):
     return onnxq.annotate_bits(quantized().model, overrides={"bits_attribute": True}).warnings
 
 
-def judged(*sqnr: float, **more: Any) -> list[Any]:
+def judge_outputs(*sqnr: float, **more: Any) -> list[Any]:
     check = OutputCheck(name="y", sqnr_db=(sqnr[0], sqnr[1]), cosine=(1.0, 1.0), agreement_db=30.0)
     return list(Report(target="ort", pairs=1, checks=(check,), **more).alarms())
 
@@ -329,16 +329,16 @@ reach_each(
         ),
         "Q216": lambda _: load_data(None, [ValueInfo("x", TensorProto.STRING, (1,))]),
         "Q219": lambda _: load_metric(lambda _: float("nan"))(model(RELU)),
-        "Q220": lambda folder: texts(folder),
-        "Q222": lambda folder: texts(folder, tokenizer=str(folder / "none")),
-        "Q223": lambda folder: texts(folder, tokens=8, tokenizer="bytes"),
-        "Q224": lambda folder: texts(folder, text=b"a", tokenizer="bytes"),
+        "Q220": lambda folder: load_texts(folder),
+        "Q222": lambda folder: load_texts(folder, tokenizer=str(folder / "none")),
+        "Q223": lambda folder: load_texts(folder, tokens=8, tokenizer="bytes"),
+        "Q224": lambda folder: load_texts(folder, text=b"a", tokenizer="bytes"),
         "Q301": lambda _: load_config("ort-int9"),
         "W147": lambda _: import_anew("onnxq.compat.qdq_quantizer"),
         "Q323": lambda _: check_loaded(Session(gemm()).native, "CUDAExecutionProvider"),
-        "Q302": lambda folder: configured(folder, "target: ["),
-        "Q305": lambda folder: configured(folder, "target: ort\ntarget: trt"),
-        "Q306": lambda folder: configured(folder, "extends: my.yaml"),
+        "Q302": lambda folder: read_config(folder, "target: ["),
+        "Q305": lambda folder: read_config(folder, "target: ort\ntarget: trt"),
+        "Q306": lambda folder: read_config(folder, "extends: my.yaml"),
         "Q308": lambda _: parse_drop("little"),
         "Q313": lambda _: QuantSpec(bits=9),
         "Q314": lambda _: with_rule({"between": ["y", "none"], "set": {"float": True}}),
@@ -353,28 +353,30 @@ reach_each(
         "W140": lambda _: convert_integers("MatMulNBits"),
         "Q714": lambda _: convert_integers("QLinearReduceMean"),
         "Q702": lambda _: check_interface(gemm(), gemm(4, 5)),
-        "Q511": lambda _: join_parts([part(8), part(9)]),
-        "Q512": lambda _: join_parts([part(shard="1/2")] * 2),
+        "Q511": lambda _: join_parts([observe_part(8), observe_part(9)]),
+        "Q512": lambda _: join_parts([observe_part(shard="1/2")] * 2),
         "Q513": lambda folder: onnxq.merge_parts([written(folder, "{}", "p.json")]),
-        "Q802": lambda _: without("torch", "onnxq.qat", "prepare_qat"),
-        "Q803": lambda _: without("PIL", "onnxq.data.images", _IMAGE),
-        "Q804": lambda _: without("polygraphy", "onnxq.backends.trt.run", "load_polygraphy('logger')"),
-        "Q809": lambda _: without("distributed", "onnxq.workers.dask", "DaskWorkers('tcp://127.0.0.1:9')"),
-        "Q810": lambda folder: without(
+        "Q802": lambda _: run_without("torch", "onnxq.qat", "prepare_qat"),
+        "Q803": lambda _: run_without("PIL", "onnxq.data.images", _IMAGE),
+        "Q804": lambda _: run_without("polygraphy", "onnxq.backends.trt.run", "load_polygraphy('logger')"),
+        "Q809": lambda _: run_without("distributed", "onnxq.workers.dask", "DaskWorkers('tcp://127.0.0.1:9')"),
+        "Q810": lambda folder: run_without(
             "tokenizers", "onnxq.data.text", f"load_tokenizer({str(written(folder, '{}', 'tokenizer.json'))!r})"
         ),
         "Q903": lambda _: dask.check_versions({"tcp://10.0.0.7:4711": "0.0.1"}),
         "R100": lambda _: Refusal("mine", "is odd"),
-        "R102": lambda _: planned(
+        "R102": lambda _: list_notes(
             model("g (float[1,64,8,8] x, float[64,64,3,3] w) => (float[1,64,6,6] y) { y = Conv(x, w) }")
         ),
-        "R113": lambda _: renamed(),
+        "R113": lambda _: profile_renamed(),
         "F105": lambda _: onnxq.make_plan(gemm(2, 2), rows(8, 2), overrides={"placement": "measured"}).left_float,
         "W101": lambda _: onnxq.quantize(gemm(64, 64), config=EVERYTHING, overrides={"latency": False}).report.warnings,
-        "W103": lambda _: planned(net(24, 10, ["dense", "dense"])),
-        "W148": lambda _: judged(40.0, 40.0, engines=(EngineCheck(engine="E", reason="no kernel", refusal="it too"),)),
-        "W110": lambda _: judged(40.0, 40.0, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0)),
-        "W114": lambda _: planned(gemm(64, 64), rows(4, 64), effort="high"),
+        "W103": lambda _: list_notes(net(24, 10, ["dense", "dense"])),
+        "W148": lambda _: judge_outputs(
+            40.0, 40.0, engines=(EngineCheck(engine="E", reason="no kernel", refusal="it too"),)
+        ),
+        "W110": lambda _: judge_outputs(40.0, 40.0, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0)),
+        "W114": lambda _: list_notes(gemm(64, 64), rows(4, 64), effort="high"),
         "W115": lambda _: warn_unmeasured_cpu(onnxq.make_plan(gemm(64, 64)), "arm64"),
     }
 )

@@ -22,7 +22,7 @@ from onnxq.evaluation.selections.search import (
     write_out_routers,
 )
 from onnxq.graph import ModelLike, inline_functions, name_nodes, walk_graphs
-from onnxq.graph.light import bare_proto, remember
+from onnxq.graph.light import bare_proto, cache_on_model
 from onnxq.sites import TensorId
 
 __all__ = [
@@ -87,7 +87,7 @@ class Selections:
 NO_SELECTIONS = Selections()
 
 
-@remember
+@cache_on_model
 def find_selections(model: ModelLike) -> Selections:
     """The selections of a float model."""
     nodes, settled = search_choices(_spell_out(model))

@@ -218,7 +218,7 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
     Raises PlanError for a tensor that cannot be lowered this way.
     """
     index = get_index(proto)
-    sources = {source.tensor: source for source in list_sources(proto)}
+    sources = {source.tensor: source for source in find_shifted_channels(index).list_free()}
     # Operators whose bias grows, and by how much: one may make a tensor that is lowered and read another.
     gains: dict[str, tuple[Linear, Array64]] = {}
 

@@ -431,7 +431,7 @@ def _write(
 
 def _list_ruled(ctx: EqualizeContext, state: FloatState) -> set[TensorId]:
     """The tensors whose ranges rules give, in the values that the model computes as it came."""
-    if all(rule.set.range is None for rule in ctx.config.rules):
+    if has_free_values(ctx, state):
         return set()
     sites = ctx.place(state, ctx.progress).sites
     ruled = (site.site for site in sites if site.qparams and site.qparams.origin == RULED)
@@ -440,7 +440,8 @@ def _list_ruled(ctx: EqualizeContext, state: FloatState) -> set[TensorId]:
 
 def has_free_values(ctx: EqualizeContext, state: FloatState) -> bool:
     """True where samples are real, and no rule gives a range, which would be that of other values."""
-    return has_real_samples(ctx, state) and not _list_ruled(ctx, state)
+    free = all(rule.set.range is None for rule in ctx.config.rules)
+    return free and has_real_samples(ctx, state)
 
 
 def serves_activations(ctx: EqualizeContext, state: FloatState) -> bool:
