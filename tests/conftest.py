@@ -98,6 +98,8 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.enable()
         gc.freeze()
+        # A full collection looks through all that torch and its compilers import later, for half a second.
+        gc.set_threshold(700, 10, 1000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
