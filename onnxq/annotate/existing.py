@@ -228,14 +228,11 @@ class _PairFinder:
 
     def _find_multiplying(self, edges: Iterable[Edge]) -> set[str]:
         """Names of the nodes that read a dequantized constant, also through nodes that only move it."""
-
-        def list_next(node: NodeRef) -> list[NodeRef]:
-            return self.index.readers(node.result) if node.op_type in _MOVES else []
-
-        return {
-            node.name
-            for node in walk_from((self.index.find_node(edge.node) for edge in edges), list_next)
-        }
+        readers = walk_from(
+            (self.index.find_node(edge.node) for edge in edges),
+            lambda node: self.index.readers(node.result) if node.op_type in _MOVES else [],
+        )
+        return {node.name for node in readers}
 
     def make_existing(self) -> Existing:
         """The pairs found, with the view."""

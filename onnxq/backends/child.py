@@ -1,7 +1,5 @@
 """The process in which engines build and time: `python -m onnxq.backends.child FOLDER`; its files: building.py."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import signal

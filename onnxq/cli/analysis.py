@@ -1,11 +1,9 @@
 """The commands that look at models: options and help of each, as in `commands`."""
 
-from __future__ import annotations
-
 import click
 
 from onnxq.cli.group import ModelCommand
-from onnxq.cli.options import DATA, FORCE, JSON, QUIET, TOP, VERBOSE, make_output
+from onnxq.cli.options import DATA, FORCE, TOP, VERBOSE, make_output
 
 # Parameters hold no state, so that commands can share them.
 MODEL = click.Argument(["model"])
@@ -39,10 +37,8 @@ PROVE = ModelCommand(
             metavar="FOLDER",
         ),
         FORCE,
-        JSON,
         VERBOSE,
         TOP,
-        QUIET,
     ],
     function="prove:prove",
     progress="proving {model}",
@@ -64,7 +60,7 @@ BENCH = ModelCommand(
       onnxq bench model.onnx model.q.onnx
       onnxq bench model.onnx model.fp16.onnx model.q.onnx --engine tensorrt --batch 32 --json
     """,
-    [MODELS, DATA, JSON, VERBOSE, QUIET],
+    [MODELS, DATA, VERBOSE],
     function="bench:bench",
     progress="timing {count} models",
     takes="BENCH",
@@ -87,8 +83,6 @@ PERPLEXITY = ModelCommand(
     [
         MODELS,
         click.Option(["--data"], metavar="TEXT", required=True, help="A text file, in UTF-8."),
-        JSON,
-        QUIET,
     ],
     function="perplexity:perplexity",
     progress="running {count} models",
@@ -118,10 +112,8 @@ DIFF = ModelCommand(
             metavar="FOLDER",
         ),
         FORCE,
-        JSON,
         VERBOSE,
         TOP,
-        QUIET,
     ],
     function="diff:diff",
     progress="comparing {quantized} with {model}",
@@ -148,10 +140,8 @@ PROFILE = ModelCommand(
             ["--plan"], metavar="PLAN.json", help="A plan with its numbers, in the place of QUANT."
         ),
         DATA,
-        JSON,
         VERBOSE,
         TOP,
-        QUIET,
     ],
     function="profile:profile_model",
     progress="profiling {subject}",
@@ -184,8 +174,6 @@ REPORT = ModelCommand(
         DATA,
         make_output("The page.", metavar="OUT.html"),
         FORCE,
-        JSON,
-        QUIET,
     ],
     function="report:make_report",
     progress="measuring {subject}",
@@ -213,10 +201,8 @@ COMPARE = ModelCommand(
             metavar="FIGURE<NUMBER",
             help="A condition on a figure of AFTER: sqnr_db, bytes, speed, sites …; repeatable.",
         ),
-        JSON,
         VERBOSE,
         TOP,
-        QUIET,
     ],
     function="compare:compare",
     progress="comparing {after} with {before}",
@@ -228,7 +214,7 @@ INSPECT = ModelCommand(
 
     The model may come from any tool.
     """,
-    [MODEL, JSON, VERBOSE, TOP, QUIET],
+    [MODEL, VERBOSE, TOP],
     function="inspect:inspect",
     progress="inspecting {model}",
 )

@@ -9,7 +9,7 @@ import click
 
 from onnxq.cli.analysis import ANALYSES, INSPECT, MODEL
 from onnxq.cli.group import CommandGroup, ModelCommand
-from onnxq.cli.options import DATA, FORCE, JSON, QUIET, STRICT, TOP, VERBOSE, Parsed, make_output
+from onnxq.cli.options import DATA, FORCE, JSON, STRICT, TOP, VERBOSE, Parsed, make_output
 from onnxq.commands.explain import explain_code
 
 # The codes are those of `group`.
@@ -30,12 +30,10 @@ _MAKING = (
     make_output("The quantized model. [default: MODEL.q.onnx beside MODEL]"),
     FORCE,
     STRICT,
-    JSON,
     VERBOSE,
-    QUIET,
 )
 # The last parameters of commands that write another file.
-_WRITING = (FORCE, JSON, VERBOSE, QUIET)
+_WRITING = (FORCE, VERBOSE)
 # Digits of a number of bits; the widest integers have 64.
 _DIGITS = 3
 
@@ -122,8 +120,6 @@ VARIANTS = ModelCommand(
             metavar="FOLDER",
         ),
         FORCE,
-        JSON,
-        QUIET,
     ],
     function="variants.make:variants",
     progress="making variants of {model}",
@@ -154,9 +150,7 @@ CONVERT = ModelCommand(
         make_output("The file. [default: MODEL.converted.onnx beside MODEL]"),
         FORCE,
         STRICT,
-        JSON,
         VERBOSE,
-        QUIET,
     ],
     function="convert:convert",
     progress="converting {model}",
@@ -180,10 +174,8 @@ PLAN = ModelCommand(
         DATA,
         make_output("Write the plan, to edit it or to `onnxq apply` it.", metavar="OUT.json"),
         FORCE,
-        JSON,
         VERBOSE,
         TOP,
-        QUIET,
     ],
     function="plan:make_plan",
     progress="planning {model}",
@@ -227,8 +219,6 @@ CALIBRATE = ModelCommand(
         ),
         make_output("The part. [default: MODEL.part.json beside MODEL]", metavar="PART.json"),
         FORCE,
-        JSON,
-        QUIET,
     ],
     function="shards:run_shard",
     progress="calibrating {model}",
@@ -251,8 +241,6 @@ MERGE = ModelCommand(
         click.Argument(["parts"], nargs=-1, required=True, metavar="PART.json..."),
         make_output("The merged ranges.", metavar="RANGES.json"),
         FORCE,
-        JSON,
-        QUIET,
     ],
     function="shards:run_merge",
 )
@@ -424,8 +412,6 @@ KERNELS = ModelCommand(
             metavar="FOLDER",
         ),
         click.Option(["--force"], is_flag=True, help="Build again what is there."),
-        JSON,
-        QUIET,
     ],
     function="kernels:build",
     progress="building kernels",

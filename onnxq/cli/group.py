@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from onnxq.cli.options import JSON, group_options, make_options, name_beside, name_options
+from onnxq.cli.options import JSON, QUIET, group_options, make_options, name_beside, name_options
 from onnxq.errors import (
     ModelError,
     OnnxqError,
@@ -58,19 +58,9 @@ def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> JsonO
     return {**plain, "details": details, "line": error.line, "exit": exit_code}
 
 
-def error_document(fields: JsonObject) -> str:
-    """The JSON document of an error without a report."""
-    return dump_json({"schema": 1, "error": fields})
-
-
-def error_text(error: OnnxqError) -> str:
-    """The lines `error[Q303]: subject: cause` and, indented, the fix and the details."""
-    return name_options(error.join_lines(f"error[{error.code}]: {error.fault}"))
-
-
 def print_error(error: OnnxqError, exit_code: int = USER) -> int:
     """Print the error to stderr; returns the exit code. For commands that have already shown their result."""
-    print_line(error_text(error))
+    print_line(name_options(error.join_lines(f"error[{error.code}]: {error.fault}")))
     return exit_code
 
 
@@ -220,8 +210,11 @@ class ModelCommand(click.Command):
         takes: str = "",
         ending: str = "",
     ) -> None:
+        # Last, those of what is shown: --json and --quiet every command has.
+        own = [param for param in parameters if param.name not in ("verbose", "top")]
+        params = [*own, JSON, *parameters[len(own) :], QUIET]
         super().__init__(
-            name, short_help=title, help=text, params=parameters, callback=self.run_function
+            name, short_help=title, help=text, params=params, callback=self.run_function
         )
         self.function, self.progress, self.takes, self.ending = function, progress, takes, ending
         self.overrides: list[click.Parameter] = []
@@ -474,7 +467,7 @@ def _print_document(error: OnnxqError, exit_code: int, as_json: bool, **more: st
     """Print the JSON document of an error, where --json was given; returns the exit code."""
     if as_json:
         try:
-            click.echo(error_document(error_fields(error, exit_code, **more)))
+            click.echo(dump_json({"schema": 1, "error": error_fields(error, exit_code, **more)}))
         except BrokenPipeError:
             _discard_unwritten()
     return exit_code

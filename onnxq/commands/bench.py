@@ -63,12 +63,8 @@ def bench(
         return bench_models(sources, data, chosen, engine, progress)
 
 
-def _describe_models(bench: Bench) -> Values:
-    """The models for the JSON: times in milliseconds, kernels counted by kind and type."""
-    return {"models": [_describe_model(bench, model) for model in bench.models]}
-
-
 def _describe_model(bench: Bench, model: BenchedModel) -> Values:
+    """A model for the JSON: times in milliseconds, kernels counted by kind and type."""
     proof = model.proof
     values = pick_fields(model, "name types reason") | {
         "build": None,
@@ -206,7 +202,7 @@ def _make_lines(bench: Bench, verbose: bool) -> terminal.SheetRows:
 FORMS = {
     "Bench": ResultFormat[Bench](
         make_parts=_make_parts,
-        derive=_describe_models,
+        derive=lambda bench: {"models": [_describe_model(bench, model) for model in bench.models]},
         find_fault=_find_failed_model,
     )
 }

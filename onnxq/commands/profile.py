@@ -10,7 +10,7 @@ from onnxq.commands.apply import read_plan
 from onnxq.config import Command, Config
 from onnxq.data import load_data
 from onnxq.errors import ConfigError
-from onnxq.evaluation.profile import KINDS, GroupCost, PrefixError, Profile
+from onnxq.evaluation.profile import KINDS, GroupCost, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
 from onnxq.passes.base import RunContext
 from onnxq.pipeline import Configuration, ModelSource, Overrides, load_both, name_file, open_run
@@ -120,7 +120,12 @@ def _make_parts(profile: Profile, view: terminal.TextView) -> terminal.Parts:
         yield from (Text(), Text("prefixes: quantized from the start up to a node", style="bold"))
         titles = ("node", "SQNR")
         yield from terminal.make_list(
-            profile.prefixes, view, titles, _make_prefix_row, right=titles[1:], names=titles[:1]
+            profile.prefixes,
+            view,
+            titles,
+            lambda prefix: (prefix.node, terminal.format_decibel(prefix.sqnr_db)),
+            right=titles[1:],
+            names=titles[:1],
         )
 
 
@@ -146,10 +151,6 @@ def _make_rows(profile: Profile) -> terminal.SheetRows:
         yield "choices", terminal.Group(*terminal.list_choices(profile.choices))
     legend = "isolated: only it is quantized; left out: all but it; gain: what leaving it float would bring back"
     yield "read", legend
-
-
-def _make_prefix_row(prefix: PrefixError) -> Sequence[str]:
-    return prefix.node, terminal.format_decibel(prefix.sqnr_db)
 
 
 def _make_cost_row(cost: GroupCost) -> Sequence[object]:

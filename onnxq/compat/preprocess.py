@@ -1,7 +1,5 @@
 """quant_pre_process on the command line: `python -m onnxq.compat.preprocess`, with the options it has there."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 from collections.abc import Sequence

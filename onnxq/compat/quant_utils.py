@@ -1,7 +1,5 @@
 """Types and formats of onnxruntime.quantization, and its functions for tensors: its own, handed on."""
 
-from __future__ import annotations
-
 from onnxq.compat.theirs import hand_on, take_choices
 
 __getattr__ = hand_on("quant_utils")

@@ -1,7 +1,5 @@
 """quantize_static on the command line: `python -m onnxq.compat.static_quantize_runner`, with their options."""
 
-from __future__ import annotations
-
 import sys
 
 from onnxq.compat.calibrate import CalibrationMethod

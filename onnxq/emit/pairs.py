@@ -431,21 +431,17 @@ class PairWriter:
 
     def _add_record(self, site: SitePlan, node: str) -> dict[str, str]:
         """Note the site for a node; returns the metadata that the node carries."""
-        record = describe_site(site)
+        # As a viewer shows it beside the node, and as `annotate` reads it back.
+        record: Record = {
+            "site": site.name,
+            "bits": site.spec.bits,
+            "scheme": site.spec.scheme,
+            "granularity": site.spec.granularity.word,
+            "role": str(site.role),
+            "rule": site.rule,
+        }
         self.records[node] = record
         return {f"onnxq.{key}": str(value) for key, value in record.items()}
 
 
 Record = dict[str, str | int]
-
-
-def describe_site(site: SitePlan) -> Record:
-    """The site as a viewer shows it beside a node, and as `annotate` reads it back."""
-    return {
-        "site": site.name,
-        "bits": site.spec.bits,
-        "scheme": site.spec.scheme,
-        "granularity": site.spec.granularity.word,
-        "role": str(site.role),
-        "rule": site.rule,
-    }

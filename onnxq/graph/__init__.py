@@ -3,8 +3,6 @@
 The only user of onnx-graphsurgeon. Stages hand each other light models (see light.py), files and callers ModelProtos.
 """
 
-from __future__ import annotations
-
 from onnxq.graph.base import (
     DEQUANTIZE,
     FLOAT_TENSORS,

@@ -440,7 +440,8 @@ def read_lazily(
     read: all bytes of a file, with the errors for one that is none. parse: the model in bytes, likewise.
     """
     store = WeightStore()
-    mapped = _read_mapped(path, parse) if _can_map(path) else None
+    worth = os.path.isfile(path) and _WORTH_MAPPING <= path.stat().st_size <= MESSAGE_LIMIT
+    mapped = _read_mapped(path, parse) if worth else None
     proto, inside = mapped or (parse(read(path), path), {})
     opened: dict[Path, OpenFile] = {}
 
@@ -458,10 +459,6 @@ def read_lazily(
     # Before anybody has checked the tensors themselves.
     store.spool_large(path.stat().st_size + sum(read_bytes.values()))
     return proto, store, read_bytes
-
-
-def _can_map(path: Path) -> bool:
-    return os.path.isfile(path) and _WORTH_MAPPING <= path.stat().st_size <= MESSAGE_LIMIT
 
 
 def _read_mapped(

@@ -107,10 +107,6 @@ def write_cache(entries: Sequence[TensorScale]) -> bytes:
     return "\n".join([HEADER, *lines, ""]).encode()
 
 
-def _recognize_cache(data: bytes) -> bool:
-    return find_calibrator(data[:_BEGINNING].decode("utf-8-sig", "replace")) == "TensorRT"
-
-
 def _refuse_entry(entry: TensorScale) -> str:
     """Why the text has no place for an entry: names are what stands in front of the last colon of a line."""
     plain = entry.name == entry.name.strip() and len(entry.name.splitlines()) == 1
@@ -121,7 +117,7 @@ def _refuse_entry(entry: TensorScale) -> str:
 
 TENSORRT_CACHE = ImportFormat(
     "tensorrt-cache",
-    _recognize_cache,
+    lambda data: find_calibrator(data[:_BEGINNING].decode("utf-8-sig", "replace")) == "TensorRT",
     parse_cache,
     write_cache,
     _refuse_entry,

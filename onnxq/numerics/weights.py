@@ -199,11 +199,6 @@ def round_within_sum(
     return moved_first, moved_second
 
 
-def find_channel_axis(order: SumOrder) -> int:
-    """The axis of the rows that `pair_neighbours` makes."""
-    return _split_axes(order)[0][0]
-
-
 def _split_axes(order: SumOrder) -> tuple[list[int], int]:
     """The axes in order, and the number of those that no sum crosses."""
     axes = [list(axis) if isinstance(axis, tuple) else [axis] for axis in order]
@@ -314,7 +309,7 @@ def _widen_scales(
         if isinstance(grain, PerTensor):
             two = two.reshape(1, -1, 2)
             scale = scale.reshape(1)
-        elif grain.axis % values.ndim != find_channel_axis(order):
+        elif grain.axis % values.ndim != _split_axes(order)[0][0]:
             continue  # a row of sums has no scale of its own
         # Both neighbours change by half the excess, so a sum costs half its square.
         wider = choose_widening(

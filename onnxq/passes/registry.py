@@ -40,11 +40,6 @@ def compute_constants(_ctx: RunContext, state: FloatState) -> FloatStep:
     return replace(state, model=folded), PassReport("constants", changed)
 
 
-def has_other_domains(_ctx: RunContext, state: FloatState) -> bool:
-    """True where the model has operators that are not ONNX's own."""
-    return any(node.domain for node in get_index(state.model).nodes)
-
-
 # What scores vanish beside, and limits them: only for a model that has rows in which everything is masked.
 MASKED_ROWS = "masked_rows"
 # `Target.skips` names the fusions, which are for ONNX Runtime alone: TensorRT makes the same kernels of the chains and
@@ -62,7 +57,7 @@ _WHOLE = (
 )
 _CONDITIONS: dict[str, Callable[[RunContext, FloatState], bool]] = {
     **dict.fromkeys(_WHOLE, is_for_whole_graphs),
-    "fused": has_other_domains,
+    "fused": lambda _, state: any(node.domain for node in get_index(state.model).nodes),
 }
 REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
     Pass(name, Stage.REWRITE, function, fast=True, applies=_CONDITIONS.get(name, always))

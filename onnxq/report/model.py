@@ -89,10 +89,6 @@ class RunFigure:
             f"top-1 the same in {round(self.top_1 * self.rows)} of {self.rows}" if self.rows else ""
         )
 
-    def describe_error(self) -> str:
-        """The SQNR, and the agreement behind it."""
-        return ", ".join(filter(None, (format_decibel(self.sqnr_db), self.describe_agreement())))
-
 
 def list_figures(difference: Difference) -> Iterator[RunFigure]:
     """Every output of every run of a comparison against float."""
@@ -438,8 +434,9 @@ class Report:
             off, on = check.sqnr_db
             if figure is not None and figure.grade is GRADES[-1]:
                 effort = "take `effort: balanced`, " if self.effort == "fast" else ""
+                facts = filter(None, (format_decibel(figure.sqnr_db), figure.describe_agreement()))
                 text = (
-                    f"output {figure.output} is far from the float model's ({figure.describe_error()}); check the "
+                    f"output {figure.output} is far from the float model's ({', '.join(facts)}); check the "
                     f"task's own metric, {effort}{find_target(self.target).advice}, or keep sensitive nodes float "
                     "with a rule"
                 )

@@ -10,7 +10,6 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxq
 from tests.networks import add_arrays, parse_text
 
-_HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 SAMPLES = 4
 
 _TEXTS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {

@@ -163,10 +163,6 @@ def _activate_elu(a: Arguments) -> Any:
     return F.elu, (a["self"], a["alpha"]), {}
 
 
-def _read_size(a: Arguments) -> Any:
-    return "size", (a["self"], a["dim"]), {}
-
-
 # Checks of torch.export: the graph is taken for what the person's example showed.
 _CHECKS = frozenset(
     (
@@ -212,7 +208,7 @@ _REWRITES: Mapping[str, Rewrite] = {
     "batch_norm": _normalize_batch,
     "elu": _activate_elu,
     "_to_copy": _convert_type,
-    "sym_size": _read_size,
+    "sym_size": lambda a: ("size", (a["self"], a["dim"]), {}),
     "upsample_nearest1d": _resize("nearest"),
     "upsample_nearest2d": _resize("nearest"),
     "upsample_nearest3d": _resize("nearest"),

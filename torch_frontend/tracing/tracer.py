@@ -67,13 +67,10 @@ class Example:
     def __init__(self, given: Mapping[str, Any]) -> None:
         # Parameters stay real tensors: only their shapes are read.
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.given = pytree.tree_map(self._make_fake, dict(given))
+        self.given = pytree.tree_map_only(Tensor, self.mode.from_tensor, dict(given))
         # True while a call is repeated; the tracer must not record these calls.
         self.running = False
         self.specialised: dict[str, None] = {}
-
-    def _make_fake(self, value: Any) -> Any:
-        return self.mode.from_tensor(value) if isinstance(value, Tensor) else value
 
     def repeat_call(self, root: nn.Module, node: fx.Node) -> None:
         """Repeat the node's call on the example's values of its arguments."""

@@ -43,12 +43,6 @@ def _can_read_blocks(config: Config) -> bool:
     return config.mode == "weight-only" and config.weights.storage == "int4"
 
 
-def _has_one_kind(config: Config) -> bool:
-    return not is_static(config) or (config.weights.storage == FLOAT8) == (
-        config.activations.storage == FLOAT8
-    )
-
-
 LIMITS = (
     Limit(
         "mode",
@@ -98,7 +92,9 @@ LIMITS = (
     ),
     Limit(
         "weights.storage",
-        _has_one_kind,
+        lambda c: (
+            not is_static(c) or (c.weights.storage == FLOAT8) == (c.activations.storage == FLOAT8)
+        ),
         "TensorRT multiplies FP8 by FP8 and int8 by int8, nothing else",
         f"write `storage: {FLOAT8}` for both activations and weights, or for neither",
     ),

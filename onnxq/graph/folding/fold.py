@@ -166,7 +166,11 @@ class _Folding:
             if self._unpacks_weight(node, read[0]):
                 continue
             if all(t is not None and self._is_fixed(t, nodes) for t in read):
-                size = sum(self._source_bytes(t) for t in read if t is not None)
+                size = sum(
+                    self.bytes[t] if t in self.bytes else self._inferred_bytes(t)
+                    for t in read
+                    if t is not None
+                )
                 self.bytes.update(dict.fromkeys(outputs, size))
                 if not any(self._too_large(t, self._inferred_bytes(t)) for t in outputs):
                     nodes[node.name] = node
@@ -308,9 +312,6 @@ class _Folding:
         maker = self.index.find_producer(t)
         assert maker is not None, t
         return maker
-
-    def _source_bytes(self, t: TensorId) -> int:
-        return self.bytes[t] if t in self.bytes else self._inferred_bytes(t)
 
     def _inferred_bytes(self, t: TensorId) -> int:
         """Return the tensor's size in bytes if its shape is static, else 0."""

@@ -31,6 +31,8 @@ PROMOTED: Note[Promotion] = Note(NAME)
 # By how much ranges may reach further than the samples, of which there are so many at most.
 _HEADROOM = 1.1
 _FEW_SAMPLES = 64
+_UNASKED = f"no output below {LOST_DB:g} dB (the default)"
+_TOO_SLOW = f"to look for what costs most takes long in a network as slow as this, and `min_sqnr={LOST_DB:g}` does it"
 
 PromotedPlan = tuple[Plan, Promotion]
 
@@ -139,18 +141,19 @@ def _add_headroom(search: PromotionSearch, plan: Plan, account: Promotion) -> Pr
 
 
 def _mend_lost(search: PromotionSearch) -> PromotedPlan:
+    if not search.sample_count:
+        return _account_for(search, frozenset(), _UNASKED, _TOO_SLOW, LOST_DB)
     most = max(1, search.count // LIMITS[NAME].one_of)
     met = search.meet_figure(lambda keys: search.judge_keys(keys).likely_db(), LOST_DB)
-    request = f"no output below {LOST_DB:g} dB (the default)"
     # So much in float is no int8 model.
     if met.holds and len(search.list_promoted(met.keys)) <= most:
-        return _account_for(search, met.keys, request, "", LOST_DB)
+        return _account_for(search, met.keys, _UNASKED, "", LOST_DB)
     note = "nothing helps"
     if len(met.figures) > 1:
         parts = search.rank_parts(max(met.figures, key=len))
         blamed = ", ".join([name for part in parts for name in part][:3])
         note = f"half of the operators in float would not do; most is lost at {blamed}"
-    return _account_for(search, frozenset(), request, note, LOST_DB)
+    return _account_for(search, frozenset(), _UNASKED, note, LOST_DB)
 
 
 def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metric) -> PromotedPlan:

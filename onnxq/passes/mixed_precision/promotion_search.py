@@ -27,6 +27,7 @@ from onnxq.passes.mixed_precision.candidates import (
     Ways,
     calibrate_missing,
     list_quantized_ops,
+    sum_float_times,
 )
 from onnxq.passes.mixed_precision.cross_validation import Fold, answer_samples, find_optimism
 from onnxq.passes.mixed_precision.float_parts import has_attention_rules
@@ -41,6 +42,7 @@ from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
 from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
+from onnxq.planner.cut import CutProblem
 from onnxq.progress import OutOfTime
 from onnxq.sites import Names
 
@@ -49,6 +51,8 @@ _APART_DB = 1.0
 # Plans that are judged for a request, and steps that their account has, at most.
 _ROUNDS = 8
 _STEPS = 8
+# Runs that measure the noise of each part take so long, by prediction.
+_MOST_MICROSECONDS = 6e8
 _KEPT = "integers"
 # Noise of nothing, where logarithms are taken. Proposals up to what failed.
 _LEAST_NOISE = 1e-12
@@ -148,11 +152,22 @@ class PromotionSearch:
         return self.judge_keys(keys).estimate(find_optimism(self.state))
 
     @cached_property
+    def sample_count(self) -> int:
+        """The number of samples to measure the noise of each part on, fewer where the network is slow: maybe 0."""
+        cut = CutProblem(self.state.problem.ops)
+        kinds = self.state.problem.costs.values()
+        run = max((sum_float_times(cut.compute_costs(kind)) for kind in kinds), default=0.0)
+        # Of each operator the weight and about one tensor.
+        whole = max(2 * self.count * run, 1.0)
+        return int(min(LIMITS["promotion"].samples, _MOST_MICROSECONDS / whole))
+
+    @cached_property
     def program(self) -> PrecisionProgram:
         """Promotions as a programme, whose time is their cost: shares of time, bytes of weights and operators."""
         ctx = self.ctx
         state = self.state
-        samples = ctx.data.calibration.take(LIMITS["promotion"].samples, ctx.config.data.seed)
+        # A request gets its answer, however long it takes.
+        samples = ctx.data.calibration.take(max(self.sample_count, 1), ctx.config.data.seed)
         answers = answer_samples(ctx, state, samples)
         names = list_quantized_ops(state.problem, self.ways.plan)
         own = Precision(_KEPT)
@@ -267,7 +282,7 @@ class PromotionSearch:
 
     def list_steps(self, keys: frozenset[str]) -> tuple[PromotionStep, ...]:
         """These promotions one after another, those that make most noise first, with the dB before and after each."""
-        parts = self.rank_parts(keys)
+        parts = self.rank_parts(keys) if keys else []
         size = max(1, -(-len(parts) // _STEPS))
         steps: list[PromotionStep] = []
         before = frozenset[str]()

@@ -17,12 +17,7 @@ from onnxq.graph import GraphIndex, ModelLike, attach_weights, infer_shapes
 from onnxq.graph.values import decode_tensor
 from onnxq.passes.base import EqualizeContext
 from onnxq.passes.equalization import cross_layer, passes
-from onnxq.passes.equalization.passes import (
-    check_equivalent,
-    gains_by_rotation,
-    score_equalized,
-    score_rotated,
-)
+from onnxq.passes.equalization.passes import check_equivalent, gains_by_rotation, score_equalized, score_rotated
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, Rotation, from_json, to_json

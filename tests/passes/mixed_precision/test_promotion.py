@@ -301,6 +301,14 @@ def test_where_half_of_the_operators_would_not_do_nothing_is_and_the_blame_is_to
     assert len(done.plan.sites) == len(unhappy(3, skip=(*BALANCED.skip, "promotion")).plan.sites)
 
 
+def test_a_network_that_is_slow_is_searched_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxq.passes.mixed_precision.promotion_search._MOST_MICROSECONDS", 0.0)
+    account = account_of(unhappy.__wrapped__(6))
+    assert (account.met, account.steps) == (False, ())
+    assert "`min_sqnr=10`" in account.note
+    assert account_of(models.quantize(lost(), {"t0": images(48)["x"]}, BALANCED, min_sqnr=10)).met
+
+
 def test_nothing_is_promoted_unasked_where_it_is_good_or_fast_or_coarse_by_wish() -> None:
     good = EVERYTHING.model_copy(update={"effort": "balanced"})
     assert onnxq.quantize(residual(), images(24), good, overrides={"latency": False}).report.promotion is None
