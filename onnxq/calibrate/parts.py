@@ -33,7 +33,7 @@ from onnxq.graph import ModelLike
 from onnxq.observers import Observer, create_observer
 from onnxq.progress import Progress, Task, silent
 from onnxq.runtime.crew import Crew, SharedModel, hash_feeds, hash_run, open_model
-from onnxq.sites import JsonObject, Names, TensorId
+from onnxq.sites import Names, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.wording import abbreviate, join_names, show_html
 from onnxq.workers import WorkPiece, count_threads, pack_value, restore_object, unpack_value
@@ -329,10 +329,19 @@ def make_part(
     return Part("", keys, len(dataset), samples, wants, tuple(packed))
 
 
+_QUANT_FIELDS = ("bits", "signed", "symmetric", "narrow_range", "storage", "footroom")
+
+
 def write_part(part: Part) -> str:
     """The part as JSON."""
     rows = [
-        [want.key, want.observer.name, dict(want.observer.options), _list_fields(want.quant)]
+        [
+            want.key,
+            want.observer.name,
+            dict(want.observer.options),
+            # Those of an activation, whose spec is for the whole tensor.
+            {name: getattr(want.quant, name) for name in _QUANT_FIELDS},
+        ]
         for want in part.wants
     ]
     value, arrays = pack_value({"wants": rows, "observers": list(part.observers)})
@@ -432,11 +441,3 @@ def check_samples(part: Part, dataset: Dataset) -> None:
             raise CalibrationError(
                 part.source, cause, "make its part again with this data", code="Q511"
             )
-
-
-def _list_fields(spec: QuantSpec) -> JsonObject:
-    """The fields of an activation's spec, which is for the whole tensor."""
-    return {
-        name: getattr(spec, name)
-        for name in ("bits", "signed", "symmetric", "narrow_range", "storage", "footroom")
-    }

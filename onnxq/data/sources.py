@@ -104,7 +104,9 @@ def find_cut(
         return _cut_fixed_batch(shape[0], value, where)
     check_dims(shape, value, where)
     # A dynamic axis that is no batch, e.g. a sequence, belongs to one sample.
-    if feed and not (value.shape is not None and is_batch_symbol(value.shape[axis])):
+    # The names that exporters write for the batch: "batch_size" (Hugging Face), "batch", "N", "bs".
+    name = str(value.shape[axis] or "").lower() if value.shape is not None else ""
+    if feed and name not in ("n", "b", "bs") and "batch" not in name:
         return Cut(None)
     return _require_samples(Cut(shape[axis], axis), value, where)
 
@@ -116,13 +118,6 @@ def fits_whole(shape: Sequence[int], value: ValueInfo) -> bool:
     return len(shape) == len(value.shape) and all(
         got == want for got, want in zip(shape, value.shape, strict=True) if isinstance(want, int)
     )
-
-
-def is_batch_symbol(symbol: object) -> bool:
-    """True if the name of a dynamic axis can only mean the batch."""
-    # The names that exporters write: "batch_size" (Hugging Face), "batch", "N", "bs".
-    name = str(symbol or "").lower()
-    return name in ("n", "b", "bs") or "batch" in name
 
 
 def _require_samples(cut: Cut, value: ValueInfo, where: str) -> Cut:

@@ -386,6 +386,9 @@ def time_both(
         node.op_type in ("LSTM", "GRU", "RNN") for node in get_index(before).nodes
     ):
         batch = 0
+    apart = latencies.get("own")
+    # By medians or by minima, whichever says less: of a small model at a busy moment a median may be chance.
+    share = math.nan if apart is None else max(fast.speedup(apart), apart.min_ms / fast.min_ms)
     return LatencyRatio(
         float_ms=slow.median_ms,
         int8_ms=slow.median_ms / ratio,
@@ -394,16 +397,8 @@ def time_both(
         batch=batch,
         cpu=detect_cpu(),
         reason=reason if ratio < 1 else "",
-        own_ms=slow.median_ms / ratio * _compare_own(fast, latencies.get("own")),
+        own_ms=slow.median_ms / ratio * share,
     )
-
-
-def _compare_own(shared: Latency, own: Latency | None) -> float:
-    """The time of a model of an engine's own over that of the shared one; NaN without one.
-
-    By medians or by minima, whichever says less: of a small model at a busy moment a median may be chance.
-    """
-    return math.nan if own is None else max(shared.speedup(own), own.min_ms / shared.min_ms)
 
 
 # Operators that some target quantizes, and those a person asks about even where none of them was.

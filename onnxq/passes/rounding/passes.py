@@ -188,7 +188,7 @@ def round_weights(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 
 def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
-    """Segments of the network, from its end to its start, each kept if it helps those kept before."""
+    """All weights, their biases left, or segments from the network's end to its start, each kept if it helps."""
     plan = state.plan
     judges = ctx.data.judges
     score = judges.score(state, plan, progress=ctx.progress)
@@ -198,14 +198,19 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     best: SequentialRounding | None = None
     operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
     round_layers = _prepare_rounding(ctx, state)
-    for segment in _cut_segments(operators):
+    # First all with their biases left, whose means count errors that a Relu takes away, too (an ISNet of 16.6 dB: 6.3,
+    # and 17.1 with biases left).
+    for segment in (chosen, *_cut_segments(operators)):
         # Rounded together from the start: what comes later makes up for what comes before.
-        tried = round_layers(options=RoundingOptions(chosen | segment))
+        options = RoundingOptions(chosen | segment) if segment else RoundingOptions(biases=False)
+        tried = round_layers(options=options)
         now = judges.score(state, tried.plan, progress=ctx.progress)
         if THRESHOLDS[NAME].allows(score, now):
             chosen = chosen | segment
             best = tried
             score = now
+            if not segment:
+                break
     if best is None:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     return _report_rounding(state, plan, best)
@@ -306,15 +311,13 @@ def _cut_segments(operators: Sequence[Operator]) -> list[frozenset[str]]:
     return [frozenset(operator.node.name for operator in segment) for segment in reversed(segments)]
 
 
-def _is_worse(ctx: SampledContext, before: PlacedState, after: PlacedState) -> bool:
-    return ctx.data.judges.is_worse(after, after.plan, before.plan, progress=ctx.progress)
-
-
 # Of sequential rounding, on calibration samples too: of a few held back none may be hard.
-_JUDGED = Trial(
+_JUDGED: Trial[SampledContext, PlacedState] = Trial(
     lambda ctx, state: ctx.data.judges.score(state, state.plan, progress=ctx.progress),
     THRESHOLDS[NAME],
-    _is_worse,
+    lambda ctx, before, after: ctx.data.judges.is_worse(
+        after, after.plan, before.plan, progress=ctx.progress
+    ),
 )
 # Of a search that fits the samples it was made with.
 _VALIDATED: Trial[SampledContext, PlacedState] = Trial(

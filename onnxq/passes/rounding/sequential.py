@@ -61,12 +61,13 @@ _FEW_CORES = 4
 
 @dataclass(frozen=True)
 class RoundingOptions:
-    """nodes: only these operators (None: all). thorough: a longer search for values of few bits.
+    """nodes: only these operators (None: all). biases: correct them. thorough: a longer search for values of few bits.
 
     alone: each operator for itself, in the float model, to learn its cost.
     """
 
     nodes: frozenset[str] | None = None
+    biases: bool = True
     thorough: bool = False
     alone: bool = False
 
@@ -196,17 +197,17 @@ class _Walk:
     ) -> None:
         self.plan, self.index, self.work = plan, index, work
         self.finished = finished
-        self.thorough, self.alone = options.thorough, options.alone
+        self.options = options
         # Of large operators the products themselves take all cores.
         self.threads = 0 if small else 1
         # Of activations alone: weights come as changes, as they are rounded.
-        pairs = [] if self.alone else [site for site in plan.sites if site.role in MEASURED]
+        pairs = [] if self.options.alone else [site for site in plan.sites if site.role in MEASURED]
         paired = emit_pairs(proto, replace(plan, sites=tuple(pairs)))
         self.paired = GraphIndex(paired)
         # Of a large model its rounded constants are as large as itself.
         self.spool = Spool() if is_large_model(proto) else None
         self.changes: Changes = {}
-        for edge, value in () if self.alone else _list_rounded(plan, self.index):
+        for edge, value in () if self.options.alone else _list_rounded(plan, self.index):
             self._change(edge, value)
         # Both on the same choices, as the plan is judged: behind one, rows in other places would teach nothing.
         take_choices = find_selections(proto).take_choices
@@ -266,7 +267,7 @@ class _Walk:
             statistics,
             DAMPING if pool is None else POOLED_DAMPING,
             refitted=outcome.refitted,
-            thorough=self.thorough,
+            thorough=self.options.thorough,
         )
         return _Visit(operator, statistics, outcome, posed)
 
@@ -279,7 +280,7 @@ class _Walk:
             site = visit.posed.make_site(rounded)
             outcome = replace(outcome, qparams=site.qparams, values=site.values)
         final = dequantize_constant(site, operator.weight)
-        if operator.bias_edge is not None:
+        if operator.bias_edge is not None and self.options.biases:
             weight = operator.to_rows(operator.weight)
             bias = operator.bias.reshape(weight.shape[:2])
             moments = visit.statistics.moments
@@ -353,8 +354,7 @@ class _Walk:
             paired=self.paired.find_input(node, 0),
             geometry=geometry,
             shape=(groups, size),
-            # Second moments are of one operator's input, and serve no weight that others read as
-            # well.
+            # Second moments are of one operator's input, and serve no weight that others read as well.
             second=operator.alone and not site.spec.is_float and not site.group,
             halves=searches_scales(operator, site),
         )
@@ -394,7 +394,7 @@ class _Walk:
 
     def _change(self, edge: Edge, values: Array) -> None:
         """Let the nodes still ahead see it."""
-        if not self.alone:
+        if not self.options.alone:
             values = values if self.spool is None else self.spool.keep_array(values)
             self.changes[edge.node, edge.index] = values
 
