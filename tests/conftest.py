@@ -44,16 +44,16 @@ settings.register_profile("search", parent=_DEFAULT, derandomize=False, max_exam
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "onnxq"))
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run in this process stay silent however slow the machine is, where a test does not ask for progress."""
-    monkeypatch.setattr("onnxq.report.live.PATIENCE", 3600.0)
+@pytest.fixture(autouse=True, scope="session")
+def quicken_commands() -> Iterator[None]:
+    """Commands run in this process stay silent however slow the machine is, where a test does not ask for progress.
 
-
-@pytest.fixture(autouse=True)
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Latencies are measured in three rounds, not until they are stable, which small models never are."""
-    monkeypatch.setattr("onnxq.runtime.timing._MOST_ROUNDS", 3)
+    Latencies are measured in three rounds, not until they are stable, which small models never are.
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("onnxq.report.live.PATIENCE", 3600.0)
+        monkeypatch.setattr("onnxq.runtime.timing._MOST_ROUNDS", 3)
+        yield
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
         gc.freeze()
         # A full collection looks through all that torch and its compilers import later, for half a second.
-        gc.set_threshold(700, 10, 1000)
+        gc.set_threshold(3000, 20, 1000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
