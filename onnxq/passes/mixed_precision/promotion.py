@@ -32,7 +32,7 @@ PROMOTED: Note[Promotion] = Note(NAME)
 _HEADROOM = 1.1
 _FEW_SAMPLES = 64
 _UNASKED = f"no output below {LOST_DB:g} dB (the default)"
-_TOO_SLOW = f"to look for what costs most takes long in a network as slow as this, and `min_sqnr={LOST_DB:g}` does it"
+_TOO_SLOW = f"to look for operators to blame would take long in a network this slow; `min_sqnr={LOST_DB:g}` does it"
 
 PromotedPlan = tuple[Plan, Promotion]
 
