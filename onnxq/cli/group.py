@@ -210,11 +210,14 @@ class ModelCommand(click.Command):
         takes: str = "",
         ending: str = "",
     ) -> None:
-        # Last, those of what is shown: --json and --quiet every command has.
+        # Last, those of what is shown; --json and --quiet every command has.
         own = [param for param in parameters if param.name not in ("verbose", "top")]
-        params = [*own, JSON, *parameters[len(own) :], QUIET]
         super().__init__(
-            name, short_help=title, help=text, params=params, callback=self.run_function
+            name,
+            short_help=title,
+            help=text,
+            params=[*own, JSON, *(param for param in parameters if param not in own), QUIET],
+            callback=self.run_function,
         )
         self.function, self.progress, self.takes, self.ending = function, progress, takes, ending
         self.overrides: list[click.Parameter] = []

@@ -81,10 +81,6 @@ def _invert_values(value: Array, axes: Axes) -> Array:
     return np.asarray(high - (value - low), value.dtype)
 
 
-def _mirror_image(value: Array, axes: Axes) -> Array:
-    return np.flip(value, axes[1])
-
-
 def _turn_image(value: Array, axes: Axes) -> Array:
     """Rotate by 90 degrees; by 180 if the image is not square, to keep its shape."""
     square = value.shape[axes[0]] == value.shape[axes[1]]
@@ -111,7 +107,7 @@ def _make_quarter(down: float, right: float) -> Transform:
 _TRANSFORMS: tuple[tuple[Transform, ...], ...] = (
     (_invert_values,),
     (_make_quarter(0, 1), _turn_image),
-    (_make_quarter(1, 0), _mirror_image),
+    (_make_quarter(1, 0), lambda value, axes: np.flip(value, axes[1])),
     (_make_quarter(0, 0),),
     (_make_quarter(0.5, 0.5), _invert_values),
 )

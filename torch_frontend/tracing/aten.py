@@ -135,10 +135,6 @@ def _look_up(a: Arguments) -> Any:
     )
 
 
-def _normalize_batch(a: Arguments) -> Any:
-    return F.batch_norm, tuple(a[name] for name in BATCH_NORM), {}
-
-
 def _resize(mode: str) -> Rewrite:
     def convert(a: Arguments) -> Any:
         aligned = {"align_corners": a["align_corners"]} if "align_corners" in a else {}
@@ -205,7 +201,7 @@ _REWRITES: Mapping[str, Rewrite] = {
     "slice": _slice,
     "index": _index,
     "embedding": _look_up,
-    "batch_norm": _normalize_batch,
+    "batch_norm": lambda a: (F.batch_norm, tuple(a[name] for name in BATCH_NORM), {}),
     "elu": _activate_elu,
     "_to_copy": _convert_type,
     "sym_size": lambda a: ("size", (a["self"], a["dim"]), {}),

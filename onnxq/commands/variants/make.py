@@ -366,8 +366,11 @@ def _time_files(run: _Run, variants: Sequence[Variant]) -> dict[str, Latency]:
     if not run.config.verify.latency:
         return {}
     with run.progress(f"timing the files, for at most {_TIMING_SECONDS:.0f} s"):
-        made = [variant.dtype for variant in variants if variant.size_bytes]
-        files = {dtype: run.open_file(run.find_file(dtype)) for dtype in made}
+        files = {
+            variant.dtype: run.open_file(run.find_file(variant.dtype))
+            for variant in variants
+            if variant.size_bytes
+        }
         provider = run.config.runtime.provider
         threads = run.config.verify.threads
         return time_models(

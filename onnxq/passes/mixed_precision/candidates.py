@@ -164,7 +164,7 @@ class Ways:
         cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
         for kind in problem.costs.values():
             costs = cut.compute_costs(kind)
-            clock = partial(cut.time_us if problem.engine.costs else sum_float_times, costs)
+            clock = partial(cut.time_us if problem.engine.costs else _sum_float_times, costs)
             before = clock(find_integer_ops(problem, self.plan))
             # A network that takes no time at all by the tables must not divide by 0.
             clocks.append((clock, before, cut.time_us(costs, frozenset()) or 1.0))
@@ -246,7 +246,7 @@ def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
     return frozenset(whole | weights)
 
 
-def sum_float_times(costs: PlacementCosts, chosen: frozenset[str] = frozenset()) -> float:
+def _sum_float_times(costs: PlacementCosts, chosen: frozenset[str]) -> float:
     """Microseconds in float of the operators that are not chosen."""
     return sum(cost.float_us for name, cost in costs.ops.items() if name not in chosen)
 

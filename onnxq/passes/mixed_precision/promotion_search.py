@@ -27,7 +27,6 @@ from onnxq.passes.mixed_precision.candidates import (
     Ways,
     calibrate_missing,
     list_quantized_ops,
-    sum_float_times,
 )
 from onnxq.passes.mixed_precision.cross_validation import Fold, answer_samples, find_optimism
 from onnxq.passes.mixed_precision.float_parts import has_attention_rules
@@ -155,8 +154,8 @@ class PromotionSearch:
     def sample_count(self) -> int:
         """The number of samples to measure the noise of each part on, fewer where the network is slow: maybe 0."""
         cut = CutProblem(self.state.problem.ops)
-        kinds = self.state.problem.costs.values()
-        run = max((sum_float_times(cut.compute_costs(kind)) for kind in kinds), default=0.0)
+        costs = map(cut.compute_costs, self.state.problem.costs.values())
+        run = max((cut.time_us(kind, frozenset()) for kind in costs), default=0.0)
         # Of each operator the weight and about one tensor.
         whole = max(2 * self.count * run, 1.0)
         return int(min(LIMITS["promotion"].samples, _MOST_MICROSECONDS / whole))

@@ -170,10 +170,10 @@ _WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [
 
 
 class RoundedWeights(NamedTuple):
-    """The note of sequential rounding. before: the plan that it began with. operators: those it treated, by name."""
+    """The note of sequential rounding. before: the plan that it began with. options: what it treated."""
 
     before: Plan
-    operators: frozenset[str]
+    options: RoundingOptions
 
 
 ROUNDED: Note[RoundedWeights] = Note(NAME)
@@ -218,9 +218,9 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def search_longer(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """Weights of few bits rounded anew, with a longer search for their values."""
-    before, operators = ROUNDED.read(state)
-    options = RoundingOptions(operators, thorough=True)
-    rounding = _prepare_rounding(ctx, replace(state, plan=before))(options=options)
+    before, options = ROUNDED.read(state)
+    round_layers = _prepare_rounding(ctx, replace(state, plan=before))
+    rounding = round_layers(options=replace(options, thorough=True))
     return replace(state, plan=rounding.plan), PassReport(SEARCH, ("values searched longer",))
 
 
@@ -294,7 +294,10 @@ def _report_rounding(state: PlacedState, before: Plan, rounding: SequentialRound
         lines.append(f"not seen in any sample: {', '.join(rounding.skipped)}")
     if replaced:
         lines.append(f"scales of weights {replaced}")
-    note = RoundedWeights(before, frozenset(entry.node for entry in rounding.done))
+    nodes = frozenset(entry.node for entry in rounding.done)
+    note = RoundedWeights(
+        before, RoundingOptions(nodes, any(entry.bias for entry in rounding.done))
+    )
     return ROUNDED.write(replace(state, plan=plan), note), PassReport(NAME, ("; ".join(lines),))
 
 

@@ -201,13 +201,13 @@ class _Walk:
         # Of large operators the products themselves take all cores.
         self.threads = 0 if small else 1
         # Of activations alone: weights come as changes, as they are rounded.
-        pairs = [] if self.options.alone else [site for site in plan.sites if site.role in MEASURED]
+        pairs = [] if options.alone else [site for site in plan.sites if site.role in MEASURED]
         paired = emit_pairs(proto, replace(plan, sites=tuple(pairs)))
         self.paired = GraphIndex(paired)
         # Of a large model its rounded constants are as large as itself.
         self.spool = Spool() if is_large_model(proto) else None
         self.changes: Changes = {}
-        for edge, value in () if self.options.alone else _list_rounded(plan, self.index):
+        for edge, value in () if options.alone else _list_rounded(plan, self.index):
             self._change(edge, value)
         # Both on the same choices, as the plan is judged: behind one, rows in other places would teach nothing.
         take_choices = find_selections(proto).take_choices
