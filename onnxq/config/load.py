@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,12 @@ def read_preset(name: str) -> str:
             code="Q301",
         )
     return (_find_folder() / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+# Kept: configurations extend the same few presets, and reading one takes longer than all the rest of a configuration.
+@cache
+def _parse_preset(name: str) -> Document:
+    return parse_yaml(read_preset(name), name)
 
 
 # Bytes. No configuration is as large; /dev/zero is larger.
@@ -206,7 +213,7 @@ def _load_document(source: str | FilePath, above: Names) -> Document:
             and not _is_path(name)
             and (name in list_presets() or not os.path.isfile(path))
         ):
-            return parse_yaml(read_preset(name), name)
+            return _parse_preset(name)
         text = read_input(path, ConfigError, limit=_MOST_BYTES, pipes=True).decode("utf-8")
     except FileNotFoundError as error:
         fix = suggest_names(path.stem, list_presets())
