@@ -330,14 +330,13 @@ def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
 
 @dataclass(eq=False)
 class ShiftSource:
-    """A tensor that may be lowered. tensor: as its readers see it, behind a ReLU where `rectified`.
+    """A tensor that may be lowered.
 
     readers: the layers that get it back, by name, with how often (an Add of a tensor with itself counts twice).
     """
 
     op: Linear
     tensor: TensorId
-    rectified: bool
     readers: dict[str, tuple[Linear, int]]
     fixed: bool = False
 
@@ -380,24 +379,19 @@ def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
     if op is None or not op.has_plain_bias:
         return True
     tensor = op.last.result
-    rectified = False
-    reader = flow.index.find_reader(tensor)
-    if reader is not None and reader[0].op_type == "Relu" and not reader[0].domain:
-        tensor = reader[0].result
-        rectified = True
-    flow.sources[tensor] = ShiftSource(op, tensor, rectified, {})
+    flow.sources[tensor] = ShiftSource(op, tensor, {})
     flow.write_label(tensor, {tensor: 1})
     return True
 
 
 def shift_add(flow: ShiftedChannels, node: NodeRef) -> bool:
-    """The constants of both operands add up, but for those behind a ReLU."""
+    """The constants of both operands add up."""
     total = Counter[TensorId]()
     for k in range(2):
         total.update(flow.find_label(node, k) or {})
     for tensor in total:
         source = flow.sources[tensor]
-        if source.rectified or not _joins_alike(flow.index, node, source.op):
+        if not _joins_alike(flow.index, node, source.op):
             source.fixed = True
     if total:
         flow.write_label(node.result, total)

@@ -388,11 +388,6 @@ def add_token_rule(config: Config, state: FloatState) -> Config:
     return config.add_rules(rule)
 
 
-def asks_for_tokens(ctx: EqualizeContext, _state: FloatState) -> bool:
-    """True where the configuration asks for a scale a token."""
-    return ctx.config.token_scales and ctx.config.mode != "weight-only"
-
-
 def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
     """True where samples are real, and the model has a residual stream.
 
@@ -440,8 +435,7 @@ def _list_ruled(ctx: EqualizeContext, state: FloatState) -> set[TensorId]:
 
 def has_free_values(ctx: EqualizeContext, state: FloatState) -> bool:
     """True where samples are real, and no rule gives a range, which would be that of other values."""
-    free = all(rule.set.range is None for rule in ctx.config.rules)
-    return free and has_real_samples(ctx, state)
+    return has_real_samples(ctx, state) and all(rule.set.range is None for rule in ctx.config.rules)
 
 
 def serves_activations(ctx: EqualizeContext, state: FloatState) -> bool:
@@ -456,7 +450,7 @@ TOKENS: Pass[EqualizeContext, FloatState] = Pass(
     "scaling tokens",
     0.05,
     fast=True,
-    applies=asks_for_tokens,
+    applies=lambda ctx, _: ctx.config.token_scales and ctx.config.mode != "weight-only",
 )
 EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
     # First: it takes the scales of normalizations, which smoothing writes to.
@@ -483,7 +477,12 @@ EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
         absorb_biases,
         "absorbing means into biases",
         0.1,
-        applies=lambda ctx, state: serves_activations(ctx, state) and has_free_values(ctx, state),
+        # A decibel more or less, depending on the samples, for a tenth of the time.
+        applies=lambda ctx, state: (
+            ctx.config.effort == "high"
+            and serves_activations(ctx, state)
+            and has_free_values(ctx, state)
+        ),
         trial=Trial(score_equalized, THRESHOLDS[ABSORPTION]),
     ),
     Pass(

@@ -5,7 +5,6 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper
 
 import onnxq
 from onnxq.errors import PlanError
@@ -52,6 +51,8 @@ LEFT = {
     "padding behind it": ("a = Conv(x, w, b) y = Conv<pads=[1,1,1,1]>(a, v)", PADDED),
     "automatic padding": ('a = Conv(x, w, b) y = Conv<auto_pad="SAME_UPPER">(a, v)', PADDED),
     "another reader": ("a = Conv(x, w, b) c = Conv(a, v) s = Sigmoid(a) y = Mul(c, s)", PLAIN),
+    # Whatever the samples show, new inputs have values below any shift.
+    "a Relu": ("a = Conv(x, w, b) r = Relu(a) y = Conv(r, v)", PLAIN),
     "a Clip": ("a = Conv(x, w, b) l = Constant<value_float=6.0>() c = Clip(a, , l) y = Conv(c, v)", PLAIN),
     "a graph output": ("y = Conv(x, w, b)", {"w": W, "b": (8,)}),
     "a product": ("a = Conv(x, w, b) m = Mul(a, x) y = Conv(m, v)", PLAIN),
@@ -74,7 +75,7 @@ def statistics(value: np.ndarray) -> ChannelStatistics:
 
 def test_the_function_stays_and_the_channels_are_centred() -> None:
     axes = list_shift_axes(RESIDUAL)
-    assert {tensor.name for tensor in axes} == {"a", "r", "c", "d"}
+    assert {tensor.name for tensor in axes} == {"a", "c", "d"}
     seen = values(RESIDUAL, *(tensor.name for tensor in axes))
     chosen = choose_shifts(RESIDUAL, {t: statistics(seen[t.name]) for t in axes})
     assert TensorId("a") in chosen
@@ -88,30 +89,13 @@ def test_the_function_stays_and_the_channels_are_centred() -> None:
 
 
 @settings(max_examples=50)
-@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0, 9)), min_size=1), st.booleans())
-def test_shifts_never_widen_the_range(channels: list[tuple[float, float]], rectified: bool) -> None:
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0, 9)), min_size=1))
+def test_shifts_never_widen_the_range(channels: list[tuple[float, float]]) -> None:
     low = np.array([start for start, _ in channels])
     high = low + np.array([width for _, width in channels])
-    if rectified:
-        low, high = np.maximum(low, 0), np.maximum(high, 0)
-    c = compute_shifts(low, high, rectified=rectified)
+    c = compute_shifts(low, high)
     before, after = max(high.max(), 0) - min(low.min(), 0), max((high - c).max(), 0) - min((low - c).min(), 0)
     assert after <= before + 1e-5
-    if rectified:
-        assert (c >= 0).all()
-        assert (c <= low + 1e-6).all()
-
-
-def test_behind_a_relu_nothing_seen_is_cut_off() -> None:
-    proto = network("a = Conv(x, w, b)\n r = Relu(a)\n y = Conv(r, v, d)", w=W, b=(8,), v=W, d=(8,))
-    bias = next(t for t in proto.graph.initializer if t.name == "b")
-    bias.CopyFrom(numpy_helper.from_array(np.full(8, 9, F), "b"))
-    seen = values(proto, "r")
-    chosen = choose_shifts(proto, {TensorId("r"): statistics(seen["r"])})
-    after = values(write_shifts(proto, chosen), "r")
-    assert (chosen[TensorId("r")] > 0).any()
-    assert np.allclose(after["y"], seen["y"], atol=1e-4)
-    assert after["r"].max() < seen["r"].max()
 
 
 @pytest.mark.parametrize("why", LEFT)
@@ -143,8 +127,9 @@ def test_a_tensor_that_cannot_be_lowered_is_an_error() -> None:
 def test_a_run_absorbs_says_so_and_a_plan_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxq.passes.equalization.passes._GOOD_DB", 99.0)
     data = {"x": np.random.default_rng(3).standard_normal((40, 8, 6, 6)).astype(F)}
-    skip = ("cross_layer_equalization", "rounding")
-    done, plain = (quantize(RESIDUAL, data, BALANCED, skip=passes) for passes in (skip, (*skip, "bias_absorption")))
+    skip = ("cross_layer_equalization", "rounding", "low_bit_search")
+    high = BALANCED.model_copy(update={"effort": "high"})
+    done, plain = (quantize(RESIDUAL, data, config, skip=skip) for config in (high, BALANCED))
     assert {scaling.name for scaling in done.plan.scalings} == {"bias_absorption"}
     assert "max |difference|" in list_accounts(done, "bias_absorption")[0]
     assert find_worst_db(done) > find_worst_db(plain) - 0.5
