@@ -123,29 +123,6 @@ def test_a_tied_weight_behind_identities_stays_one() -> None:
     assert len(index.list_consumers(TensorId("w"))) == 2
 
 
-def test_constant_nodes_of_every_kind_become_initializers() -> None:
-    proto = model(
-        """g (float[2] x) => (float[2] y, int64[2] k) {
-        a = Constant<value_floats = [1.0, 2.0]>() b = Constant<value_float = 3.0>()
-        c = Constant<value = float[2] {4.0, 5.0}>() d = Constant<value_ints = [6, 7]>()
-        s = Add(x, a) t = Mul(s, b) y = Sub(t, c) n = Shape(y) k = Add(d, d2)
-        d2 = Constant<value_ints = [6, 7]>() }"""
-    )
-    index = fold(name_nodes(proto))
-    assert ops(index) == ["Add", "Mul", "Sub", "Add"]
-    np.testing.assert_array_equal(initializer(index, "b"), F(3))
-    np.testing.assert_array_equal(initializer(index, "c"), np.array([4, 5], F))
-    assert initializer(index, "d").dtype == np.int64
-
-
-def test_a_constant_that_is_an_output_stays() -> None:
-    text = "c = Constant<value_floats = [1.0, 2.0]>() k = Neg(c) y = Add(x, k)"
-    proto = model(f"g (float[2] x) => (float[2] y, float[2] k) {{ {text} }}")
-    index = fold(proto)
-    assert ops(index) == ["Neg", "Add"]
-    initializer(index, "c")
-
-
 PADDING = """g (float[N,3,10,10] x) => (float[N,3,H,W] y) {
     shape = Shape(x) two = Constant<value_ints = [2]>() four = Constant<value_ints = [4]>()
     hw = Slice(shape, two, four) k = Constant<value_ints = [3, 3]>() rest = Mod(hw, k)
@@ -154,20 +131,73 @@ PADDING = """g (float[N,3,10,10] x) => (float[N,3,H,W] y) {
 }"""
 
 
-def test_padding_amounts_follow_from_static_axes_though_the_batch_is_dynamic() -> None:
-    index = fold(model(PADDING))
-    assert ops(index) == ["Pad"]
-    np.testing.assert_array_equal(initializer(index, "pads"), [0, 0, 1, 1, 0, 0, 1, 1])
-
-
-def test_long_indices_are_not_read_as_shapes() -> None:
+LONG = np.arange(1000) % 3
+# By name: the text, its arrays, the operators that are left, and initializers of the folded model.
+FOLDED: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+    "constant nodes of every kind": (
+        """g (float[2] x) => (float[2] y, int64[2] k) {
+        a = Constant<value_floats = [1.0, 2.0]>() b = Constant<value_float = 3.0>()
+        c = Constant<value = float[2] {4.0, 5.0}>() d = Constant<value_ints = [6, 7]>()
+        s = Add(x, a) t = Mul(s, b) y = Sub(t, c) n = Shape(y) k = Add(d, d2)
+        d2 = Constant<value_ints = [6, 7]>() }""",
+        {},
+        "Add Mul Sub Add",
+        {"b": F(3), "c": F([4, 5]), "d": np.array([6, 7])},
+    ),
+    "a constant that is an output stays": (
+        """g (float[2] x) => (float[2] y, float[2] k) {
+        c = Constant<value_floats = [1.0, 2.0]>() k = Neg(c) y = Add(x, k) }""",
+        {},
+        "Neg Add",
+        {"c": F([1, 2])},
+    ),
+    "padding by static axes, though the batch is dynamic": (
+        PADDING,
+        {},
+        "Pad",
+        {"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])},
+    ),
     # More bytes than the index without weights keeps: relative positions of attention are such vectors.
-    text = "k = Unsqueeze(long, zero) g = Gather(x, k) y = Relu(g)"
-    long = np.arange(1000) % 3
-    proto = name_nodes(model(f"g (float[3] x) => (float[1,1000] y) {{ {text} }}", long=long, zero=np.array([0])))
-    index = fold(proto)
-    assert ops(index) == ["Gather", "Relu"]
-    np.testing.assert_array_equal(initializer(index, "k"), long[None])
+    "long indices are not read as shapes": (
+        "g (float[3] x) => (float[1,1000] y) { k = Unsqueeze(long, zero) g = Gather(x, k) y = Relu(g) }",
+        {"long": LONG, "zero": np.array([0])},
+        "Gather Relu",
+        {"k": LONG[None]},
+    ),
+    "quantized weights stay behind their dequantize": (
+        """g (float[3] x) => (float[4] y) {
+        t = Transpose(q) d = DequantizeLinear(t, s) a = MatMul(x, d)
+        r = Neg(w) u = QuantizeLinear(r, s) e = DequantizeLinear(u, s) b = MatMul(x, e)
+        y = Add(a, b) }""",
+        {"q": np.ones((4, 3), np.int8), "s": 0.5, "w": W},
+        "DequantizeLinear MatMul QuantizeLinear DequantizeLinear MatMul Add",
+        {"t": np.ones((3, 4), np.int8), "r": -W},
+    ),
+    "chance is not folded": (
+        """g (float[4] x) => (float[4] y) {
+        r = RandomNormal<shape = [4]>() l = RandomUniformLike(w) s = Add(r, l) y = Add(x, s) }""",
+        {"w": np.ones(4, F)},
+        "RandomNormal RandomUniformLike Add Add",
+        {},
+    ),
+    "other domains are left alone": (
+        "g (float[4] x) => (float[4] y) { v = com.microsoft.Gelu(w) y = Add(x, v) }",
+        {"w": np.ones(4)},
+        "Gelu Add",
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_what_is_folded_and_what_stays(name: str) -> None:
+    text, arrays, left, values = FOLDED[name]
+    index = fold(name_nodes(model(text, **arrays)))
+    assert ops(index) == left.split()
+    for tensor, value in values.items():
+        folded = initializer(index, tensor)
+        assert folded.dtype == value.dtype
+        np.testing.assert_array_equal(folded, value)
 
 
 def test_stale_value_info_is_not_believed() -> None:
@@ -176,17 +206,6 @@ def test_stale_value_info_is_not_believed() -> None:
     proto.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [1, 3]))
     index = fold(proto)
     assert ops(index) == ["Relu", "Shape", "Add"]
-
-
-def test_quantized_weights_stay_behind_their_dequantize() -> None:
-    text = """g (float[3] x) => (float[4] y) {
-        t = Transpose(q) d = DequantizeLinear(t, s) a = MatMul(x, d)
-        r = Neg(w) u = QuantizeLinear(r, s) e = DequantizeLinear(u, s) b = MatMul(x, e)
-        y = Add(a, b) }"""
-    index = fold(name_nodes(model(text, q=np.ones((4, 3), np.int8), s=0.5, w=W)))
-    assert ops(index) == ["DequantizeLinear", "MatMul", "QuantizeLinear", "DequantizeLinear", "MatMul", "Add"]
-    assert initializer(index, "t").shape == (3, 4)
-    np.testing.assert_array_equal(initializer(index, "r"), -W)
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.BFLOAT16, TensorProto.INT4, TensorProto.UINT4])
@@ -220,12 +239,6 @@ def test_weights_packed_into_four_bits_stay_packed() -> None:
     assert initializer(index, "other").tolist() == (np.arange(12.0).reshape(3, 4) - 6).tolist()
 
 
-def test_chance_is_not_folded() -> None:
-    text = "r = RandomNormal<shape = [4]>() l = RandomUniformLike(w) s = Add(r, l) y = Add(x, s)"
-    index = fold(model(f"g (float[4] x) => (float[4] y) {{ {text} }}", w=np.ones(4, F)))
-    assert ops(index) == ["RandomNormal", "RandomUniformLike", "Add", "Add"]
-
-
 def test_what_would_blow_up_the_model_stays() -> None:
     text = """g (float[N] x) => (float[2000,2000] y) {
         n = Concat<axis = 0>(k, k) big = ConstantOfShape<value = float[1] {1.0}>(n)
@@ -244,11 +257,6 @@ def test_one_node_ort_cannot_run_does_not_keep_others_from_folding() -> None:
     assert sorted(ops(index)) == ["Add", "Cast", "MatMul", "Min"]
     np.testing.assert_array_equal(initializer(index, "v"), W)
     np.testing.assert_array_equal(initializer(index, "j"), [2])
-
-
-def test_other_domains_are_left_alone() -> None:
-    proto = model("g (float[4] x) => (float[4] y) { v = com.microsoft.Gelu(w) y = Add(x, v) }", w=np.ones(4))
-    assert ops(fold(proto)) == ["Gelu", "Add"]
 
 
 BRANCHES = """g (float[3] x, bool c) => (float[4] y) {

@@ -370,10 +370,9 @@ def test_gemm_and_matmul_take_it() -> None:
 
 
 def test_a_tensor_that_cannot_be_lowered_is_an_error() -> None:
-    with pytest.raises(PlanError, match="cannot take the shifts"):
-        write_shifts(RESIDUAL, {TensorId("b"): np.ones(8, F)})
-    with pytest.raises(PlanError, match="cannot take the shifts"):
-        write_shifts(RESIDUAL, {TensorId("a"): np.ones(7, F)})
+    for name, channels in (("b", 8), ("a", 7)):
+        with pytest.raises(PlanError, match="cannot take the shifts"):
+            write_shifts(RESIDUAL, {TensorId(name): np.ones(channels, F)})
 
 
 def test_a_run_absorbs_says_so_and_a_plan_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:

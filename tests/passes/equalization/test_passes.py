@@ -110,7 +110,10 @@ def test_scaling_saves_what_one_scale_destroys_and_a_plan_repeats_it(
 
 
 def test_a_network_that_is_good_is_left_as_it_is() -> None:
-    assert not run(residual(), images(), BALANCED).plan.scalings
+    done = run(residual(), images(), BALANCED)
+    assert not done.plan.scalings
+    # No Mul comes between integer kernels.
+    assert "Mul" not in {node.op_type for node in done.model.graph.node}
 
 
 def joined() -> onnx.ModelProto:
@@ -136,11 +139,6 @@ def test_weights_of_few_bits_do_not_hide_what_scaling_is_worth() -> None:
     before, after = map(float, re.search(r"(\S+) to (\S+) dB", line).groups())  # type: ignore[union-attr]
     assert after > before + 10
     assert after > 30
-
-
-def test_no_mul_comes_between_integer_kernels() -> None:
-    done = run(residual(), images(), BALANCED)
-    assert "Mul" not in {node.op_type for node in done.model.graph.node}
 
 
 def test_other_names_are_found_by_structure(runs: dict[str, Run]) -> None:
@@ -247,10 +245,6 @@ def model(**changed: np.ndarray) -> onnx.ModelProto:
     return infer_shapes(parse(TEXT, **{**WEIGHTS, **changed}))
 
 
-def state(proto: onnx.ModelProto) -> FloatState:
-    return make_state(proto)
-
-
 def place(one: FloatState, progress: Progress) -> Plan:
     return draft(one.model, FORCE, effort="fast").default()
 
@@ -271,7 +265,7 @@ def scaled(factor: Any, back: Any) -> FloatState:
     """Channels of the first weight times `factor`, columns of the second times `back`."""
     w = (WEIGHTS["w"] * np.reshape(factor, (-1, 1, 1, 1))).astype(np.float32)
     v = (WEIGHTS["v"] * np.reshape(back, (1, -1, 1, 1))).astype(np.float32)
-    return state(model(w=w, v=v))
+    return make_state(model(w=w, v=v))
 
 
 FACTORS = np.array([0.3, 7.0, 1.0, 100.0])
@@ -288,21 +282,21 @@ def test_the_same_function_is_kept_with_the_difference_that_rounding_makes(ctx, 
 def test_an_output_of_zeros_has_no_decibels_and_is_the_same_function(ctx):
     nothing = np.zeros_like(WEIGHTS["v"])
     ctx = ctx.add_reference(model(v=nothing), place)
-    assert check_equivalent(ctx, state(model(v=nothing)), KEPT).outcome is Outcome.KEPT
+    assert check_equivalent(ctx, make_state(model(v=nothing)), KEPT).outcome is Outcome.KEPT
     # Rounding may make it another zero.
     tiny = (WEIGHTS["v"] * 1e-9).astype(np.float32)
-    assert check_equivalent(ctx, state(model(v=tiny)), KEPT).outcome is Outcome.KEPT
-    assert check_equivalent(ctx, state(model(v=tiny * 1e4)), KEPT).outcome is Outcome.NOT_EQUIVALENT
+    assert check_equivalent(ctx, make_state(model(v=tiny)), KEPT).outcome is Outcome.KEPT
+    assert check_equivalent(ctx, make_state(model(v=tiny * 1e4)), KEPT).outcome is Outcome.NOT_EQUIVALENT
 
 
 def test_the_score_is_of_the_worst_output_and_computed_once(ctx, reference):
     calls = []
     ctx = replace(ctx, place=lambda one, progress: calls.append(one) or place(one, progress))
-    one = state(reference)
+    one = make_state(reference)
     score = score_equalized(ctx, one)
     assert 20 < score < 80
     # Another state of the same model has that model's score.
-    assert score_equalized(ctx, state(reference)) == score
+    assert score_equalized(ctx, make_state(reference)) == score
     assert len(calls) == 1
     uneven = score_equalized(ctx, scaled(np.geomspace(1e-3, 1e3, 4), np.geomspace(1e3, 1e-3, 4)))
     assert uneven < score - 5
@@ -317,7 +311,7 @@ def test_a_model_that_cannot_be_quantized_has_no_score(ctx, reference, why):
         raise PlanError("c", "cannot be planned")
 
     ctx = replace(ctx, place=refuse)
-    assert score_equalized(ctx, state(reference)) is None
+    assert score_equalized(ctx, make_state(reference)) is None
     # That is remembered, too.
     assert ctx.base.scores[id(reference)] == (reference, None)
 
@@ -347,5 +341,5 @@ def test_a_rotation_is_judged_with_weights_of_few_bits(ctx, reference, bits):
         return replace(plan, sites=tuple(sites))
 
     made = replace(ctx, place=place_narrow)
-    plain, rotated = score_equalized(made, state(reference)), score_rotated(made, state(reference))
+    plain, rotated = score_equalized(made, make_state(reference)), score_rotated(made, make_state(reference))
     assert (rotated < plain - 1) is (bits == 3)

@@ -25,7 +25,6 @@ from onnxq.evaluation.metric import AccuracyRequest
 from onnxq.graph import GraphIndex, get_index, name_nodes
 from onnxq.numerics import clip_bounds
 from onnxq.passes.base import SampledContext
-from onnxq.passes.journal import Promotion
 from onnxq.passes.mixed_precision.cross_validation import Fold, split_folds, widen_ranges
 from onnxq.passes.mixed_precision.promotion import ROUNDING_AGAIN
 from onnxq.passes.state import PlacedState
@@ -60,17 +59,13 @@ def quantize(config: str = "rough", count: int = 48, **wanted: Any) -> onnxq.Res
     return models.quantize(residual(), images(count), CONFIGS[config], **wanted)
 
 
-def account_of(done: onnxq.Result) -> Promotion:
-    return done.report.promotion
-
-
 def names(done: onnxq.Result) -> list[str]:
     return [str(site.site) for site in done.plan.sites]
 
 
 def test_the_rough_site_is_promoted_and_the_rest_stays() -> None:
     plain, done = quantize(), quantize(min_sqnr=35)
-    account = account_of(done)
+    account = done.report.promotion
     assert account.met
     assert "r" not in names(done)
     assert account.operators < 4
@@ -91,7 +86,7 @@ def test_the_rough_site_is_promoted_and_the_rest_stays() -> None:
 
 
 def test_a_wish_that_holds_changes_nothing() -> None:
-    account = account_of(quantize(min_sqnr=5))
+    account = quantize(min_sqnr=5).report.promotion
     assert account.met
     assert account.steps == ()
     assert names(quantize(min_sqnr=5)) == names(quantize())
@@ -100,7 +95,7 @@ def test_a_wish_that_holds_changes_nothing() -> None:
 @pytest.mark.parametrize("wanted", [20.0, 24.0, 30.0, 40.0])
 def test_more_is_promoted_for_more_and_the_verdict_is_of_unseen_samples(wanted: float) -> None:
     done = quantize("coarse", min_sqnr=wanted)
-    account = account_of(done)
+    account = done.report.promotion
     assert account.met == (min(min(one.sqnr_db) for one in done.report.checks) >= wanted)
     assert [one.after for one in account.steps] == sorted(one.after for one in account.steps)
     if wanted < 25:
@@ -116,7 +111,7 @@ def test_more_is_promoted_for_more_and_the_verdict_is_of_unseen_samples(wanted: 
 def test_a_file_that_is_all_float_never_holds(wanted: float) -> None:
     """Nothing is promoted then: the float model is there already."""
     done = quantize("coarse", min_sqnr=wanted)
-    account = account_of(done)
+    account = done.report.promotion
     assert not account.met
     assert (account.steps, account.left) == ((), 4)
     assert account.note.startswith("only the float model is sure to hold this: with 3 of 4 operators in float")
@@ -127,7 +122,7 @@ def test_nothing_to_quantize_holds_no_wish() -> None:
     alone = parse("g (float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Relu(x) }")
     feeds = {"x": images(24)["x"][:, :3]}
     done = onnxq.quantize(alone, feeds, overrides={"latency": False, "min_sqnr": 20})
-    account = account_of(done)
+    account = done.report.promotion
     assert done.plan.sites == ()
     assert not account.met
     assert account.note == "nothing is quantized: only the float model holds this"
@@ -138,7 +133,7 @@ def test_a_metric_that_only_float_holds_is_not_met() -> None:
         proto = onnx.load(model.path)  # type: ignore[attr-defined]
         return -float(any(node.op_type == "QuantizeLinear" for node in proto.graph.node))
 
-    account = account_of(quantize("coarse", metric=count_floats))
+    account = quantize("coarse", metric=count_floats).report.promotion
     assert not account.met
     assert (account.steps, account.value, account.float_value) == ((), -1.0, 0.0)
     assert account.note == "only the float model holds this"
@@ -147,8 +142,8 @@ def test_a_metric_that_only_float_holds_is_not_met() -> None:
 @pytest.mark.parametrize(("count", "headroom"), [(32, 1.1), (80, 1.0)])
 def test_ranges_get_headroom_where_samples_are_few_and_the_wish_leaves_decibels(count: int, headroom: float) -> None:
     done = quantize("plain", count, min_sqnr=20)
-    assert account_of(done).met
-    assert account_of(done).headroom == headroom
+    assert done.report.promotion.met
+    assert done.report.promotion.headroom == headroom
     (site,) = (site for site in done.plan.sites if str(site.site) == "x")
     assert clip_bounds(site.qparams, site.spec)[1] == pytest.approx(headroom * images(count)["x"].max(), rel=0.01)
     assert onnxq.apply(residual(), done.plan).model.SerializeToString() == done.model.SerializeToString()
@@ -168,7 +163,7 @@ def test_weights_rounded_anew_cost_no_wish(wanted: float | None, after: float, k
 
 def test_uint16_keeps_the_operators_and_widens_the_pair() -> None:
     done = quantize(min_sqnr=35, promote_to="uint16")
-    account = account_of(done)
+    account = done.report.promotion
     assert account.met
     sites = {str(site.site): site for site in done.plan.sites}
     assert sites["r"].spec.storage == "uint16"
@@ -186,7 +181,7 @@ def test_uint16_is_refused_where_the_target_has_none() -> None:
 
 def test_trt_goes_to_float() -> None:
     done = onnxq.quantize(residual(), images(48), "trt-int8", overrides={"latency": False, "min_sqnr": 55})
-    account = account_of(done)
+    account = done.report.promotion
     assert account.steps
     assert account.met
     index = GraphIndex(done.model)
@@ -199,11 +194,8 @@ class TestMetric:
 
     FEEDS = images(64, seed=11)["x"]
 
-    def wanted(self) -> np.ndarray:
-        return Session(residual(), optimize=False).run({"x": self.FEEDS})["y"].argmax(1)
-
     def test_by_function(self) -> None:
-        wanted, seen = self.wanted(), []
+        wanted, seen = Session(residual(), optimize=False).run({"x": self.FEEDS})["y"].argmax(1), []
 
         def agree(model: object) -> float:
             seen.append(model)
@@ -214,7 +206,7 @@ class TestMetric:
             return float((got.argmax(1) == wanted).mean())
 
         done = quantize("coarse", metric=agree, max_drop=0.02)
-        account = account_of(done)
+        account = done.report.promotion
         assert account.met
         assert account.float_value == 1.0
         assert account.value >= 0.98
@@ -232,7 +224,7 @@ class TestMetric:
             return -float(left)
 
         done = quantize("coarse", metric=sites, max_drop=6)
-        account = account_of(done)
+        account = done.report.promotion
         assert account.met
         assert max(counts) > 6
         # The float model's, of the first file that holds, and of the one with most.
@@ -241,7 +233,7 @@ class TestMetric:
 
     def test_from_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "m.py").write_text("def one(model):\n    return 1.0\ndef bad(model):\n    return 'x'\n")
-        assert account_of(quantize(metric=f"{tmp_path / 'm.py'}:one")).met
+        assert quantize(metric=f"{tmp_path / 'm.py'}:one").report.promotion.met
         with pytest.raises(DataError, match="gave x"):
             quantize(metric=f"{tmp_path / 'm.py'}:bad")
         with pytest.raises(DataError, match="no such function"):
@@ -294,7 +286,7 @@ def test_what_is_lost_is_promoted_without_being_asked() -> None:
     assert plain.report.promotion is None
     assert min(plain.report.checks[0].sqnr_db) < 10
     done = unhappy(6)
-    account = account_of(done)
+    account = done.report.promotion
     assert account.met
     assert min(done.report.checks[0].sqnr_db) > 10
     assert {name for one in account.steps for name in one.nodes} == {"t1/Conv", "t2/Conv"}
@@ -302,7 +294,7 @@ def test_what_is_lost_is_promoted_without_being_asked() -> None:
 
 def test_where_half_of_the_operators_would_not_do_nothing_is_and_the_blame_is_told() -> None:
     done = unhappy(3)
-    account = account_of(done)
+    account = done.report.promotion
     assert not account.met
     assert account.steps == ()
     assert "half of the operators in float would not do; most is lost at t2/Conv, t1/Conv" in account.note
@@ -311,10 +303,10 @@ def test_where_half_of_the_operators_would_not_do_nothing_is_and_the_blame_is_to
 
 def test_a_network_that_is_slow_is_searched_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxq.passes.mixed_precision.promotion_search._MOST_MICROSECONDS", 0.0)
-    account = account_of(unhappy.__wrapped__(6))
+    account = unhappy.__wrapped__(6).report.promotion
     assert (account.met, account.steps) == (False, ())
     assert "`min_sqnr=10`" in account.note
-    assert account_of(models.quantize(lost(), {"t0": images(48)["x"]}, BALANCED, min_sqnr=10)).met
+    assert models.quantize(lost(), {"t0": images(48)["x"]}, BALANCED, min_sqnr=10).report.promotion.met
 
 
 def test_nothing_is_promoted_unasked_where_it_is_good_or_fast_or_coarse_by_wish() -> None:

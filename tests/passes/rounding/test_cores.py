@@ -27,14 +27,14 @@ from onnxq.passes.rounding.gptq_core import (
 from onnxq.passes.rounding.low_bit_core import FACTORS, descend_values, shrink_moments
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.second_moments import Accumulator, Moments
-from tests.passes.rounding.arrays import (
+from tests.passes.rounding.kit import (
     add_samples,
+    one_node,
     round_low_bit,
     round_to_nearest,
     round_with_feedback,
     round_within_sums,
 )
-from tests.passes.rounding.kit import one_node
 from tests.pipeline.models import EVERYTHING, quantize
 
 F = np.float32
@@ -381,14 +381,18 @@ def test_weights_with_room_are_rounded_as_without_the_bound(case: Any) -> None:
         assert np.array_equal(round_with_feedback(narrow, seen, scale, zero, BYTES, partner), free)
 
 
+def draw_uniform(shape: tuple[int, int, int], count: int, spread: float) -> tuple[Any, ...]:
+    """(w, its Hessian, scale, zero): uniform weights, and inputs whose columns differ in size by e to the spread."""
+    rng = np.random.default_rng(0)
+    w = rng.uniform(-1, 1, shape).astype(np.float32)
+    x = rng.standard_normal((shape[0], shape[2], count)) * np.exp(spread * rng.standard_normal((shape[0], shape[2], 1)))
+    scale = np.broadcast_to(np.abs(w).max(axis=2, keepdims=True) / np.float32(127), w.shape)
+    return w, factor_hessian(x @ x.transpose(0, 2, 1) / count), scale, np.zeros(w.shape, np.int32)
+
+
 def test_columns_not_rounded_yet_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups whose partners are rounded at other times; memory that nothing was written to is full of NaN."""
-    rng = np.random.default_rng(0)
-    w = rng.uniform(-1, 1, (6, 4, 8)).astype(np.float32)
-    x = rng.standard_normal((6, 8, 60)) * np.exp(rng.standard_normal((6, 8, 1)))
-    seen, partner = factor_hessian(x @ x.transpose(0, 2, 1) / 60), np.arange(8) ^ 1
-    scale = np.broadcast_to(np.abs(w).max(axis=2, keepdims=True) / np.float32(127), w.shape)
-    zero = np.zeros(w.shape, np.int32)
+    (w, seen, scale, zero), partner = draw_uniform((6, 4, 8), 60, 1.0), np.arange(8) ^ 1
     wanted = round_with_feedback(w, seen, scale, zero, BYTES, partner)
     full = np.full_like
     nan = lambda like, *_, **__: full(like, np.nan if like.dtype.kind == "f" else 77)  # noqa: E731
@@ -398,12 +402,7 @@ def test_columns_not_rounded_yet_say_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_wider_steps_pay_for_uniform_weights() -> None:
-    rng = np.random.default_rng(0)
-    w = rng.uniform(-1, 1, (1, 16, 64)).astype(np.float32)
-    x = rng.standard_normal((1, 64, 400))
-    seen, partner = factor_hessian(x @ x.transpose(0, 2, 1) / 400), np.arange(64) ^ 1
-    scale = np.broadcast_to(np.abs(w).max(axis=2, keepdims=True) / np.float32(127), w.shape)
-    zero = np.zeros(w.shape, np.int32)
+    (w, seen, scale, zero), partner = draw_uniform((1, 16, 64), 400, 0.0), np.arange(64) ^ 1
     found = round_within_sums(w, seen, scale, zero, BYTES, partner)
     wider = np.asarray(scale * found.factors[:, :, None], np.float32)
     same = layer_error(w, round_with_feedback(w, seen, scale, zero, BYTES, partner), scale, zero, seen.damped)
