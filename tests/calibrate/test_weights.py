@@ -31,7 +31,7 @@ from onnxq.spec import ObserverSpec, PerBlock, PerChannel, QParams, QuantSpec
 from onnxq.workers import Journal, Workers
 from tests.calibrate.kit import EXACT, EXACT_SITES, dataset, integers, model, numbers, plan, site, watch_steps
 from tests.networks import add_arrays, parse_text
-from tests.passes.rounding.test_shared_work import Twice
+from tests.passes.rounding.test_sequential import Twice
 
 # The first three are large enough to stay in their file, the last is small enough for the task itself.
 WIDTHS = (512, 8, 512, 4, 8)

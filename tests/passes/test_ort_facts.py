@@ -216,7 +216,7 @@ def test_gemm_asks_for_the_weights_zero_point() -> None:
     assert ops(optimize_graph(gemm("none", True, point=False)))["Gemm"] == 1
 
 
-# ---- (d) MatMul: see test_matmul_bias.py for the bias.
+# ---- (d) MatMul: see assembly/test_guards.py for the bias.
 
 
 @pytest.mark.parametrize("shape", ["16", "7,16", "1,16", "2,7,16", "2,3,7,16", "N,T,16"])
