@@ -27,6 +27,13 @@ def run(*args: object) -> Result:
     return CliRunner().invoke(cli, [str(arg) for arg in args])
 
 
+def succeed(*args: object) -> Result:
+    """The result of a command that must end well."""
+    done = run(*args)
+    assert done.exit_code == 0, done.stderr
+    return done
+
+
 def operators(model: onnx.ModelProto) -> Counter[str]:
     return Counter(node.op_type for node in model.graph.node)
 
@@ -38,8 +45,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path:
     (work / "my.yaml").write_text(FORCED)
     (work / "lib.yaml").write_text(f"runtime: {{libraries: {library}}}\n{FORCED}")
     options = ("--config", work / "my.yaml", "--effort", "fast", "--no-latency", "--plan", work / "plan.json")
-    done = run("quantize", work / "model.onnx", "--data", work / "samples.npz", *options, "--ort-library", library)
-    assert done.exit_code == 0, done.stderr
+    succeed("quantize", work / "model.onnx", "--data", work / "samples.npz", *options, "--ort-library", library)
     return work
 
 
@@ -48,11 +54,9 @@ def test_quantize_runs_the_operator_and_apply_writes_the_same(quantized: Path, l
     assert made["Swell"] == 2
     assert made["QuantizeLinear"] >= 2  # in front of both convolutions, the second behind the custom operator
     configured = ("--config", quantized / "lib.yaml", "--trust", quantized / "lib.yaml")
-    planned = run("plan", quantized / "model.onnx", *configured)
-    assert planned.exit_code == 0, planned.stderr
+    succeed("plan", quantized / "model.onnx", *configured)
     files = (quantized / "model.onnx", quantized / "plan.json", "--data", quantized / "samples.npz")
-    done = run("apply", *files, "--no-latency", "--ort-library", library, "-o", tmp_path / "again.onnx")
-    assert done.exit_code == 0, done.stderr
+    done = succeed("apply", *files, "--no-latency", "--ort-library", library, "-o", tmp_path / "again.onnx")
     assert "SQNR" in done.stdout
     assert (tmp_path / "again.onnx").read_bytes() == (quantized / "model.q.onnx").read_bytes()
 
@@ -81,8 +85,7 @@ def test_diff_and_profile(quantized: Path, library: Path, command: str, tmp_path
     models = (quantized / "model.onnx", quantized / "model.q.onnx")
     trusted = ("--config", tmp_path / "lib.yaml", "--trust", tmp_path / "lib.yaml")
     for given in (trusted, ("--ort-library", library)):
-        done = run(command, *models, "--data", quantized / "samples.npz", "--samples", 2, *given)
-        assert done.exit_code == 0, done.stderr
+        succeed(command, *models, "--data", quantized / "samples.npz", "--samples", 2, *given)
     inside = {"engines": ("ort",), "layers": True, "bisect": True, "samples": 2, "ort_library": [library]}
     if command == "diff":
         found = onnxq.diff(*models, quantized / "samples.npz", overrides=inside)
@@ -105,11 +108,9 @@ def test_a_calibration_cache_is_imported_with_it(work: Path, library: Path) -> N
     scales = "".join(f"{name}: 3c010a14\n" for name in ("x", "c0", "s", "r", "c1", "y", "shift"))
     (work / "trt.cache").write_text(f"TRT-8601-EntropyCalibration2\n{scales}")
     command = ("import-calibration", work / "trt.cache", "--model", work / "model.onnx", "-o", work / "plan.json")
-    without = run(*command, "--apply", work / "front.onnx")
-    assert without.exit_code == 0, without.stderr
+    without = succeed(*command, "--apply", work / "front.onnx")
     assert "W131" in without.stdout + without.stderr
-    done = run(*command, "--ort-library", library, "--apply", work / "t.onnx", "--force")
-    assert done.exit_code == 0, done.stderr
+    succeed(*command, "--ort-library", library, "--apply", work / "t.onnx", "--force")
     front, whole = (operators(onnx.load(work / f"{name}.onnx"))["QuantizeLinear"] for name in ("front", "t"))
     assert 0 < front < whole
 
@@ -118,8 +119,7 @@ def test_a_calibration_cache_is_imported_with_it(work: Path, library: Path) -> N
 @pytest.mark.parametrize("config", ["ort-int8-weights", "ort-int4-weights"])
 def test_weights_alone_need_no_library_and_the_summary_says_what_ran(work: Path, config: str, opset: int) -> None:
     onnx.save(network(opset), work / "model.onnx")
-    done = run("quantize", work / "model.onnx", "--config", config)
-    assert done.exit_code == 0, done.stderr
+    done = succeed("quantize", work / "model.onnx", "--config", config)
     told = done.stdout + done.stderr
     assert "W131" in told
     assert "in front of it only, at c0" in told
@@ -128,9 +128,7 @@ def test_weights_alone_need_no_library_and_the_summary_says_what_ran(work: Path,
     quantized = operators(onnx.load(work / "model.q.onnx"))["DequantizeLinear"]
     assert quantized == (2 if config == "ort-int8-weights" else 0)  # 4 bits are for MatMul: refused, and said so
     assert ("refused" in told) == (not quantized)
-    planned = run("plan", work / "model.onnx", "--config", config)
-    assert planned.exit_code == 0, planned.stderr
-    assert "nothing was run" in planned.stdout
+    assert "nothing was run" in succeed("plan", work / "model.onnx", "--config", config).stdout
 
 
 def test_with_nothing_in_front_nothing_is_run_and_the_summary_says_so(work: Path) -> None:
@@ -139,8 +137,7 @@ def test_with_nothing_in_front_nothing_is_run_and_the_summary_says_so(work: Path
     proto.graph.node[0].CopyFrom(onnx.helper.make_node("Swell", ["x"], ["v"], domain="example.ops"))
     proto.graph.node.insert(1, onnx.helper.make_node("Conv", ["v", "w0", "b0"], ["c0"], pads=[1, 1, 1, 1]))
     onnx.save(proto, work / "model.onnx")
-    done = run("quantize", work / "model.onnx", "--config", "ort-int8-weights")
-    assert done.exit_code == 0, done.stderr
+    done = succeed("quantize", work / "model.onnx", "--config", "ort-int8-weights")
     assert "NOTHING WAS RUN" in done.stdout + done.stderr
     assert operators(onnx.load(work / "model.q.onnx"))["DequantizeLinear"] == 2
 

@@ -167,9 +167,8 @@ def test_a_model_without_sparse_weights_is_handed_back() -> None:
 @pytest.mark.parametrize("config", ["ort-int8", "ort-int4-weights", "virtual-int8"])
 def test_sparse_weights_are_quantized_like_others(config: str) -> None:
     """Also where the opset must be raised, and where the model is run piece by piece."""
-    result = onnxq.quantize(
-        sparse_model(), samples(), config, overrides={"effort": "balanced", "latency": False, "threads": 1}
-    )
+    overrides = {"effort": "balanced", "latency": False, "threads": 1}
+    result = onnxq.quantize(sparse_model(), samples(), config, overrides=overrides)
     assert min(check.sqnr_db[0] for check in result.report.checks) > 10
     assert any("sparse weights are stored densely" in line for line in result.report.rewrites)
 

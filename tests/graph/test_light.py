@@ -86,10 +86,7 @@ def test_edits_of_a_light_model_share_its_arrays_and_leave_it_as_it_was() -> Non
     inner = edited(model)
     assert isinstance(inner, graph.LightModel)
     assert stubs(inner) == {"w": True, "v": True, "still unread": True, "bias": False, "int8": True}
-    ours, theirs = (
-        graph.get_index(inner).find_constant(TensorId("w")),
-        graph.get_index(model).find_constant(TensorId("w")),
-    )
+    ours, theirs = (graph.get_index(one).find_constant(TensorId("w")) for one in (inner, model))
     assert ours is theirs
     assert graph.attach_weights(inner) == edited(proto)
     assert graph.attach_weights(model) == proto

@@ -154,9 +154,8 @@ def assert_untouched(run: Run, model: ModelProto) -> PassReport:
     typed = infer_shapes(model)
     result, report = apply(run, model)
     assert not report.changed
-    assert [n.SerializeToString(deterministic=True) for n in result.graph.node] == [
-        n.SerializeToString(deterministic=True) for n in typed.graph.node
-    ]
+    before, after = ([n.SerializeToString(deterministic=True) for n in one.graph.node] for one in (typed, result))
+    assert after == before
     return report
 
 

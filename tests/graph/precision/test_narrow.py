@@ -82,9 +82,8 @@ def test_bodies_read_and_give_float32() -> None:
     then = body("then () => (float[N,4] t) { t = MatMul(a, v) }", v=np.eye(4, dtype=np.float32))
     other = body("other () => (float[N,4] e) { e = Identity(x) }")
     del model.graph.node[:1]
-    model.graph.node.append(
-        onnx.helper.make_node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=other)
-    )
+    choice = onnx.helper.make_node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=other)
+    model.graph.node.append(choice)
     model = name_nodes(model)
     made = write_types(model, F16, set())
     onnx.checker.check_model(made, full_check=True)

@@ -210,9 +210,8 @@ def test_awq_leaves_dead_inputs_finite() -> None:
 
 
 A, B = TensorId("a"), TensorId("b")
-MODEL = infer_shapes(
-    parse("g (float[N,3,4] x) => (float[N,3,4] y) { a = Mul(x, two) b = Relu(a) y = Neg(b) }", two=2.0)
-)
+TEXT = "g (float[N,3,4] x) => (float[N,3,4] y) { a = Mul(x, two) b = Relu(a) y = Neg(b) }"
+MODEL = infer_shapes(parse(TEXT, two=2.0))
 
 
 def dataset(x: np.ndarray, proto: onnx.ModelProto = MODEL, **more: Any) -> Dataset:

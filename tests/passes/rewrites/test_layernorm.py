@@ -33,15 +33,8 @@ SPELLINGS = {
 
 def held(lines: str, size: int = 8, **other: np.ndarray | float) -> dict[str, np.ndarray | float]:
     rng = np.random.default_rng(0)
-    values: dict[str, np.ndarray | float] = {
-        "two": 2.0,
-        "one": 1.0,
-        "eps": 1e-5,
-        "gamma": rng.uniform(0.5, 2, size).astype(F),
-        "beta": rng.standard_normal(size).astype(F),
-        **other,
-    }
-    return read_by(lines, values)
+    affine = {"gamma": rng.uniform(0.5, 2, size).astype(F), "beta": rng.standard_normal(size).astype(F)}
+    return read_by(lines, {"two": 2.0, "one": 1.0, "eps": 1e-5, **affine, **other})
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -77,9 +70,8 @@ def test_any_trailing_axes(shape: list[int], count: int, eps: float, full: bool)
 
 
 def test_half_precision() -> None:
-    lines = PLAIN
-    values = {key: np.asarray(value, np.float16) for key, value in held(lines, eps=1e-3).items()}
-    model = parse(f"{HEAD.replace('float', 'float16')} {{ {lines} }}", **values)
+    values = {key: np.asarray(value, np.float16) for key, value in held(PLAIN, eps=1e-3).items()}
+    model = parse(f"{HEAD.replace('float', 'float16')} {{ {PLAIN} }}", **values)
     assert_rewritten(fuse_layernorm, model, {"LayerNormalization": 1}, rtol=4e-3)
 
 

@@ -56,9 +56,8 @@ def name() -> Iterator[str]:
 
 def test_levels_take_the_place_of_the_sweeps(plan: Plan) -> None:
     first = weights(plan)[0]
-    found, lines = passes.apply_rounding(
-        plan, passes.ExternalRounding("b", {first.site: -first.values.astype(np.int64)})
-    )
+    negated = {first.site: -first.values.astype(np.int64)}
+    found, lines = passes.apply_rounding(plan, passes.ExternalRounding("b", negated))
     assert lines == ()
     assert np.array_equal(found.site(first.site).values, -first.values)
     assert found.site(first.site).values.dtype == np.int8
