@@ -152,9 +152,8 @@ def outliers() -> tuple[core.ChannelStatistics, tuple[core.SmoothedWeight, ...]]
     rows = rng.standard_normal((64, 32)).astype(F)
     rows[:, [3, 17]] *= 60
     weights = (rng.standard_normal((32, 16)).astype(F), rng.standard_normal((32, 8)).astype(F))
-    return core.ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows), tuple(
-        core.SmoothedWeight(w, S8) for w in weights
-    )
+    readers = tuple(core.SmoothedWeight(w, S8) for w in weights)
+    return core.ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows), readers
 
 
 def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
