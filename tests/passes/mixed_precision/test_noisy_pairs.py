@@ -111,11 +111,9 @@ def chain(count: int, *loud: int) -> onnx.ModelProto:
     for k in loud:
         weights[k - 1][0] *= 1000.0
         weights[k][:, 0] /= 1000.0
-    text = " ".join(f"[conv{k}] c{k} = Conv(r{k}, w{k}) r{k + 1} = Relu(c{k})" for k in range(count))
-    return parse(
-        f"chain (float[N, 8, 6, 6] r0) => (float[N, 8, 6, 6] r{count}) {{ {text} }}",
-        **{f"w{k}": weight for k, weight in enumerate(weights)},
-    )
+    lines = " ".join(f"[conv{k}] c{k} = Conv(r{k}, w{k}) r{k + 1} = Relu(c{k})" for k in range(count))
+    text = f"chain (float[N, 8, 6, 6] r0) => (float[N, 8, 6, 6] r{count}) {{ {lines} }}"
+    return parse(text, **{f"w{k}": weight for k, weight in enumerate(weights)})
 
 
 def quantized(proto: onnx.ModelProto, **raw: object) -> onnxq.Result:
