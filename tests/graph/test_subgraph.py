@@ -10,18 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
 
-from onnxq.graph import (
-    GraphIndex,
-    LightModel,
-    ModelLike,
-    attach_weights,
-    infer_shapes,
-    load_model,
-    name_nodes,
-    save_model,
-    strip_weights,
-    subgraph,
-)
+from onnxq import graph
+from onnxq.graph import subgraph
 from onnxq.graph.load import check_structure
 from onnxq.graph.scopes import list_reads, rename_reads
 from onnxq.graph.values import read_declared_type
@@ -60,14 +50,14 @@ def network() -> ModelProto:
     rng = np.random.default_rng(0)
     w, v = ((rng.standard_normal((WIDTH, WIDTH)) / 8).astype(F) for _ in range(2))
     add_arrays(proto.graph, w=w, v=v, half=np.full(WIDTH, 0.5, F))
-    return name_nodes(proto)
+    return graph.name_nodes(proto)
 
 
 @lru_cache(maxsize=2)
 def values(chosen: bool) -> dict[str, np.ndarray]:
     """All inner tensors of the whole model on one sample."""
     feeds = {"x": np.random.default_rng(1).standard_normal((3, WIDTH)).astype(F), "c": np.asarray(chosen)}
-    tapped = tap_tensors(infer_shapes(network()), [TensorId(name) for name in INNER])
+    tapped = tap_tensors(graph.infer_shapes(network()), [TensorId(name) for name in INNER])
     found = Session(tapped.proto, optimize=False).run(feeds)
     return {**feeds, **found}
 
@@ -97,7 +87,7 @@ def find_needed(cutter: subgraph.Cutter[Any], wanted: set[str], given: set[str])
 def test_a_part_gives_what_it_gives_in_the_whole(
     light: bool, outputs: set[str], between: set[str], chosen: bool
 ) -> None:
-    model: ModelLike = strip_weights(network()) if light else network()
+    model: graph.ModelLike = graph.strip_weights(network()) if light else network()
     known, wanted = values(chosen), outputs - between
     cutter = subgraph.Cutter(model)
     names = find_needed(cutter, wanted, between)
@@ -106,10 +96,10 @@ def test_a_part_gives_what_it_gives_in_the_whole(
     part = cutter.cut(
         names, [declare(n, known) for n in given_inputs], [ValueInfoProto(name=n) for n in sorted(wanted)]
     )
-    assert isinstance(part, LightModel) is light
+    assert isinstance(part, graph.LightModel) is light
     if not wanted:
         return
-    check_structure(attach_weights(part), "part")
+    check_structure(graph.attach_weights(part), "part")
     session = Session(part, optimize=False)
     found = session.run({value.name: known[value.name] for value in session.inputs}, sorted(wanted))
     for name in wanted:
@@ -150,7 +140,7 @@ def test_only_what_is_read_goes_along() -> None:
 
 def test_nodes_that_compute_constants_go_with_their_readers() -> None:
     text = "m (float[2, 2] x) => (float[2, 2] y) { t = Transpose(w)  u = Neg(t)  a = Relu(x)  y = MatMul(a, u) }"
-    proto = name_nodes(kit.model(text, w=np.array([[1, 2], [3, 4]], F)))
+    proto = graph.name_nodes(kit.model(text, w=np.array([[1, 2], [3, 4]], F)))
     cutter = subgraph.Cutter(proto, computed=True)
     assert cutter.constants == {"t/Transpose", "u/Neg"}
     assert cutter.list_inputs(["y/MatMul"]) == ["a"]
@@ -180,12 +170,12 @@ def test_sparse_weights_and_declared_types_are_kept() -> None:
     sparse = helper.make_sparse_tensor(values_, numpy_helper.from_array(np.asarray([1], np.int64)), [4])
     part = subgraph.assemble_model(proto, [], (), [ValueInfoProto(name="q")], {"q": sparse, "other": values_})
     assert [one.values.name for one in part.graph.sparse_initializer] == ["q"]
-    typed = infer_shapes(proto)
+    typed = graph.infer_shapes(proto)
     cutter = subgraph.Cutter(typed)
     names = find_needed(cutter, {"y"}, {"d"})
     cut = cutter.cut(names, [declare(n, values(True)) for n in cutter.list_inputs(names)], [typed.graph.output[0]])
     assert {value.name for value in cut.graph.value_info} >= {"a", "b", "l"}
-    assert GraphIndex(cut).find_shape(TensorId("a")) == ("N", WIDTH)
+    assert graph.GraphIndex(cut).find_shape(TensorId("a")) == ("N", WIDTH)
 
 
 def test_an_optional_input_stays_one() -> None:
@@ -209,8 +199,8 @@ def test_what_no_output_needs_is_removed() -> None:
 
 
 def test_a_part_of_a_model_with_external_data_needs_no_file(tmp_path: Path) -> None:
-    save_model(network(), tmp_path / "m.onnx", external=True)
-    loaded = load_model(tmp_path / "m.onnx")
+    graph.save_model(network(), tmp_path / "m.onnx", external=True)
+    loaded = graph.load_model(tmp_path / "m.onnx")
     (tmp_path / "m.onnx_data").unlink()
     part = subgraph.Cutter(loaded.proto).cut(["a/MatMul"], [declare("x", values(True))], [ValueInfoProto(name="a")])
     assert loaded.external
@@ -231,7 +221,7 @@ def test_a_part_of_a_model_with_external_data_needs_no_file(tmp_path: Path) -> N
     ],
 )
 def test_a_front_joined_with_the_rest_is_the_whole(light: bool, stop: str, given_tensors: list[str]) -> None:
-    model: ModelLike = strip_weights(network()) if light else network()
+    model: graph.ModelLike = graph.strip_weights(network()) if light else network()
     behind = subgraph.list_behind(model, {stop})
     front = subgraph.cut_front(model, behind, {})
     assert {value.name for value in front.graph.output} == set(given_tensors)
@@ -240,7 +230,7 @@ def test_a_front_joined_with_the_rest_is_the_whole(light: bool, stop: str, given
     found = Session(front, optimize=False).run({name: known[name] for name in "xc"})
     for name in given_tensors:
         np.testing.assert_array_equal(found[name], known[name])
-    whole = attach_weights(subgraph.join_rest(front, model, behind))
+    whole = graph.attach_weights(subgraph.join_rest(front, model, behind))
     check_structure(whole, "the whole")
     assert [value.name for value in whole.graph.output] == ["y", "z"]
     old = {node.name: node for node in network().graph.node if node.name in behind}
@@ -251,7 +241,7 @@ def test_a_front_joined_with_the_rest_is_the_whole(light: bool, stop: str, given
 
 
 def test_what_a_changed_front_calls_as_something_behind_gets_another_name() -> None:
-    model = strip_weights(network())
+    model = graph.strip_weights(network())
     behind = subgraph.list_behind(model, {"z/Mul"})
     front = subgraph.cut_front(model, behind, {})
     proto = kit.copy(front.proto)
@@ -265,7 +255,7 @@ def test_what_a_changed_front_calls_as_something_behind_gets_another_name() -> N
         numpy_helper.from_array(np.asarray([3], F))
     )
     whole = subgraph.join_rest(front.replace(proto), model, behind)
-    check_structure(attach_weights(whole), "the whole")
+    check_structure(graph.attach_weights(whole), "the whole")
     assert len({node.name for node in whole.graph.node}) == len(whole.graph.node)
     known = values(False)
     again = Session(whole, optimize=False).run({name: known[name] for name in "xc"})

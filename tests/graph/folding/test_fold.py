@@ -151,12 +151,7 @@ FOLDED: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
         "Neg Add",
         {"c": F([1, 2])},
     ),
-    "padding by static axes, though the batch is dynamic": (
-        PADDING,
-        {},
-        "Pad",
-        {"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])},
-    ),
+    "padding by static axes of a dynamic batch": (PADDING, {}, "Pad", {"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1])}),
     # More bytes than the index without weights keeps: relative positions of attention are such vectors.
     "long indices are not read as shapes": (
         "g (float[3] x) => (float[1,1000] y) { k = Unsqueeze(long, zero) g = Gather(x, k) y = Relu(g) }",

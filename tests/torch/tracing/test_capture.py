@@ -161,9 +161,7 @@ def test_a_weight_of_a_layer_and_of_functions_has_one_quantizer_and_inputs_stay_
 def test_it_trains_pickles_and_exports_as_trained(model):
     model = pickle.loads(pickle.dumps(model))
     x, mask = torch.randn(3, 9, 8), torch.ones(3, 9)
-    model.prepare_calibration()
-    model(x, mask)
-    model.calc_qparams().init_qat()
+    calibrate(model, (x, mask)).init_qat()
     model(x, mask).logits.square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.model.get_submodule("inner").parameters())
     exported = to_onnx(model.freeze(), {"x": x, "mask": mask})
@@ -196,9 +194,7 @@ def test_another_size_than_the_one_that_became_a_constant_is_refused_by_name():
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     for k in (2, 3, 4):
         torch.testing.assert_close(compiled(torch.full((k, 6, 5), float(k))), model(torch.full((k, 6, 5), float(k))))
-    model.prepare_calibration()
-    model(x)
-    exported = to_onnx(model.calc_qparams().freeze(), x, dynamic_batch=True)
+    exported = to_onnx(calibrate(model, x).freeze(), x, dynamic_batch=True)
     dims = exported.model.graph.input[0].type.tensor_type.shape.dim
     assert [dim.dim_param or dim.dim_value for dim in dims] == ["batch", 6, 5]
 
@@ -326,10 +322,8 @@ def test_encoder_and_decoder_together() -> None:
     made = QuantModel(net, target="virtual", example_inputs=given)
     torch.testing.assert_close(made(**given), net(**given), rtol=1e-5, atol=1e-5)
     place = "decoder.layers.0.self_attn"
-    assert {(r.subject, r.rule) for r in made.refusals} == {
-        (f"{place}.add", "two-operands"),
-        (f"{place}.softmax", "softmax"),
-    }
+    wanted = {(f"{place}.add", "two-operands"), (f"{place}.softmax", "softmax")}
+    assert {(r.subject, r.rule) for r in made.refusals} == wanted
     made.prepare_calibration()
     made(**given)
     made.calc_qparams().set_quant()
