@@ -22,7 +22,14 @@ from pathlib import Path
 from measure import Run, table
 from subjects import Score, Subject, held_back, subject
 
-ACCURACY = ("cross_layer_equalization", "smoothquant", "ranges", "sensitive_ops", "rounding", "promotion")
+ACCURACY = (
+    "cross_layer_equalization",
+    "smoothquant",
+    "ranges",
+    "sensitive_ops",
+    "rounding",
+    "promotion",
+)
 # Worth leaving out only where weights may have few bits: with a budget, or a configuration of one's own.
 FEW_BITS = ("augmented_samples",)
 BUDGET = ("weight_bits",)

@@ -13,10 +13,7 @@ TEXT = """g (float[2,8] x) => (float[2,8] y) {
     m = ReduceMean <axes=[1]> (x) d = Sub(x, m) s = Mul(d, d) v = ReduceMean <axes=[1]> (s) e = Add(v, epsilon)
     r = Sqrt(e) y = Div(d, r)
 }"""
-
-
-def net(opset: int = 17) -> object:
-    return infer_shapes(parse(TEXT, opset=opset, epsilon=1e-12))
+NET = infer_shapes(parse(TEXT, opset=17, epsilon=1e-12))
 
 
 def samples(factor: float = 1.0, shift: float = 0.0) -> list[dict[str, np.ndarray]]:
@@ -25,7 +22,7 @@ def samples(factor: float = 1.0, shift: float = 0.0) -> list[dict[str, np.ndarra
 
 
 def test_ranges_are_those_of_all_samples() -> None:
-    found = measure_float_errors(net(), FloatType.FLOAT16, samples())  # type: ignore[arg-type]
+    found = measure_float_errors(NET, FloatType.FLOAT16, samples())
     whole = np.concatenate([one["x"] for one in samples()])
     assert found[TensorId("x")].low == whole.min()
     assert found[TensorId("x")].high == whole.max()
@@ -35,19 +32,19 @@ def test_ranges_are_those_of_all_samples() -> None:
 
 @pytest.mark.parametrize(("kind", "db"), [(FloatType.FLOAT16, 73.7), (FloatType.BFLOAT16, 55.6)])
 def test_rounding_costs_what_the_type_has_digits(kind: FloatType, db: float) -> None:
-    found = measure_float_errors(net(), kind, samples())  # type: ignore[arg-type]
+    found = measure_float_errors(NET, kind, samples())
     assert found[TensorId("d")].own_db == pytest.approx(db, abs=1.5)
     assert min(one.inputs_db for one in found.values()) > db - 15
 
 
 def test_what_overflows_cancels_or_vanishes_shows_at_its_node() -> None:
-    loud = measure_float_errors(net(), FloatType.FLOAT16, samples(1000.0))  # type: ignore[arg-type]
+    loud = measure_float_errors(NET, FloatType.FLOAT16, samples(1000.0))
     assert loud[TensorId("s")].own_db == -np.inf
     assert loud[TensorId("d")].own_db > 60
-    shifted = measure_float_errors(net(), FloatType.FLOAT16, samples(1.0, 2000.0))  # type: ignore[arg-type]
+    shifted = measure_float_errors(NET, FloatType.FLOAT16, samples(1.0, 2000.0))
     assert shifted[TensorId("d")].inputs_db < 20, "a small difference of large numbers"
     assert shifted[TensorId("x")].own_db > 60
-    quiet = measure_float_errors(net(), FloatType.FLOAT16, samples(1e-6))  # type: ignore[arg-type]
+    quiet = measure_float_errors(NET, FloatType.FLOAT16, samples(1e-6))
     assert quiet[TensorId("y")].inputs_db < 40, "a deviation of 1e-6 has few digits"
 
 

@@ -23,9 +23,8 @@ SIZES = "x:1x3x16x16,4x3x16x16,8x3x16x16"
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory, library: Path) -> onnxq.Result:
     """The network for TensorRT; its custom operator is computed by ONNX Runtime's library."""
-    return onnxq.quantize(
-        network(), overrides={"target": "trt", "effort": "fast", "latency": False, "ort_library": library}
-    )
+    overrides = {"target": "trt", "effort": "fast", "latency": False, "ort_library": library}
+    return onnxq.quantize(network(), overrides=overrides)
 
 
 def test_custom_operators_stay_float_with_a_line_and_their_tensors_get_ranges(quantized: onnxq.Result) -> None:

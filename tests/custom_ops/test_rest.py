@@ -144,9 +144,8 @@ def test_weights_alone_are_rounded_on_both_sides_and_checked_in_front() -> None:
     proto = with_plugins(MIDDLE, "TRT", **random_weights({"w0": (16, 16, 3, 3)}), half=np.float32(0.5))
     result = onnxq.quantize(proto, config="ort-int8-weights", overrides={"latency": False})
     index = get_index(result.model)
-    assert [getattr(index.maker(index.find_node(name), 1), "op_type", "") for name in ("c/Conv", "d/Conv")] == [
-        "DequantizeLinear"
-    ] * 2
+    makers = [index.maker(index.find_node(name), 1) for name in ("c/Conv", "d/Conv")]
+    assert [getattr(maker, "op_type", "") for maker in makers] == ["DequantizeLinear"] * 2
     assert [check.name for check in result.report.checks] == ["a"]
     assert "in front of it only, at a" in find_warning(result)
 

@@ -1,24 +1,26 @@
-"""The emitter writes legal graphs whose numbers are the numpy reference's, for every spec."""
+"""The emitter writes legal graphs whose numbers are the numpy reference's, for every spec; notes may be left out."""
 
 import json
 from collections import Counter
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
-import onnxq
 from onnxq.config import Config, Rule
+from onnxq.emit import BITS_KEY, PLAN_KEY, leave_out_notes
 from onnxq.emit.model import emit_pairs, write_matrices
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes, name_nodes
+from onnxq.graph.light import attach_weights, strip_weights
 from onnxq.graph.values import read_declared_type
 from onnxq.numerics import fake_quant
 from onnxq.runtime import Session, optimize_graph
 from tests.engines import kit
-from tests.networks import parse_text
-from tests.pipeline.models import EVERYTHING, images, residual
+from tests.networks import add_arrays, parse_text
+from tests.pipeline.models import images, quantize, residual
 
 
 def config(**raw: object) -> Config:
@@ -29,8 +31,8 @@ def initializers(model: onnx.ModelProto) -> dict[str, TensorProto]:
     return {tensor.name: tensor for tensor in model.graph.initializer}
 
 
-def test_pairs_are_named_after_their_sites() -> None:
-    model = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False}).model
+def test_pairs_and_their_metadata_are_named_after_their_sites() -> None:
+    model = quantize(residual(), images()).model
     names = {node.name: node for node in model.graph.node}
     q, dq = names["r/QuantizeLinear"], names["r/DequantizeLinear"]
     assert list(q.input) == ["r", "r/scale", "r/zero_point"]
@@ -43,14 +45,8 @@ def test_pairs_are_named_after_their_sites() -> None:
     assert held["w1/quantized"].data_type == TensorProto.INT8
     assert list(held["w1/scale"].dims) == [32]
     assert held["b1/quantized"].data_type == TensorProto.INT32
-
-
-def test_model_metadata_is_keyed_by_node() -> None:
-    model = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False}).model
-    held = {entry.key: entry.value for entry in model.metadata_props}
-    bits = json.loads(held["onnxq.bits"])
-    nodes = {node.name for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")}
-    assert set(bits) == nodes
+    bits = json.loads({entry.key: entry.value for entry in model.metadata_props}["onnxq.bits"])
+    assert set(bits) == {n.name for n in model.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")}
     assert bits["r/QuantizeLinear"]["site"] == "r"
     assert bits["r/QuantizeLinear"]["bits"] == 8
 
@@ -59,7 +55,7 @@ def test_model_metadata_is_keyed_by_node() -> None:
 def test_narrow_activations_are_enforced_by_a_clip(bits: int) -> None:
     """Not only noted: a value beyond the narrow range saturates at it; what that costs is said."""
     asked = config(activations={"bits": bits, "scheme": "asymmetric"})
-    result = onnxq.quantize(residual(), images(), asked, overrides={"latency": False})
+    result = quantize(residual(), images(), asked)
     site = next(s for s in result.plan.sites if str(s.site) == "x")
     assert site.qparams is not None
     model = onnx.ModelProto.FromString(result.model.SerializeToString())
@@ -74,8 +70,8 @@ def test_narrow_activations_are_enforced_by_a_clip(bits: int) -> None:
 @pytest.mark.parametrize(("preset", "maker"), [("ort-int8", "QuantizeLinear"), ("trt-int8", "Relu")])
 def test_narrow_activations_keep_the_integer_kernels(preset: str, maker: str) -> None:
     """ONNX Runtime fuses no Conv in front of a float Clip; TensorRT's Clip takes no integers."""
-    changes = {"activations": {"bits": 4}, "rules": [{"op": "*", "set": {"quantize": True}}], "latency": False}
-    model = onnxq.quantize(residual(), images(), preset, overrides=changes).model
+    changes = {"activations": {"bits": 4}, "rules": [{"op": "*", "set": {"quantize": True}}]}
+    model = quantize(residual(), images(), preset, **changes).model
     makers = {output: node.op_type for node in model.graph.node for output in node.output}
     assert maker in {makers.get(node.input[0]) for node in model.graph.node if node.op_type == "Clip"}
     if preset == "ort-int8":
@@ -83,17 +79,13 @@ def test_narrow_activations_keep_the_integer_kernels(preset: str, maker: str) ->
 
 
 def test_narrow_activations_of_a_matmul_still_fuse() -> None:
-    result = onnxq.quantize(
-        linear(), TOKENS, config(activations={"bits": 6, "scheme": "asymmetric"}), overrides={"latency": False}
-    )
+    result = quantize(linear(), TOKENS, config(activations={"bits": 6, "scheme": "asymmetric"}))
     assert Counter(n.op_type for n in optimize_graph(result.model).graph.node)["MatMulIntegerToFloat"] == 2
 
 
 @pytest.mark.parametrize("bits", [2, 4, 6])
 def test_narrow_weights_use_only_their_levels(bits: int) -> None:
-    result = onnxq.quantize(
-        residual(), images(), config(weights={"bits": bits, "granularity": "channel"}), overrides={"latency": False}
-    )
+    result = quantize(residual(), images(), config(weights={"bits": bits, "granularity": "channel"}))
     stored = numpy_helper.to_array(initializers(result.model)["w1/quantized"])
     assert stored.dtype == np.int8
     assert stored.min() >= -(2 ** (bits - 1))
@@ -103,7 +95,7 @@ def test_narrow_weights_use_only_their_levels(bits: int) -> None:
 def test_packed_weights_are_half_as_large_and_compute_the_same() -> None:
     """int4 in the file, int8 in the kernel: the Cast between them is gone once ONNX Runtime has loaded the file."""
     wide, packed = (
-        onnxq.quantize(residual(), images(), config(weights=wish), overrides={"latency": False})
+        quantize(residual(), images(), config(weights=wish))
         for wish in ({"bits": 4, "granularity": "channel"}, {"bits": 4, "storage": "int4", "granularity": "channel"})
     )
     held = initializers(packed.model)
@@ -121,7 +113,7 @@ def test_packed_weights_are_half_as_large_and_compute_the_same() -> None:
 
 def test_sixteen_bit_activations_raise_the_opset_and_warn() -> None:
     asked = config(activations={"bits": 16, "scheme": "asymmetric"}, bias="float")
-    result = onnxq.quantize(residual(), images(), asked, overrides={"latency": False})
+    result = quantize(residual(), images(), asked)
     assert result.model.opset_import[0].version == 21
     assert min(result.report.checks[0].sqnr_db) > 38
     assert any("16-bit" in warning for warning in result.report.warnings)
@@ -132,7 +124,7 @@ def test_narrow_range_and_symmetric_activations() -> None:
         activations={"bits": 8, "scheme": "symmetric", "signed": True, "narrow_range": True},
         weights={"bits": 8, "granularity": "channel", "narrow_range": True},
     )
-    result = onnxq.quantize(residual(), images(), asked, overrides={"latency": False})
+    result = quantize(residual(), images(), asked)
     assert min(result.report.checks[0].sqnr_db) > 25
     assert numpy_helper.to_array(initializers(result.model)["w1/quantized"]).min() >= -127
     zero = numpy_helper.to_array(initializers(result.model)["x/zero_point"])
@@ -141,9 +133,7 @@ def test_narrow_range_and_symmetric_activations() -> None:
 
 
 def test_per_tensor_weights() -> None:
-    result = onnxq.quantize(
-        residual(), images(), config(weights={"granularity": "tensor"}), overrides={"latency": False}
-    )
+    result = quantize(residual(), images(), config(weights={"granularity": "tensor"}))
     assert list(initializers(result.model)["w1/scale"].dims) == []
     assert min(result.report.checks[0].sqnr_db) > 25
 
@@ -176,9 +166,7 @@ TOKENS = {"x": np.random.default_rng(2).standard_normal((8, 6, 128)).astype(np.f
     ],
 )  # fmt: skip
 def test_weight_only(wish: dict[str, object], dtype: int, scale_shape: list[int], least: float) -> None:
-    result = onnxq.quantize(
-        linear(), TOKENS, Config.model_validate({"mode": "weight-only", "weights": wish}), overrides={"latency": False}
-    )
+    result = quantize(linear(), TOKENS, Config.model_validate({"mode": "weight-only", "weights": wish}))
     held = initializers(result.model)
     assert held["w/quantized"].data_type == dtype
     assert list(held["w/scale"].dims) == scale_shape
@@ -190,7 +178,7 @@ def test_weight_only(wish: dict[str, object], dtype: int, scale_shape: list[int]
 
 def test_an_unsupported_wish_is_refused_with_what_there_is() -> None:
     wish = {"bits": 4, "storage": "uint4", "scheme": "asymmetric", "granularity": "channel"}
-    result = onnxq.quantize(residual(), images(), config(weights=wish), overrides={"latency": False})
+    result = quantize(residual(), images(), config(weights=wish))
     assert not result.plan.sites
     reasons = {refusal.reason for refusal in result.plan.refusals}
     assert any("no Conv kernel for 4-bit asymmetric uint4 per channel weights" in reason for reason in reasons)
@@ -204,7 +192,7 @@ def test_bias_overflow_is_prevented_by_the_weight_scale() -> None:
     values[3] = 0
     values[4] = 1e-30
     weight.CopyFrom(numpy_helper.from_array(values, "w1"))
-    result = onnxq.quantize(proto, images(), EVERYTHING, overrides={"latency": False})
+    result = quantize(proto, images())
     assert min(result.report.checks[0].sqnr_db) > 28
     assert result.report.checks[0].agreement_db > 35
 
@@ -226,7 +214,7 @@ def test_a_branch_quantizes_for_itself_what_it_captures(given_out: bool, taken: 
     )
     # Both branches must be calibrated; what is compared is one of them.
     feeds = [{"x": images(2, k)["x"], "c": np.asarray(bool(k % 2))} for k in range(4)]
-    result = onnxq.quantize(proto, feeds, EVERYTHING, overrides={"latency": False})
+    result = quantize(proto, feeds)
     sites = {str(site.site) for site in result.plan.sites}
     assert {"r", "h/If.then_branch::q/Conv/in0"} <= sites
     x = {"x": images(2, 9)["x"], "c": np.asarray(taken)}
@@ -258,18 +246,13 @@ def test_convolutions_of_single_channels_are_products_by_matrices(batch: str, co
     assert all(list(attr.ints) == [1, 1] for node in products for attr in node.attribute if attr.name == "kernel_shape")
 
 
-def test_results_of_products_by_matrices_keep_their_sizes() -> None:
+def test_results_of_products_by_matrices_keep_their_sizes_and_are_declared_once() -> None:
     """No engine sees the batch of what lies behind a Reshape."""
     text = "(float[n,6,4,4] x) => (float[n,6,4,4] y) { a = Conv <group=6>(x, w) b = Relu(a) y = Relu(b) }"
-    made = write_matrices(name_nodes(kit.graph(text, 13, w=np.ones((6, 1, 1, 1), np.float32))), lambda *_: True)
-    assert {value.name: read_declared_type(value)[1] for value in made.graph.value_info} == {"b": ("n", 6, 4, 4)}
-
-
-def test_results_of_products_by_matrices_are_declared_once() -> None:
-    text = "(float[n,6,4,4] x) => (float[n,6,4,4] y) { a = Conv <group=6>(x, w) b = Relu(a) y = Relu(b) }"
-    typed = infer_shapes(name_nodes(kit.graph(text, 13, w=np.ones((6, 1, 1, 1), np.float32))))
-    made = write_matrices(typed, lambda *_: True)
-    names = [value.name for value in made.graph.value_info]
+    model = name_nodes(kit.graph(text, 13, w=np.ones((6, 1, 1, 1), np.float32)))
+    plain, typed = (write_matrices(one, lambda *_: True).graph.value_info for one in (model, infer_shapes(model)))
+    assert {value.name: read_declared_type(value)[1] for value in plain} == {"b": ("n", 6, 4, 4)}
+    names = [value.name for value in typed]
     assert sorted(names) == sorted(set(names))
     assert "b" in names
 
@@ -286,9 +269,86 @@ def test_other_convolutions_are_left() -> None:
 
 @pytest.mark.parametrize(("domain", "own"), [("", "is of opset 12"), ("ai.onnx.ml", "imports none of ONNX's own")])
 def test_a_plan_of_a_later_opset_says_what_the_model_has(domain: str, own: str) -> None:
-    made = onnxq.quantize(residual(), images(), EVERYTHING, overrides={"latency": False})
+    made = quantize(residual(), images())
     model = name_nodes(residual(opset=12))
     model.opset_import[0].domain = domain
     with pytest.raises(PlanError, match=own) as caught:
         emit_pairs(model, made.plan)
     assert (caught.value.code, bool(caught.value.fix)) == ("Q404", True)
+
+
+MODEL = """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>
+g (float[1,64] x, bool c) => (float[1,64] y) {
+    [scale] s = local.Scale(x) [quantize] q = QuantizeLinear(s, step) [dequantize] d = DequantizeLinear(q, step)
+    [choice] b = If (c) <
+        then_branch = t () => (float[1,64] u) { [inner] u = MatMul(d, w) },
+        else_branch = e () => (float[1,64] v) { v = Identity(d) }
+    >
+    y = Neg(b)
+}
+<domain: "local", opset_import: ["" : 21]>
+Scale (a) => (o) { [double] o = Add(a, a) }"""
+RECORD = {"site": "s", "bits": 7, "scheme": "symmetric", "granularity": "tensor", "role": "activation", "rule": "x"}
+
+
+def model() -> onnx.ModelProto:
+    """A network with texts of an exporter and of onnxq in all places that may hold some."""
+    proto = parser.parse_model(MODEL)
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    add_arrays(proto.graph, w=weight, step=0.02)
+    proto.graph.value_info.append(helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, [1, 64]))
+    bits = dict.fromkeys(("quantize", "dequantize"), RECORD)
+    helper.set_model_props(proto, {"names": "cat", PLAN_KEY: "{}", BITS_KEY: json.dumps(bits)})
+    branch = proto.graph.node[3].attribute[0]
+    graphs = (proto.graph, branch.g)
+    nodes = (node for graph in (*graphs, *proto.functions) for node in graph.node)
+    values = (*proto.graph.input, *proto.graph.output, *proto.graph.value_info, *proto.graph.initializer)
+    for noted in (*graphs, *proto.functions, *nodes, *values):
+        noted.doc_string = "File train.py, line 3"
+        noted.metadata_props.add(key="stack_trace", value="File train.py, line 3")
+    proto.doc_string = branch.doc_string = "File train.py, line 3"
+    return proto
+
+
+def list_names(proto: onnx.ModelProto) -> list[str]:
+    inner = proto.graph.node[3].attribute[0].g.node
+    return [node.name for node in (*proto.graph.node, *inner, *proto.functions[0].node)]
+
+
+def run(proto: Any) -> np.ndarray:
+    feeds = {"x": np.linspace(-1, 1, 64, dtype=np.float32)[None], "c": np.array(True)}
+    return Session(proto).run(feeds)["y"]
+
+
+@pytest.mark.parametrize("level", ["names", "none"])
+@pytest.mark.parametrize("light", [False, True])
+def test_no_text_is_left_and_the_answers_stay(level: Literal["names", "none"], light: bool) -> None:
+    whole = model()
+    before = whole.SerializeToString()
+    bare = leave_out_notes(strip_weights(whole) if light else whole, level)
+    proto = attach_weights(bare)
+    assert whole.SerializeToString() == before
+    assert b"train.py" not in proto.SerializeToString()
+    onnx.checker.check_model(proto)
+    np.testing.assert_array_equal(run(bare), run(whole))
+    assert [value.name for value in proto.graph.value_info] == ["s"]
+
+
+def test_names_keep_the_bits_once_for_each_pair() -> None:
+    proto = leave_out_notes(model(), "names")
+    assert list_names(proto) == list_names(model())
+    held = {entry.key: entry.value for entry in proto.metadata_props}
+    assert held == {"names": "cat", BITS_KEY: '{"dequantize":{"bits":7}}'}
+
+
+def test_none_keeps_what_is_not_onnxqs() -> None:
+    proto = leave_out_notes(model(), "none")
+    assert set(list_names(proto)) == {""}
+    assert {entry.key: entry.value for entry in proto.metadata_props} == {"names": "cat"}
+
+
+@pytest.mark.parametrize("text", ["{}", '{"dequantize": {"site": "s"}}'])
+def test_records_without_bits_leave_none(text: str) -> None:
+    proto = model()
+    helper.set_model_props(proto, {BITS_KEY: text})
+    assert not leave_out_notes(proto, "names").metadata_props

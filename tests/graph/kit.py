@@ -58,9 +58,8 @@ def assert_same(a: ModelProto, b: ModelProto) -> None:
     rng = np.random.default_rng(1)
     feeds = {"x": rng.standard_normal(SIZE).astype(np.float32), "z": rng.standard_normal(SIZE).astype(np.float32)}
     for flag in (True, False):
-        for left, right in zip(
-            compute(a, {**feeds, "c": np.array(flag)}), compute(b, {**feeds, "c": np.array(flag)}), strict=True
-        ):
+        outputs = (compute(one, {**feeds, "c": np.array(flag)}) for one in (a, b))
+        for left, right in zip(*outputs, strict=True):
             np.testing.assert_array_equal(left, right)
 
 

@@ -92,13 +92,8 @@ def test_what_moves_integers_moves_floats() -> None:
         a, b = Split <axis=1, num_outputs=2>(u) c = Concat <axis=1>(a, b) r = Gather <axis=1>(c, rows)
         y = DequantizeLinear(r, s, z) d = DequantizeLinear(q, s, z) first = ArgMax <axis=2, keepdims=0>(d)
     }"""
-    arrays = {
-        "s": np.float32(0.02),
-        "z": np.uint8(77),
-        "pads": np.array([0, 0, 0, 0, 0, 2]),
-        "rows": np.array([0, 3, 5, 1, 2]),
-    }
-    proto = model(body, opset=18, **arrays)
+    places = {"pads": np.array([0, 0, 0, 0, 0, 2]), "rows": np.array([0, 3, 5, 1, 2])}
+    proto = model(body, opset=18, s=np.float32(0.02), z=np.uint8(77), **places)
     pairs = read_integer_operators(name_nodes(proto))
     x = np.random.default_rng(0).standard_normal((3, 4, 6)).astype(np.float32)
     np.testing.assert_array_equal(answer(pairs, x), answer(proto, x))

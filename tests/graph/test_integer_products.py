@@ -33,9 +33,8 @@ def make_pairs(op: str, scales: int = 6, *, transposed: bool = False) -> onnx.Mo
         "wz": np.zeros(scales, np.int8),
         "b": RNG.standard_normal(6).astype(np.float32),
     }
-    proto = model(
-        text, 13, **{name: value.reshape(()) if value.size == 1 else value for name, value in tensors.items()}
-    )
+    single = {name: value.reshape(()) for name, value in tensors.items() if value.size == 1}
+    proto = model(text, 13, **tensors | single)
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     return proto
 

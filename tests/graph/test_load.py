@@ -14,17 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from onnxq import graph
 from onnxq.errors import ModelError
-from onnxq.graph import (
-    Editor,
-    GraphIndex,
-    compute_fingerprint,
-    find_opset,
-    infer_shapes,
-    inline_functions,
-    load_model,
-    name_nodes,
-)
 from onnxq.graph.scopes import walk_all_nodes
 from onnxq.graph.values import encode_tensor
 from tests.graph.kit import compute, model
@@ -68,12 +59,12 @@ DAMAGED = model(
 def test_a_model_is_read_whole_and_a_proto_copied(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(small().SerializeToString())
-    loaded = load_model(path)
+    loaded = graph.load_model(path)
     assert loaded.proto == small()
     assert (loaded.path, loaded.size_bytes, loaded.external, loaded.notes) == (path, path.stat().st_size, False, ())
-    assert load_model(str(path)).proto == small()
+    assert graph.load_model(str(path)).proto == small()
     proto = small()
-    copy = load_model(proto)
+    copy = graph.load_model(proto)
     copy.proto.graph.node[0].name = "changed"
     assert proto == small()
     assert copy.path is None
@@ -82,7 +73,7 @@ def test_a_model_is_read_whole_and_a_proto_copied(tmp_path: Path) -> None:
 def test_external_data_is_read_in(tmp_path: Path) -> None:
     path = external(tmp_path, "sub/weights.bin")
     before = {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
-    loaded = load_model(path)
+    loaded = graph.load_model(path)
     assert loaded.external
     assert loaded.size_bytes == sum(len(data) for data in before.values())
     assert loaded.proto == small()
@@ -99,14 +90,14 @@ def test_external_data_of_attributes_and_bodies_is_read_in(tmp_path: Path) -> No
     proto.graph.node.insert(0, constant)
     path = tmp_path / "m.onnx"
     onnx.save(proto, path, save_as_external_data=True, size_threshold=0, convert_attribute=True)
-    again = load_model(path).proto
+    again = graph.load_model(path).proto
     assert numpy_helper.to_array(again.graph.node[0].attribute[0].t).tolist() == [1] * 4
     assert numpy_helper.to_array(again.graph.node[1].attribute[0].g.initializer[0]).tolist() == [1] * 4
 
 
 def fails(source: object, *words: str) -> None:
     with pytest.raises(ModelError) as caught:
-        load_model(source)  # type: ignore[arg-type]
+        graph.load_model(source)  # type: ignore[arg-type]
     for word in words:
         assert word in str(caught.value)
 
@@ -209,7 +200,7 @@ def test_what_is_wrong_in_a_model_is_told(tmp_path: Path, damage: Callable[[Mode
     proto = small()
     damage(proto)
     with pytest.raises(ModelError, match=said):
-        load_model(proto)
+        graph.load_model(proto)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +227,7 @@ def test_a_cache_that_links_model_and_data_to_one_store_is_read(tmp_path: Path) 
     snapshot.mkdir()
     (snapshot / "model.onnx").symlink_to(path)
     (snapshot / "weights.bin").symlink_to(store / "weights.bin")
-    assert load_model(snapshot / "model.onnx").proto == small()
+    assert graph.load_model(snapshot / "model.onnx").proto == small()
 
 
 @pytest.mark.parametrize(
@@ -256,20 +247,20 @@ def test_external_data_that_does_not_fit_is_told(tmp_path: Path, entries: dict[s
 
 
 def test_what_engines_add_to_external_data_is_passed_over(tmp_path: Path) -> None:
-    assert load_model(external(tmp_path, checksum="0", prepacked_0="x")).proto == small()
+    assert graph.load_model(external(tmp_path, checksum="0", prepacked_0="x")).proto == small()
 
 
 def test_an_operator_newer_than_the_opset_raises_it() -> None:
     """Tools that fuse write Gelu or RMSNormalization and leave the opset as it was; ONNX Runtime loads no such file."""
     proto = model("g (float[4,8] x) => (float[4,8] y) { [m] a = MatMul(x, x) [g] y = Gelu(a) }", opset=17, ir=8)
-    found = load_model(proto)
-    assert (find_opset(found.proto), found.proto.ir_version) == (20, 9)
+    found = graph.load_model(proto)
+    assert (graph.find_opset(found.proto), found.proto.ir_version) == (20, 9)
     (note,) = found.notes
     assert note.code == "W113"
     assert "'g'" in note
     assert "Gelu" in note
     assert "of opset 20, and the model declares opset 17; it declares opset 20 now" in note
-    assert find_opset(proto) == 17
+    assert graph.find_opset(proto) == 17
 
 
 def test_an_operator_newer_than_the_opset_is_named_where_raising_it_changes_another() -> None:
@@ -305,17 +296,17 @@ def test_damaged_bytes_give_a_model_or_an_error(seed: int, hits: int) -> None:
         path = Path(folder) / "m.onnx"
         path.write_bytes(bytes(data))
         with suppress(ModelError):
-            proto = name_nodes(load_model(path).proto)
-            GraphIndex(proto)
-            Editor(proto).export()
-            infer_shapes(proto)
-            compute_fingerprint(inline_functions(proto))
+            proto = graph.name_nodes(graph.load_model(path).proto)
+            graph.GraphIndex(proto)
+            graph.Editor(proto).export()
+            graph.infer_shapes(proto)
+            graph.compute_fingerprint(graph.inline_functions(proto))
 
 
 def test_initializers_that_are_inputs_become_plain(tmp_path: Path) -> None:
     """The form of IR version 3: ORT would take every weight for an input that may change."""
     proto = model("g (float[4] x, float[4,500] w) => (float[500] y) { [m] y = MatMul(x, w) }", opset=7, ir=3, w=W)
-    loaded = load_model(proto)
+    loaded = graph.load_model(proto)
     assert [value.name for value in loaded.proto.graph.input] == ["x"]
     assert loaded.proto.ir_version == 4
     assert loaded.notes == ("1 initializers were listed as graph inputs too; they are plain initializers now",)
@@ -325,7 +316,7 @@ def test_initializers_that_are_inputs_become_plain(tmp_path: Path) -> None:
 
 def test_nodes_in_any_order_are_sorted() -> None:
     proto = model("g (float[4] x) => (float[4] y) { [b] y = Neg(a) [a] a = Relu(x) }")
-    loaded = load_model(proto)
+    loaded = graph.load_model(proto)
     assert [node.name for node in loaded.proto.graph.node] == ["a", "b"]
     assert len(loaded.notes) == 1
 
@@ -336,7 +327,7 @@ def test_a_domain_is_imported_once_and_always() -> None:
     proto = model(text)
     del proto.opset_import[:]
     proto.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in (("", 28), ("ai.onnx", 17)))
-    loaded = load_model(proto)
+    loaded = graph.load_model(proto)
     imports = {entry.domain: entry.version for entry in loaded.proto.opset_import}
     assert imports == {"ai.onnx": 17, "ai.onnx.ml": 5, "com.microsoft": 1}
     assert len(loaded.proto.opset_import) == 3
@@ -358,7 +349,7 @@ def test_the_longer_name_of_onnxs_own_domain_is_read(imported: str) -> None:
     for node in walk_all_nodes(proto):
         node.domain = "ai.onnx"
     proto.opset_import[0].domain = imported
-    loaded = load_model(proto)
+    loaded = graph.load_model(proto)
     assert {node.domain for node in walk_all_nodes(loaded.proto)} == {""}
     assert not loaded.notes
     np.testing.assert_array_equal(compute(loaded.proto, feeds)[0], wanted)
@@ -369,7 +360,7 @@ def test_narrow_types_pass_the_size_check() -> None:
     proto.graph.initializer.append(encode_tensor("four", np.arange(7), TensorProto.UINT4))
     proto.graph.initializer.append(helper.make_tensor("text", TensorProto.STRING, [2], [b"a", b"bc"]))
     proto.graph.initializer.append(numpy_helper.from_array(np.zeros((0, 3), np.float32), "none"))
-    assert load_model(proto).proto == proto
+    assert graph.load_model(proto).proto == proto
 
 
 TEXT = "g (float[n,4] x) => (float[n,500] y) { [m] y = MatMul(x, w) }"
@@ -378,7 +369,7 @@ FEEDS = {"x": np.ones((2, 4), np.float32)}
 
 def loads_as_it_runs(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model as loaded, whose answers in ONNX Runtime are those of the original."""
-    loaded = load_model(proto).proto
+    loaded = graph.load_model(proto).proto
     np.testing.assert_array_equal(compute(loaded, FEEDS)[0], compute(proto, FEEDS)[0])
     return loaded
 
@@ -392,7 +383,7 @@ def test_a_tensor_without_a_shape_is_loaded_and_stays_without(where: str) -> Non
             declared[0].type.tensor_type.ClearField("shape")
     loaded = loads_as_it_runs(proto)
     assert loaded.graph == proto.graph
-    index = GraphIndex(loaded)
+    index = graph.GraphIndex(loaded)
     assert (index.inputs[0].shape is None) == (where != "output")
 
 
@@ -416,13 +407,13 @@ def test_an_input_without_a_type_is_named(half: str) -> None:
     declared = proto.graph.input[0]
     declared.ClearField("type") if half == "type" else declared.type.tensor_type.ClearField("elem_type")
     with pytest.raises(ModelError, match="input 'x': has no type"):
-        load_model(proto)
+        graph.load_model(proto)
 
 
 def test_an_input_with_a_default_value_becomes_a_constant_and_is_named() -> None:
     text = "g (float[n,4] x, float[500] b) => (float[n,500] y) { [m] h = MatMul(x, w) [a] y = Add(h, b) }"
     proto = model(text, ir=8, w=W, b=np.ones(500, np.float32))
-    loaded = load_model(proto)
+    loaded = graph.load_model(proto)
     assert [value.name for value in loaded.proto.graph.input] == ["x"]
     assert loaded.notes == ("inputs with a default value are constants now, and can no longer be fed: b",)
     np.testing.assert_array_equal(compute(loaded.proto, FEEDS)[0], compute(proto, FEEDS)[0])

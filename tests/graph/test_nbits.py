@@ -107,15 +107,19 @@ def test_what_the_operator_does_not_take_stays() -> None:
     assert write_nbits(small, 0, {}) is small
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_files_of_onnxruntimes_quantizer_are_read(symmetric: bool) -> None:
+def _quantize_by_tool(w: Any, symmetric: bool) -> onnx.ModelProto:
+    """The product of data and w, as ONNX Runtime's own tool writes it."""
     quantizer = pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
-    w = np.random.default_rng(2).normal(size=(K, N)).astype(np.float32)
     # Below opset 21 ONNX has no blocks, ONNX Runtime's own operator does.
     proto = model(f"net (float[rows,{K}] x) => (float[rows,{N}] y) {{ [m] y = MatMul(x, w) }}", ir=9, w=w)
     tool = quantizer.MatMulNBitsQuantizer(proto, block_size=32, is_symmetric=symmetric, accuracy_level=1)
     tool.process()
-    made = tool.model.model
+    return tool.model.model
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_files_of_onnxruntimes_quantizer_are_read(symmetric: bool) -> None:
+    made = _quantize_by_tool(np.random.default_rng(2).normal(size=(K, N)).astype(np.float32), symmetric)
     again = read_nbits(made)
     assert [node.op_type for node in again.graph.node] == ["DequantizeLinear", "MatMul"]
     np.testing.assert_allclose(_run(again), _run(made), atol=1e-5)
@@ -126,11 +130,7 @@ def test_blocks_of_scale_0_are_zeros_of_another(symmetric: bool) -> None:
     w = np.random.default_rng(2).normal(size=(K, N)).astype(np.float32)
     # A row of padding in a table that the projection shares.
     w[:, 3] = 0
-    quantizer = pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
-    proto = model(f"net (float[rows,{K}] x) => (float[rows,{N}] y) {{ [m] y = MatMul(x, w) }}", ir=9, w=w)
-    tool = quantizer.MatMulNBitsQuantizer(proto, block_size=32, is_symmetric=symmetric, accuracy_level=1)
-    tool.process()
-    made = tool.model.model
+    made = _quantize_by_tool(w, symmetric)
     scales = next(tensor for tensor in made.graph.initializer if tensor.name.endswith("scales"))
     assert (onnx.numpy_helper.to_array(scales) == 0).any()
     # What the integers are does not matter then.

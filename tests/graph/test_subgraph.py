@@ -10,28 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
 
-from onnxq.graph import (
-    GraphIndex,
-    LightModel,
-    ModelLike,
-    attach_weights,
-    infer_shapes,
-    load_model,
-    name_nodes,
-    save_model,
-    strip_weights,
-)
+from onnxq import graph
+from onnxq.graph import subgraph
 from onnxq.graph.load import check_structure
 from onnxq.graph.scopes import list_reads, rename_reads
-from onnxq.graph.subgraph import (
-    Cutter,
-    assemble_model,
-    cut_front,
-    declare_input,
-    join_rest,
-    list_behind,
-    remove_unneeded,
-)
 from onnxq.graph.values import read_declared_type
 from onnxq.runtime import Session, tap_tensors
 from onnxq.sites import TensorId
@@ -68,14 +50,14 @@ def network() -> ModelProto:
     rng = np.random.default_rng(0)
     w, v = ((rng.standard_normal((WIDTH, WIDTH)) / 8).astype(F) for _ in range(2))
     add_arrays(proto.graph, w=w, v=v, half=np.full(WIDTH, 0.5, F))
-    return name_nodes(proto)
+    return graph.name_nodes(proto)
 
 
 @lru_cache(maxsize=2)
 def values(chosen: bool) -> dict[str, np.ndarray]:
     """All inner tensors of the whole model on one sample."""
     feeds = {"x": np.random.default_rng(1).standard_normal((3, WIDTH)).astype(F), "c": np.asarray(chosen)}
-    tapped = tap_tensors(infer_shapes(network()), [TensorId(name) for name in INNER])
+    tapped = tap_tensors(graph.infer_shapes(network()), [TensorId(name) for name in INNER])
     found = Session(tapped.proto, optimize=False).run(feeds)
     return {**feeds, **found}
 
@@ -84,7 +66,7 @@ def declare(name: str, known: dict[str, np.ndarray]) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(known[name].dtype), None)
 
 
-def find_needed(cutter: Cutter[Any], wanted: set[str], given: set[str]) -> list[str]:
+def find_needed(cutter: subgraph.Cutter[Any], wanted: set[str], given: set[str]) -> list[str]:
     """The nodes that tensors are computed from, where others are given."""
     found, waiting = set(), list(wanted)
     while waiting:
@@ -105,19 +87,19 @@ def find_needed(cutter: Cutter[Any], wanted: set[str], given: set[str]) -> list[
 def test_a_part_gives_what_it_gives_in_the_whole(
     light: bool, outputs: set[str], between: set[str], chosen: bool
 ) -> None:
-    model: ModelLike = strip_weights(network()) if light else network()
+    model: graph.ModelLike = graph.strip_weights(network()) if light else network()
     known, wanted = values(chosen), outputs - between
-    cutter = Cutter(model)
+    cutter = subgraph.Cutter(model)
     names = find_needed(cutter, wanted, between)
     read = [name for name in cutter.list_inputs(names) if name not in wanted]
     given_inputs = dict.fromkeys((*read, *(name for name in between if name not in read)))
     part = cutter.cut(
         names, [declare(n, known) for n in given_inputs], [ValueInfoProto(name=n) for n in sorted(wanted)]
     )
-    assert isinstance(part, LightModel) is light
+    assert isinstance(part, graph.LightModel) is light
     if not wanted:
         return
-    check_structure(attach_weights(part), "part")
+    check_structure(graph.attach_weights(part), "part")
     session = Session(part, optimize=False)
     found = session.run({value.name: known[value.name] for value in session.inputs}, sorted(wanted))
     for name in wanted:
@@ -126,7 +108,7 @@ def test_a_part_gives_what_it_gives_in_the_whole(
 
 def test_inputs_have_the_ranks_that_all_values_share_and_vectors_their_sizes() -> None:
     def declare_shapes(*shapes: tuple[int, ...]) -> list[int | str | None] | None:
-        shape = read_declared_type(declare_input("t", [np.zeros(shape, np.int64) for shape in shapes]))[1]
+        shape = read_declared_type(subgraph.declare_input("t", [np.zeros(shape, np.int64) for shape in shapes]))[1]
         return None if shape is None else list(shape)
 
     assert declare_shapes((4,), (4,)) == [4]
@@ -135,15 +117,15 @@ def test_inputs_have_the_ranks_that_all_values_share_and_vectors_their_sizes() -
     assert declare_shapes((2,), (2, 1)) is None
     assert declare_shapes((), ()) == []
     assert declare_shapes((0, 3), (2, 3)) == [None, None]
-    assert declare_input("t", [np.zeros(2, np.float32)], TensorProto.FLOAT16).type.tensor_type.elem_type == 10
-    sequence = declare_input("s", [[], [np.zeros((2, 3), np.int64), np.zeros((1, 3), np.int64)]])
+    assert subgraph.declare_input("t", [np.zeros(2, np.float32)], TensorProto.FLOAT16).type.tensor_type.elem_type == 10
+    sequence = subgraph.declare_input("s", [[], [np.zeros((2, 3), np.int64), np.zeros((1, 3), np.int64)]])
     expected = helper.make_tensor_type_proto(TensorProto.INT64, [None, None])
     assert sequence.type == helper.make_sequence_type_proto(expected)
-    assert declare_input("s", [[], []]).type.sequence_type.elem_type.tensor_type.elem_type == TensorProto.FLOAT
+    assert subgraph.declare_input("s", [[], []]).type.sequence_type.elem_type.tensor_type.elem_type == TensorProto.FLOAT
 
 
 def test_only_what_is_read_goes_along() -> None:
-    cutter = Cutter(network())
+    cutter = subgraph.Cutter(network())
     part = cutter.cut(["f/shift"], [declare("l", values(True))], [ValueInfoProto(name="f")])
     assert [f.name for f in part.functions] == ["shift", "twice"]
     assert [tensor.name for tensor in part.graph.initializer] == ["half"]
@@ -158,18 +140,18 @@ def test_only_what_is_read_goes_along() -> None:
 
 def test_nodes_that_compute_constants_go_with_their_readers() -> None:
     text = "m (float[2, 2] x) => (float[2, 2] y) { t = Transpose(w)  u = Neg(t)  a = Relu(x)  y = MatMul(a, u) }"
-    proto = name_nodes(kit.model(text, w=np.array([[1, 2], [3, 4]], F)))
-    cutter = Cutter(proto, computed=True)
+    proto = graph.name_nodes(kit.model(text, w=np.array([[1, 2], [3, 4]], F)))
+    cutter = subgraph.Cutter(proto, computed=True)
     assert cutter.constants == {"t/Transpose", "u/Neg"}
     assert cutter.list_inputs(["y/MatMul"]) == ["a"]
     part = cutter.cut(["y/MatMul"], [proto.graph.input[0]], [proto.graph.output[0]])
     assert [node.name for node in part.graph.node] == ["t/Transpose", "u/Neg", "y/MatMul"]
-    assert Cutter(proto).list_inputs(["y/MatMul"]) == ["a", "u"]
+    assert subgraph.Cutter(proto).list_inputs(["y/MatMul"]) == ["a", "u"]
 
 
 def test_an_input_takes_the_place_of_a_stored_tensor_and_a_changed_node_of_its_own() -> None:
     proto, known = network(), values(True)
-    cutter = Cutter(proto)
+    cutter = subgraph.Cutter(proto)
     eye = np.eye(WIDTH, dtype=F)
     part = cutter.cut(["a/MatMul"], [declare("x", known), declare("w", {"w": eye})], [ValueInfoProto(name="a")])
     assert not part.graph.initializer
@@ -186,14 +168,14 @@ def test_sparse_weights_and_declared_types_are_kept() -> None:
     proto = network()
     values_ = numpy_helper.from_array(np.asarray([1.5], F), "q")
     sparse = helper.make_sparse_tensor(values_, numpy_helper.from_array(np.asarray([1], np.int64)), [4])
-    part = assemble_model(proto, [], (), [ValueInfoProto(name="q")], {"q": sparse, "other": values_})
+    part = subgraph.assemble_model(proto, [], (), [ValueInfoProto(name="q")], {"q": sparse, "other": values_})
     assert [one.values.name for one in part.graph.sparse_initializer] == ["q"]
-    typed = infer_shapes(proto)
-    cutter = Cutter(typed)
+    typed = graph.infer_shapes(proto)
+    cutter = subgraph.Cutter(typed)
     names = find_needed(cutter, {"y"}, {"d"})
     cut = cutter.cut(names, [declare(n, values(True)) for n in cutter.list_inputs(names)], [typed.graph.output[0]])
     assert {value.name for value in cut.graph.value_info} >= {"a", "b", "l"}
-    assert GraphIndex(cut).find_shape(TensorId("a")) == ("N", WIDTH)
+    assert graph.GraphIndex(cut).find_shape(TensorId("a")) == ("N", WIDTH)
 
 
 def test_an_optional_input_stays_one() -> None:
@@ -202,8 +184,8 @@ def test_an_optional_input_stays_one() -> None:
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [2])
     proto.graph.input[1].type.CopyFrom(helper.make_optional_type_proto(tensor))
     ones = np.ones(2, np.float32)
-    inputs = [declare_input(name, [ones]) for name in ("o", "a")]
-    part = Cutter(proto).cut(["g", "s"], inputs, [proto.graph.output[0]])
+    inputs = [subgraph.declare_input(name, [ones]) for name in ("o", "a")]
+    part = subgraph.Cutter(proto).cut(["g", "s"], inputs, [proto.graph.output[0]])
     np.testing.assert_array_equal(Session(part).run({"o": ones, "a": ones})["y"], 2 * ones)
 
 
@@ -211,16 +193,16 @@ def test_what_no_output_needs_is_removed() -> None:
     proto = kit.copy(network())
     del proto.graph.output[:]
     proto.graph.output.append(ValueInfoProto(name="b"))
-    remove_unneeded(proto.graph)
+    subgraph.remove_unneeded(proto.graph)
     assert [node.name for node in proto.graph.node] == ["a/MatMul", "b/Relu"]
     assert [tensor.name for tensor in proto.graph.initializer] == ["w"]
 
 
 def test_a_part_of_a_model_with_external_data_needs_no_file(tmp_path: Path) -> None:
-    save_model(network(), tmp_path / "m.onnx", external=True)
-    loaded = load_model(tmp_path / "m.onnx")
+    graph.save_model(network(), tmp_path / "m.onnx", external=True)
+    loaded = graph.load_model(tmp_path / "m.onnx")
     (tmp_path / "m.onnx_data").unlink()
-    part = Cutter(loaded.proto).cut(["a/MatMul"], [declare("x", values(True))], [ValueInfoProto(name="a")])
+    part = subgraph.Cutter(loaded.proto).cut(["a/MatMul"], [declare("x", values(True))], [ValueInfoProto(name="a")])
     assert loaded.external
     assert [tensor.name for tensor in part.graph.initializer] == ["w"]
     found = Session(part, optimize=False).run({"x": values(True)["x"]})
@@ -239,16 +221,16 @@ def test_a_part_of_a_model_with_external_data_needs_no_file(tmp_path: Path) -> N
     ],
 )
 def test_a_front_joined_with_the_rest_is_the_whole(light: bool, stop: str, given_tensors: list[str]) -> None:
-    model: ModelLike = strip_weights(network()) if light else network()
-    behind = list_behind(model, {stop})
-    front = cut_front(model, behind, {})
+    model: graph.ModelLike = graph.strip_weights(network()) if light else network()
+    behind = subgraph.list_behind(model, {stop})
+    front = subgraph.cut_front(model, behind, {})
     assert {value.name for value in front.graph.output} == set(given_tensors)
     assert not {node.name for node in front.graph.node} & behind
     known = values(True)
     found = Session(front, optimize=False).run({name: known[name] for name in "xc"})
     for name in given_tensors:
         np.testing.assert_array_equal(found[name], known[name])
-    whole = attach_weights(join_rest(front, model, behind))
+    whole = graph.attach_weights(subgraph.join_rest(front, model, behind))
     check_structure(whole, "the whole")
     assert [value.name for value in whole.graph.output] == ["y", "z"]
     old = {node.name: node for node in network().graph.node if node.name in behind}
@@ -259,9 +241,9 @@ def test_a_front_joined_with_the_rest_is_the_whole(light: bool, stop: str, given
 
 
 def test_what_a_changed_front_calls_as_something_behind_gets_another_name() -> None:
-    model = strip_weights(network())
-    behind = list_behind(model, {"z/Mul"})
-    front = cut_front(model, behind, {})
+    model = graph.strip_weights(network())
+    behind = subgraph.list_behind(model, {"z/Mul"})
+    front = subgraph.cut_front(model, behind, {})
     proto = kit.copy(front.proto)
     # As a pass may have done that knows the front alone: a node and a tensor of names from behind, another constant.
     relu = next(node for node in proto.graph.node if node.name == "b/Relu")
@@ -272,8 +254,8 @@ def test_what_a_changed_front_calls_as_something_behind_gets_another_name() -> N
     next(node for node in proto.graph.node if "two" in node.output).attribute[0].t.CopyFrom(
         numpy_helper.from_array(np.asarray([3], F))
     )
-    whole = join_rest(front.replace(proto), model, behind)
-    check_structure(attach_weights(whole), "the whole")
+    whole = subgraph.join_rest(front.replace(proto), model, behind)
+    check_structure(graph.attach_weights(whole), "the whole")
     assert len({node.name for node in whole.graph.node}) == len(whole.graph.node)
     known = values(False)
     again = Session(whole, optimize=False).run({name: known[name] for name in "xc"})

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from onnx import parser
 
-from onnxq.numerics import choose_dynamic_qparams, fake_quant_dynamic, quantize_dynamic
+from onnxq.numerics import fake_quant_dynamic, quantize_dynamic
 from onnxq.runtime import Session
 
 MODEL = """<ir_version: 8, opset_import: ["" : 13]>
@@ -36,10 +36,3 @@ def test_integers_scale_and_zero_point_are_those_of_onnx_runtime(session: Sessio
     assert numbers.scale.tobytes() == np.asarray(got["s"]).tobytes()
     assert int(numbers.zero_point) == int(got["z"])
     assert fake_quant_dynamic(x).tobytes() == got["y"].tobytes()
-
-
-def test_the_range_holds_zero() -> None:
-    numbers = choose_dynamic_qparams(np.float32([2.0, 4.0]))
-    assert int(numbers.zero_point) == 0
-    assert float(numbers.scale) == np.float32(4) / np.float32(255)
-    assert int(choose_dynamic_qparams(np.float32([-2.0, -4.0])).zero_point) == 255

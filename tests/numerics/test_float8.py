@@ -79,9 +79,8 @@ def test_the_range_ends_at_448(low: float, high: float) -> None:
 
 
 def test_weights_per_channel() -> None:
-    w = np.random.default_rng(2).standard_normal((4, 9)).astype(np.float32) * np.array(
-        [[1], [10], [0.1], [0]], np.float32
-    )
+    sizes = np.array([[1], [10], [0.1], [0]], np.float32)
+    w = np.random.default_rng(2).standard_normal((4, 9)).astype(np.float32) * sizes
     spec = QuantSpec(storage=FLOAT8, granularity=PerChannel(0))
     numbers = weight_qparams(w, spec)
     back = dequantize(quantize(w, numbers, spec), numbers, spec)

@@ -16,15 +16,7 @@ from hypothesis import strategies as st
 from threadpoolctl import ThreadpoolController
 
 from onnxq.numerics import machine
-from onnxq.numerics.machine import (
-    _find_libraries,
-    classify_cpu,
-    map_in_threads,
-    share_cores,
-    use_all_blas_threads,
-    use_one_blas_thread,
-    work_beside,
-)
+from onnxq.numerics import machine as host
 from onnxq.runtime import CPU_KINDS, detect_cpu
 from onnxq.workers import count_threads, use_threads
 
@@ -35,13 +27,13 @@ def test_results_come_in_the_order_of_the_items(items: list[int], threads: int) 
         time.sleep(item % 3 / 10_000)
         return item + 1
 
-    assert list(map_in_threads(work, items, threads=threads)) == [item + 1 for item in items]
+    assert list(host.map_in_threads(work, items, threads=threads)) == [item + 1 for item in items]
 
 
 def test_as_many_run_at_a_time_as_there_are_threads() -> None:
     # Both wait for each other: one thread alone would never end.
     barrier = threading.Barrier(2, timeout=60)
-    assert sorted(map_in_threads(lambda _: barrier.wait(), range(2), threads=2)) == [0, 1]
+    assert sorted(host.map_in_threads(lambda _: barrier.wait(), range(2), threads=2)) == [0, 1]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -51,7 +43,7 @@ def test_a_fault_is_raised_in_the_place_of_its_result(threads: int) -> None:
             raise ValueError(f"item {item}")
         return item
 
-    results = map_in_threads(work, range(10), threads=threads)
+    results = host.map_in_threads(work, range(10), threads=threads)
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ValueError, match="item 2"):
         next(results)
@@ -67,7 +59,7 @@ def test_items_are_read_no_further_ahead_than_there_are_threads(threads: int) ->
             read.append(item)
             yield item
 
-    results = map_in_threads(lambda item: item, items(), threads=threads)
+    results = host.map_in_threads(lambda item: item, items(), threads=threads)
     for done in range(1, 20):
         next(results)
         assert len(read) <= done + threads
@@ -81,7 +73,7 @@ def test_items_are_read_no_further_ahead_than_there_are_threads(threads: int) ->
 )
 def test_runs_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int, runs: int, share: int) -> None:
     monkeypatch.setattr(machine, "count_cores", lambda: cores)
-    assert share_cores(runs) == share
+    assert host.share_cores(runs) == share
 
 
 def test_threads_are_started_once() -> None:
@@ -89,17 +81,17 @@ def test_threads_are_started_once() -> None:
         time.sleep(0.001)
         return threading.current_thread().name
 
-    first = set(map_in_threads(name_thread, range(20), threads=2))
-    assert set(map_in_threads(name_thread, range(20), threads=2)) == first
+    first = set(host.map_in_threads(name_thread, range(20), threads=2))
+    assert set(host.map_in_threads(name_thread, range(20), threads=2)) == first
     assert len(first) == 2
 
 
 def test_work_may_share_work_itself() -> None:
     # A thread that waited for others of its own pool would wait for ever.
     def add_up(item: int) -> int:
-        return sum(map_in_threads(lambda part: part + item, range(5), threads=2))
+        return sum(host.map_in_threads(lambda part: part + item, range(5), threads=2))
 
-    assert list(map_in_threads(add_up, range(6), threads=2)) == [10 + 5 * item for item in range(6)]
+    assert list(host.map_in_threads(add_up, range(6), threads=2)) == [10 + 5 * item for item in range(6)]
 
 
 def run_in_fork(work: Callable[[], bool]) -> bool:
@@ -125,22 +117,22 @@ def start_thread() -> bool:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_has_threads_of_its_own() -> None:
-    list(map_in_threads(abs, range(4), threads=2))
+    list(host.map_in_threads(abs, range(4), threads=2))
     if not run_in_fork(start_thread):
         pytest.skip("no fork of threads starts any here: qemu's emulation of one process does not")
-    assert run_in_fork(lambda: list(map_in_threads(abs, [-1, -2, -3], threads=2)) == [1, 2, 3])
+    assert run_in_fork(lambda: list(host.map_in_threads(abs, [-1, -2, -3], threads=2)) == [1, 2, 3])
 
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_work_beside_gives_its_result_or_its_fault(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "count_cores", lambda: cores)
-    with work_beside(lambda: 7) as wait_for_result:
+    with host.work_beside(lambda: 7) as wait_for_result:
         assert wait_for_result() == 7
 
     def fail() -> int:
         raise ValueError("beside")
 
-    with work_beside(fail) as wait_for_result, pytest.raises(ValueError, match="beside"):
+    with host.work_beside(fail) as wait_for_result, pytest.raises(ValueError, match="beside"):
         wait_for_result()
 
 
@@ -152,19 +144,19 @@ def test_work_beside_runs_at_the_same_time_and_ends_with_the_block(monkeypatch: 
     def work() -> None:
         barrier.wait()
         time.sleep(0.01)
-        with work_beside(threading.get_ident) as find_thread:
+        with host.work_beside(threading.get_ident) as find_thread:
             assert find_thread() not in (here, threading.get_ident())
-        done.extend(map_in_threads(lambda item: item, range(3)))
+        done.extend(host.map_in_threads(lambda item: item, range(3)))
 
-    with work_beside(work):
+    with host.work_beside(work):
         barrier.wait()
-        assert list(map_in_threads(lambda item: item, range(3))) == [0, 1, 2]
+        assert list(host.map_in_threads(lambda item: item, range(3))) == [0, 1, 2]
     assert done == [0, 1, 2]
 
 
 def test_work_beside_takes_the_threads_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "count_cores", lambda: 2)
-    with use_threads(3), work_beside(count_threads) as wait_for_result:
+    with use_threads(3), host.work_beside(count_threads) as wait_for_result:
         assert wait_for_result() == 3
 
 
@@ -177,20 +169,20 @@ def threads() -> set[int]:
 
 
 def test_threads_are_one_inside_and_as_before_afterwards() -> None:
-    controller, usual = _find_libraries()
+    controller, usual = host._find_libraries()
     if not threads():
         pytest.skip("this numpy has no library whose threads can be set")
     with controller.limit(limits=2):
         before = threads()
-        with use_one_blas_thread():
-            with use_one_blas_thread():
+        with host.use_one_blas_thread():
+            with host.use_one_blas_thread():
                 assert threads() == {1}
             assert threads() == {1}
-            with use_all_blas_threads():
+            with host.use_all_blas_threads():
                 assert threads() == {usual}
             assert threads() == {1}
         assert threads() == before
-        with pytest.raises(ZeroDivisionError), use_one_blas_thread():
+        with pytest.raises(ZeroDivisionError), host.use_one_blas_thread():
             raise ZeroDivisionError
         assert threads() == before
 
@@ -200,7 +192,7 @@ def test_the_wheel_of_numpy_is_understood() -> None:
     config = np.show_config(mode="dicts")
     if config["Build Dependencies"]["blas"]["name"] == "scipy-openblas":
         assert threads()
-    with use_one_blas_thread():
+    with host.use_one_blas_thread():
         assert np.ones(3) @ np.ones(3) == 3
 
 
@@ -228,7 +220,7 @@ def cpuinfo(*cores: str) -> str:
     ],
 )
 def test_flags_decide(machine: str, text: str, kind: str) -> None:
-    assert classify_cpu(machine, text) == kind
+    assert host.classify_cpu(machine, text) == kind
     assert kind in CPU_KINDS
 
 

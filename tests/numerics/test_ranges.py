@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from onnxq.errors import CalibrationError
 from onnxq.numerics import clip_bounds, fake_quant, qparams_from_range, scale_floor
+from onnxq.runtime import optimize_graph
 from onnxq.spec import PerChannel, QParams, QuantSpec
+from tests.passes.kit import ops, parse
 
 LARGEST = float(np.finfo(np.float32).max)
 FLOATS = st.floats(-(2.0**127), 2.0**127, width=32)
@@ -55,9 +57,8 @@ def test_a_range_gives_a_sound_scale_and_covers_its_values(a: float, b: float, s
 def test_a_range_has_a_least_width(symmetric: bool, scale: float) -> None:
     spec = QuantSpec(signed=symmetric, symmetric=symmetric, min_range=2.0)
     assert float(qparams_from_range(-0.5, 0.0, spec).scale) == pytest.approx(scale)
-    assert float(qparams_from_range(-3.0, 0.5, spec).scale) == float(
-        qparams_from_range(-3.0, 0.5, replace(spec, min_range=0.0)).scale
-    )
+    free = qparams_from_range(-3.0, 0.5, replace(spec, min_range=0.0))
+    assert float(qparams_from_range(-3.0, 0.5, spec).scale) == float(free.scale)
 
 
 @given(st.floats(2.0**-8, 2.0**20, width=32), st.floats(-1, 0, width=32))
@@ -177,3 +178,38 @@ def test_clip_bounds_need_one_finite_pair() -> None:
     low, high = clip_bounds(qparams_from_range(-1.0, 1.0, QuantSpec(bits=4)), QuantSpec(bits=4))
     assert isinstance(low, np.float32)
     assert (low, high) == (np.float32(-8) * np.float32(1 / 7), np.float32(7) * np.float32(1 / 7))
+
+
+UINT8 = QuantSpec(signed=False, symmetric=False)
+WEIGHT = np.random.default_rng(0).integers(-127, 127, (8, 8, 1, 1)).astype(np.int8)
+TEXT = """g (float[1,8,6,6] x) => (float[1,8,6,6] y) {
+    xq = QuantizeLinear(x, xs, xz) xd = DequantizeLinear(xq, xs, xz) wd = DequantizeLinear(w, ws, wz)
+    v = Conv(xd, wd) c = Clip(v, lo, hi) q = QuantizeLinear(c, s, z) y = DequantizeLinear(q, s, z) }"""
+
+
+def fuses(low: float, high: float, numbers: QParams) -> bool:
+    """Whether ONNX Runtime computes DQ -> Conv -> Clip(low, high) -> Q in integers."""
+    constants = {"xs": 0.05, "xz": np.uint8(0), "w": WEIGHT, "ws": 0.01, "wz": np.int8(0), "lo": low, "hi": high}
+    model = parse(TEXT, **constants, s=numbers.scale, z=numbers.zero_point.astype(np.uint8))
+    kernels = set(ops(optimize_graph(model)))
+    assert ("QLinearConv" in kernels) != bool(kernels & {"Clip", "Conv", "FusedConv"})
+    return "QLinearConv" in kernels
+
+
+@pytest.mark.parametrize("high", [6.0, 1.0, 0.1, 3.3, 1000.0])
+def test_a_relu6_fuses(high: float) -> None:
+    assert fuses(0.0, high, qparams_from_range(0.0, high, UINT8, bound=(0.0, high)))
+
+
+def test_every_clip_fuses_with_its_bound_whatever_was_seen() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        low, high = float(np.float32(-np.exp(rng.uniform(-2, 2)))), float(np.float32(np.exp(rng.uniform(-2, 2))))
+        seen = rng.uniform(0.3, 1.0, 2)
+        numbers = qparams_from_range(low * seen[0], high * seen[1], UINT8, bound=(low, high))
+        assert fuses(low, high, numbers), (low, high, seen)
+
+
+def test_without_its_bound_a_clip_may_keep_the_conv_float() -> None:
+    assert not fuses(-1.0, 1.0, qparams_from_range(-1.0, 1.0, UINT8))
+    assert fuses(-1.0, 1.0, qparams_from_range(-1.0, 1.0, UINT8, bound=(-1.0, 1.0)))

@@ -6,12 +6,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from onnxq.backends import load_config
 from onnxq.config import list_presets
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.observers import check_observers, create_observer, list_observers, register_observer
-from onnxq.observers.base import _REGISTRY
+from onnxq.observers.base import _REGISTRY, flatten_values
+from onnxq.observers.histogram import Histogram, HistogramView
 from onnxq.spec import ObserverSpec, QuantSpec
 
 QUANT = QuantSpec(signed=False, symmetric=False)
@@ -164,3 +168,208 @@ def test_people_add_their_own() -> None:
             register_observer("half")(Half)
     finally:
         _REGISTRY.pop("half", None)
+
+
+SPECS = (
+    QuantSpec(),
+    QuantSpec(bits=4),
+    QuantSpec(signed=False, symmetric=False),
+    QuantSpec(bits=3, signed=False, symmetric=False),
+    QuantSpec(bits=16, signed=False, symmetric=False),
+)
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def _values(draw: Any) -> Any:
+    """Few awkward values and many ordinary ones: any exponent, zeros, one or two signs, outliers, constants."""
+    awkward = draw(hnp.arrays(np.float32, st.integers(0, 12), elements=FINITE))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n = draw(st.integers(1, 3000))
+    body = rng.standard_normal(n) * 10.0 ** rng.uniform(-40, 30, n if draw(st.booleans()) else 1)
+    kind = draw(st.sampled_from(["both", "relu", "negative", "constant", "clipped"]))
+    if kind == "relu":
+        body, awkward = np.maximum(body, 0), np.abs(awkward)
+    elif kind == "negative":
+        body, awkward = -np.abs(body), -np.abs(awkward)
+    elif kind == "constant":
+        body = np.full(n, body[0])
+    elif kind == "clipped":
+        body = np.clip(body, -np.abs(body[0]), np.abs(body[-1]))
+    return np.concatenate([body.astype(np.float32), awkward])
+
+
+def _cut(draw: Any, values: Any) -> list[Any]:
+    places = sorted(draw(st.lists(st.integers(0, values.size), max_size=6)))
+    return np.split(values, places)
+
+
+def _grown(draw: Any, name: str, quant: QuantSpec, batches: list[Any]) -> tuple[bytes, int]:
+    """One observer per few batches, then merged two by two in any order."""
+    observers = []
+    for batch in batches:
+        if not observers or draw(st.booleans()):
+            observers.append(create_observer(ObserverSpec(name), quant))
+        observers[draw(st.integers(0, len(observers) - 1))].update(batch)
+    while len(observers) > 1:
+        taken = observers.pop(draw(st.integers(0, len(observers) - 1)))
+        observers[draw(st.integers(0, len(observers) - 1))].merge(taken)
+    low, high = observers[0].range()
+    assert low.shape == high.shape == ()
+    assert low.dtype == high.dtype == np.float64
+    return low.tobytes() + high.tobytes(), observers[0].count
+
+
+@pytest.mark.parametrize("name", [n for n in list_observers() if n != "moving_average"])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_order_any_batches_any_merges_give_the_same_bits(name: str, data: Any) -> None:
+    quant = data.draw(st.sampled_from(SPECS))
+    values = data.draw(_values())
+    once = _grown(data.draw, name, quant, [values])
+    shuffled = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1))).permutation(values)
+    assert _grown(data.draw, name, quant, _cut(data.draw, shuffled)) == once
+    assert once[1] == values.size
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_the_mean_of_samples_does_not_depend_on_their_order(data: Any) -> None:
+    samples = [s for s in _cut(data.draw, data.draw(_values())) if s.size]
+    once = _grown(data.draw, "moving_average", QuantSpec(), samples)
+    assert _grown(data.draw, "moving_average", QuantSpec(), data.draw(st.permutations(samples))) == once
+
+
+@pytest.mark.parametrize("name", list_observers())
+@settings(max_examples=30)
+@given(data=st.data())
+def test_the_range_lies_inside_what_was_seen(name: str, data: Any) -> None:
+    values = data.draw(_values())
+    observer = create_observer(ObserverSpec(name), data.draw(st.sampled_from(SPECS)))
+    observer.update(values)
+    low, high = observer.range()
+    assert values.min() <= low <= high <= values.max()
+
+
+@pytest.mark.parametrize("name", list_observers())
+def test_negative_zero_is_zero(name: str) -> None:
+    ends = set()
+    for order in ([0.0, -0.0, 2.0], [-0.0, 0.0, 2.0], [2.0, -0.0, -0.0]):
+        observer = create_observer(ObserverSpec(name), QuantSpec())
+        observer.update(np.float32(order))
+        ends.add(b"".join(end.tobytes() for end in observer.range()))
+    assert len(ends) == 1
+
+
+ARRAYS = hnp.arrays(np.float32, st.integers(1, 60), elements=FINITE)
+
+
+def _count(histogram: Histogram, values: Any) -> Histogram:
+    found = flatten_values(values)
+    if found is not None:
+        histogram.count_values(found)
+    return histogram
+
+
+def _seen(values: Any, bins: int = 2048) -> Histogram:
+    return _count(Histogram(bins), values)
+
+
+def _inside(view: HistogramView, values: Any) -> None:
+    """Every non-zero value is counted in the bin whose edges enclose it."""
+    edges = view.edges
+    assert edges[0] == view.minimum == values.min()
+    assert edges[-1] == view.maximum == values.max()
+    assert (np.diff(edges) >= 0).all()
+    numbers = np.trunc(np.ldexp(values[values != 0].astype(np.float64), -view.exponent)).astype(np.int64) - view.first
+    np.testing.assert_array_equal(np.bincount(numbers, minlength=view.counts.size), view.counts)
+    exact = values[values != 0].astype(np.float64)
+    assert (edges[numbers] <= exact).all()
+    assert (exact <= edges[numbers + 1]).all()
+    assert view.zeros == (values == 0).sum()
+    assert view.count == values.size
+
+
+@given(ARRAYS)
+def test_counts_equal_those_of_one_exact_pass(values: Any) -> None:
+    histogram = Histogram(2048)
+    for part in np.array_split(values, 3):
+        _count(histogram, part)
+    _inside(histogram.make_view(), values)
+    assert histogram.count == values.size
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, Any]:
+    x = np.random.default_rng(0).standard_normal(100_000)
+    kinds = {"normal": x, "relu": np.maximum(x, 0), "far": 1000 + x, "negative": -np.abs(x)}
+    kinds |= {"relu6": np.clip(3 * x, 0, 6), "gap": x + 40 * (x > 0), "negative relu": -np.maximum(x, 0)}
+    return {name: values.astype(np.float32) for name, values in kinds.items()}
+
+
+@pytest.mark.parametrize("name", ["normal", "relu", "far", "negative", "relu6"])
+def test_no_data_waste_half_of_the_bins(data: dict[str, Any], name: str) -> None:
+    view = _seen(data[name], 4096).make_view()
+    _inside(view, data[name])
+    assert 4096 <= view.counts.size <= 8192
+
+
+def test_memory_does_not_grow_with_the_data() -> None:
+    histogram = Histogram(4096)
+    rng = np.random.default_rng(0)
+    for k in range(40):
+        _count(histogram, (rng.standard_normal(1000) * 3.0**k).astype(np.float32))
+        assert histogram.make_view().counts.size <= 8192
+
+
+def test_bins_halve_exactly_when_the_range_grows() -> None:
+    rng = np.random.default_rng(1)
+    small, large = rng.standard_normal(50_000).astype(np.float32), np.float32([-900.0, 5e4])
+    grown = _seen(small)
+    fine = grown.make_view()
+    assert fine.exponent <= -8
+    _count(grown, large)
+    _inside(grown.make_view(), np.concatenate([small, large]))
+    assert grown.make_view().exponent > fine.exponent + 8
+
+
+@given(ARRAYS, st.integers(1, 600))
+def test_coarser_views_keep_every_count_in_its_place(values: Any, bins: int) -> None:
+    view = _seen(values).make_view()
+    coarse = view.merge_bins(bins)
+    _inside(coarse, values)
+    assert coarse.counts.size >= min(bins, view.counts.size) - 1
+    assert coarse.counts.size <= max(2 * bins + 1, 1) or coarse.exponent == view.exponent
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-4, 0.01, 0.3, 0.5, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("name", ["normal", "relu", "far", "negative relu", "gap"])
+def test_quantiles_are_right_to_a_bin(data: dict[str, Any], name: str, share: float) -> None:
+    values = data[name]
+    view = _seen(values).make_view()
+    got = view.find_quantile(share * values.size, (1 - share) * values.size)
+    low, high = np.quantile(values, [max(share - 2e-5, 0), min(share + 2e-5, 1)])
+    width = 2.0**view.exponent
+    assert low - 2 * width <= got <= high + 2 * width
+    if share in (0.0, 1.0):
+        assert got == (values.max() if share else values.min())
+
+
+@given(ARRAYS, st.floats(0, 1))
+def test_quantiles_of_the_mirrored_data_are_mirrored(values: Any, share: float) -> None:
+    below = share * values.size
+    above = values.size - below
+    if below == above:
+        return
+    view = _seen(values).make_view()
+    mirrored = _seen(-values).make_view().find_quantile(above, below)
+    # Exact but for cumulated counts that float64 rounds.
+    assert view.find_quantile(below, above) == pytest.approx(-mirrored, abs=1e-9 * 2.0**view.exponent, rel=0)
+
+
+def test_other_bins_cannot_be_merged() -> None:
+    with pytest.raises(ValueError, match="4096 bins into 2048"):
+        Histogram(2048).add_histogram(Histogram(4096))
+    empty = Histogram(2048)
+    empty.add_histogram(Histogram(2048))
+    assert empty.count == 0

@@ -130,11 +130,23 @@ def assert_same(before: ModelProto, after: ModelProto, rtol: float = 2e-6, seed:
         np.testing.assert_allclose(wide_new, wide_old, rtol=0, atol=limit)
 
 
-def assert_rewritten(run: Run, model: ModelProto, wanted: Mapping[str, int], rtol: float = 2e-6) -> None:
-    """The pass leaves nodes of these types, which compute the same."""
-    result, _ = apply(run, model)
+def assert_changed(
+    run: Run, model: ModelProto, target: str = "ort", rtol: float = 2e-6, seed: int = 0
+) -> tuple[ModelProto, PassReport]:
+    """The pass changes something, and the model computes the same. Gives it and the report."""
+    result, report = apply(run, model, target)
+    assert report.changed
+    assert_same(model, result, rtol, seed)
+    return result, report
+
+
+def assert_rewritten(
+    run: Run, model: ModelProto, wanted: Mapping[str, int], rtol: float = 2e-6, target: str = "ort", seed: int = 0
+) -> tuple[ModelProto, PassReport]:
+    """The pass leaves nodes of these types, which compute the same. Gives the model and the report."""
+    result, report = assert_changed(run, model, target, rtol, seed)
     assert ops(result) == wanted
-    assert_same(model, result, rtol=rtol)
+    return result, report
 
 
 def assert_untouched(run: Run, model: ModelProto) -> PassReport:
@@ -142,9 +154,8 @@ def assert_untouched(run: Run, model: ModelProto) -> PassReport:
     typed = infer_shapes(model)
     result, report = apply(run, model)
     assert not report.changed
-    assert [n.SerializeToString(deterministic=True) for n in result.graph.node] == [
-        n.SerializeToString(deterministic=True) for n in typed.graph.node
-    ]
+    before, after = ([n.SerializeToString(deterministic=True) for n in one.graph.node] for one in (typed, result))
+    assert after == before
     return report
 
 

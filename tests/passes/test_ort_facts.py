@@ -197,21 +197,12 @@ def gemm(bias: str, paired: bool, point: bool = True) -> ModelProto:
     return parse(text, **SQUARE, **(OUT if paired else {}), **zero, **held)
 
 
-@pytest.mark.parametrize(
-    ("bias", "paired", "kernel"),
-    [
-        ("none", True, "QGemm"),
-        ("int32", True, "QGemm"),
-        ("float", True, "QGemm"),
-        ("none", False, "QGemm"),
-        ("int32", False, "QGemm"),
-        ("float", False, "Gemm"),
-    ],
-)
-def test_gemm(bias: str, paired: bool, kernel: str) -> None:
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("paired", [True, False])
+def test_gemm(bias: str, paired: bool) -> None:
     """Without a pair behind it a Gemm is quantized only if its bias is int32, or missing."""
     model = gemm(bias, paired)
-    assert ops(optimize_graph(model))[kernel] == 1
+    assert ops(optimize_graph(model))["Gemm" if bias == "float" and not paired else "QGemm"] == 1
     largest, share = steps_apart(model)
     if paired:
         assert largest <= 1.01
@@ -225,7 +216,7 @@ def test_gemm_asks_for_the_weights_zero_point() -> None:
     assert ops(optimize_graph(gemm("none", True, point=False)))["Gemm"] == 1
 
 
-# ---- (d) MatMul: see test_matmul_bias.py for the bias.
+# ---- (d) MatMul: see assembly/test_guards.py for the bias.
 
 
 @pytest.mark.parametrize("shape", ["16", "7,16", "1,16", "2,7,16", "2,3,7,16", "N,T,16"])

@@ -1,23 +1,30 @@
-"""The runner of passes, with passes made up here: who is left out, what a trial keeps, the time, the journal."""
+"""The runner of passes, with passes made up here: who is left out, what a trial keeps, the time, the words."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-from onnxq.config import Config
-from onnxq.data import load_data
-from onnxq.graph import GraphIndex
+from onnxq.config import Config, DataConfig
+from onnxq.data import Dataset, load_data
+from onnxq.errors import OnnxqError
+from onnxq.graph import GraphIndex, ValueInfo
 from onnxq.passes.base import Pass, RunContext, Stage, run_pass, run_stage
-from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
+from onnxq.passes.journal import MEASURED, Outcome, PassReport, Shortage, Shortened, list_replaced
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
+from onnxq.passes.mixed_precision.program import PrecisionProgram
+from onnxq.passes.mixed_precision.promotion_search import PromotionSearch
 from onnxq.passes.registry import PASSES
 from onnxq.passes.state import FloatState, Note
 from onnxq.passes.time_budget import TimeBudget, Timers
-from onnxq.progress import Task
+from onnxq.plan import Plan, SitePlan
+from onnxq.progress import OutOfTime, Progress, Task, silent
+from onnxq.sites import Role, TensorId
+from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from tests.cli.test_progress import Log
 from tests.passes.context import Clock, make_context
 from tests.passes.kit import make_state, parse
@@ -279,3 +286,144 @@ def test_contexts_say_by_their_type_whether_there_are_samples():
     model = onnx.ModelProto()
     equalizing = sampled.add_reference(model, lambda state, progress: None)  # type: ignore[arg-type,return-value]
     assert (equalizing.data, equalizing.base.model, equalizing.journal) == (samples, model, ctx.journal)
+
+
+def budget(seconds: float, reserve: float = 1.0) -> tuple[TimeBudget, Clock]:
+    clock = Clock()
+    made = TimeBudget(seconds, clock)
+    made.reserve = reserve
+    return made, clock
+
+
+def steps(clock: Clock, count: int, each: float):
+    def work(progress: Progress) -> str:
+        with progress("work", count) as task:
+            for _ in range(count):
+                clock.now += each
+                task.advance()
+        return "done"
+
+    return work
+
+
+def test_without_a_limit_nobody_looks_at_the_clock() -> None:
+    made = TimeBudget(None, clock=Clock())
+    with made.limit("rounding", 0.1, silent) as progress:
+        assert progress is not None
+        assert steps(Clock(), 1000, 100.0)(progress) == "done"
+    assert made.shortened == []
+    assert not made.over()
+
+
+def make_data(count: int) -> Dataset:
+    x = ValueInfo("x", onnx.TensorProto.FLOAT, (1, 2))
+    return load_data({"x": np.zeros((count, 1, 2), np.float32)}, [x], DataConfig())
+
+
+def test_calibration_takes_as_many_samples_as_fit() -> None:
+    made, clock = budget(11)
+    # A second is kept for what must follow.
+    assert made.left() == 10
+    seen = []
+
+    def work(samples, progress: Progress) -> int:
+        seen.append(len(samples))
+        steps(clock, len(samples), 0.5)(progress)
+        return len(samples)
+
+    count = made.fitting("calibration", make_data(40), 0, silent, work)
+    assert 1 <= count < 40
+    assert seen[0] == 40
+    assert seen[-1] == count
+    assert made.spent() <= 11
+    assert (made.shortened[0].how, made.shortened[0].samples) == (Shortage.FEWER_SAMPLES, (count, 40))
+
+
+def test_one_sample_is_always_checked() -> None:
+    made, clock = budget(2)
+    clock.now += 5
+    assert len(list(made.take_while_left("check", make_data(5)))) == 1
+    assert (made.shortened[0].how, made.shortened[0].samples) == (Shortage.FEWER_SAMPLES, (1, 5))
+
+
+def test_nothing_but_the_budget_catches_it() -> None:
+    assert not issubclass(OutOfTime, OnnxqError)
+
+
+def test_promotion_takes_the_best_that_was_judged_in_time() -> None:
+    made, clock = budget(100)
+    proposals = iter(frozenset(str(k) for k in range(count)) for count in range(1, 10))
+
+    class Search(PromotionSearch):
+        def __init__(self) -> None:
+            self.late, self._noises, self.program = False, {}, PrecisionProgram({})  # type: ignore[misc]
+
+        def is_expired(self) -> bool:
+            return made.left() <= 0
+
+        def _propose_keys(self, *_: object, **__: object) -> frozenset[str]:
+            return next(proposals)
+
+        ways: Any = SimpleNamespace(to="float")
+
+    def judge(keys: frozenset[str]) -> float:
+        clock.now += 30
+        return -abs(len(keys) - 2.0)
+
+    search = Search()
+    met = search.meet_figure(judge, 1.0)
+    assert (len(met.keys), met.holds, len(met.figures)) == (2, False, 4)
+    assert search.explain_end() == "the budget ran out"
+
+
+MSE = ObserverSpec("mse")
+SHARE = ObserverSpec("percentile", (("bins", 2048), ("percentile", 99.9)))
+
+
+def site(name: str, scale: float | None, role: Role = Role.ACTIVATION, observer: ObserverSpec = MSE) -> SitePlan:
+    held = None if scale is None else QParams(np.array(scale, np.float32), np.array(0, np.int32))
+    return SitePlan(site=TensorId(name), role=role, spec=QuantSpec(), qparams=held, observer=observer)
+
+
+def plan(*sites: SitePlan) -> Plan:
+    return Plan(target="ort", model="", topology="", weights="", sites=sites)
+
+
+ONE, TWO = [site("a", 1.0)], [site("a", 2.0)]
+TOLD = "in place of the observer mse at a: because"
+MOVED = QParams(np.array(1.0, np.float32), np.array(3, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        pytest.param(ONE, ONE, "", id="as it was"),
+        pytest.param(ONE, TWO, TOLD, id="another scale"),
+        pytest.param([site("a", 1.0, Role.OUTPUT)], [site("a", 2.0, Role.OUTPUT)], TOLD, id="of an output"),
+        pytest.param([site("a", 1.0, Role.WEIGHT)], [site("a", 2.0, Role.WEIGHT)], "", id="of a weight"),
+        pytest.param([site("a", None)], TWO, "", id="none before"),
+        pytest.param(ONE, [site("a", None)], "", id="none after"),
+        pytest.param([], TWO, "", id="a new site"),
+        pytest.param(ONE, [], "", id="a site that went"),
+        pytest.param(ONE, [replace(ONE[0], qparams=MOVED)], "", id="another zero point alone"),
+        pytest.param(
+            [*ONE, site("b", 1.0, observer=SHARE), site("c", 1.0)],
+            [*TWO, site("b", 2.0, observer=SHARE), site("c", 2.0)],
+            "in place of the observer mse at a, c, of percentile (bins 2048, percentile 99.9) at b: because",
+            id="by the observer",
+        ),
+        pytest.param(
+            [site(name, 1.0) for name in "abcdef"],
+            [site(name, 2.0) for name in "abcdef"],
+            "in place of the observer mse at a, b, c, d and 2 more: because",
+            id="four by name",
+        ),
+    ],
+)
+def test_replaced_scales_are_listed(before, after, told):
+    assert list_replaced(plan(*before), plan(*after), MEASURED, "because") == told
+
+
+def test_roles_are_those_asked_for():
+    before, after = plan(site("w", 1.0, Role.WEIGHT)), plan(site("w", 2.0, Role.WEIGHT))
+    assert "at w" in list_replaced(before, after, (Role.WEIGHT,), "because")

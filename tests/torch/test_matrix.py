@@ -184,15 +184,11 @@ def test_every_cell_trains_and_exports_what_it_trained(target: str) -> None:
 def _check_cell(target: str, kind: str, pattern: str) -> None:
     made, prefix = train(target), f"cells.{kind}_{pattern}."
     quantizers = {site: q for site, q in made.model.quantizers.items() if site.startswith(prefix) and q.active}
-    _check_kinds(PARTS[kind], quantizers)
+    kinds = [{q.name for q in quantizers.values() if (q.role is Role.WEIGHT) is weights} for weights in (True, False)]
+    assert kinds == [{name} for name in PARTS[kind]]
     _check_training(made, prefix, quantizers)
     _check_pairs(made, quantizers)
     _check_outputs(made, list(made.model.model.get_submodule("cells")._modules).index(prefix.split(".")[1]), target)
-
-
-def _check_kinds(names: tuple[str, str], quantizers: dict[str, Quantizer]) -> None:
-    found = [{q.name for q in quantizers.values() if (q.role is Role.WEIGHT) is weights} for weights in (True, False)]
-    assert found == [{name} for name in names]
 
 
 def _check_training(made: Trained, prefix: str, quantizers: dict[str, Quantizer]) -> None:

@@ -40,25 +40,19 @@ def test_norms_of_onnx_runtime_in_the_domain_of_onnx_load_and_move_to_newer_opse
     np.testing.assert_allclose(run(newer), run(make_norms()), rtol=1e-6)
 
 
-def test_types_and_shapes_go_through_them() -> None:
-    index = get_index(infer_shapes(name_nodes(make_norms())))
-    for name in ("a", "b", "c", "sum", "d"):
-        assert (index.find_dtype(TensorId(name)), index.find_shape(TensorId(name))) == (TensorProto.FLOAT, ("N", 8))
-
-
-def test_types_and_shapes_go_through_group_normalization_of_which_onnx_infers_nothing() -> None:
-    index = get_index(infer_shapes(make_group_norm()))
-    for name in ("n", "y"):
-        assert (index.find_dtype(TensorId(name)), index.find_shape(TensorId(name))) == (
-            TensorProto.FLOAT,
-            ("N", 4, 3, 3),
-        )
-
-
 def make_group_norm() -> onnx.ModelProto:
+    """An operator of ONNX's own, of which onnx infers nothing."""
     text = """g (float[N,4,3,3] x) => (float[N,4,3,3] y) {
         n = GroupNormalization <num_groups=2>(x, scale, shift) y = Sigmoid(n) }"""
     return name_nodes(parse(text, opset=21, scale=np.ones(4, np.float32), shift=np.ones(4, np.float32)))
+
+
+def test_types_and_shapes_go_through_them() -> None:
+    norms = (name_nodes(make_norms()), ("a", "b", "c", "sum", "d"), ("N", 8))
+    for proto, names, shape in (norms, (make_group_norm(), ("n", "y"), ("N", 4, 3, 3))):
+        index = get_index(infer_shapes(proto))
+        for name in names:
+            assert (index.find_dtype(TensorId(name)), index.find_shape(TensorId(name))) == (TensorProto.FLOAT, shape)
 
 
 @pytest.mark.parametrize("wide", [(), ("n/GroupNormalization",), ("y/Sigmoid",)])

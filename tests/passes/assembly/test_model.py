@@ -96,15 +96,12 @@ def _two() -> onnx.ModelProto:
     return parse(text, **weights, c=rng.normal(size=64).astype("f4"))
 
 
-def _bits(node: onnx.NodeProto) -> int:
-    return next(attr.i for attr in node.attribute if attr.name == "bits")
-
-
 def test_the_weight_that_makes_an_output_has_a_byte() -> None:
     for changes, wanted in (({}, [4, 8]), ({"projection_bits": 4}, [4, 4])):
         overrides = {"emit": "nbits", "verify": {"latency": False}, **changes}
         done = onnxq.quantize(_two(), None, "ort-int4-weights", overrides=overrides)
-        bits = {node.name: _bits(node) for node in done.model.graph.node if node.op_type == "MatMulNBits"}
+        products = [node for node in done.model.graph.node if node.op_type == "MatMulNBits"]
+        bits = {node.name: attr.i for node in products for attr in node.attribute if attr.name == "bits"}
         assert bits == dict(zip(("first", "last"), wanted, strict=True))
 
 

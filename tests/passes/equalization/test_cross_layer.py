@@ -1,17 +1,23 @@
-"""Channels are scaled where the factors cancel, and nowhere else."""
+"""Channels are scaled where the factors cancel, and shifted where biases make up for it, and nowhere else."""
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
+import onnxq
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
-from onnxq.passes.equalization.cross_layer import compute_factors, list_channel_axes, write_scales
+from onnxq.passes.equalization import cross_layer
 from onnxq.passes.equalization.cross_layer_core import equalize_values
+from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
+from onnxq.plan import from_json, to_json
+from onnxq.runtime import Session
 from onnxq.sites import TensorId
 from tests.passes.kit import assert_same, constant, in_branch, parse, read_by
+from tests.pipeline.models import BALANCED, find_worst_db, list_accounts, quantize, to_bytes
 
 F = np.float32
 
@@ -89,7 +95,7 @@ PASSING = {
 def test_the_function_stays_and_channels_become_alike(name: str, groups: int) -> None:
     model = row(PASSING[name], groups)
     factors = {H: np.geomspace(0.25, 4, 6).astype(F)}
-    result = write_scales(model, factors)
+    result = cross_layer.write_scales(model, factors)
     scaled = constant(model, "h/Conv", 1) * factors[H].reshape(6, 1, 1, 1)
     np.testing.assert_allclose(constant(result, "h/Conv", 1), scaled)
     assert_same(model, result, rtol=2e-5)
@@ -109,7 +115,7 @@ def test_the_function_stays_and_channels_become_alike(name: str, groups: int) ->
 )
 def test_the_operator_behind_takes_the_factors_out_again(behind: str, out: str) -> None:
     model = chain(behind, out)
-    result = write_scales(model, {H: np.geomspace(0.25, 4, 6).astype(F)})
+    result = cross_layer.write_scales(model, {H: np.geomspace(0.25, 4, 6).astype(F)})
     assert_same(model, result, rtol=2e-5)
 
 
@@ -127,10 +133,10 @@ def test_the_operator_behind_takes_the_factors_out_again(behind: str, out: str) 
 )
 def test_weights_decide_in_a_chain_with_an_activation(step: str, free: bool) -> None:
     model = row(step)
-    factors = compute_factors(model)
+    factors = cross_layer.compute_factors(model)
     assert set(factors) == ({H} if free else set())  # d has no activation behind it
     if free:
-        result = write_scales(model, factors)
+        result = cross_layer.write_scales(model, factors)
         rows = np.abs(constant(result, "h/Conv", 1)).max(axis=(1, 2, 3))
         columns = np.abs(constant(result, "d/Conv", 1)).max(axis=(0, 2, 3))
         np.testing.assert_allclose(rows / columns, rows[0] / columns[0], rtol=1e-5)
@@ -142,7 +148,7 @@ def test_dead_channels_keep_their_size() -> None:
     silent, unread = uneven(6, 4, 3, 3), uneven(6, 6, 3, 3)
     silent[1], unread[:, 3] = 0, 0
     behind = "r = Relu(h) d = Conv <kernel_shape = [3,3]> (r, v) y = Conv (d, u, c)"
-    factors = compute_factors(chain(behind, w=silent, v=unread))[H]
+    factors = cross_layer.compute_factors(chain(behind, w=silent, v=unread))[H]
     assert factors[[1, 3]].tolist() == [1.0, 1.0]
     assert not (factors[[0, 2, 4, 5]] == 1).any()
     by_values = equalize_values(np.array([1.0, 16.0, 0.0, np.inf]), np.array([0, 0, 1, 1]))
@@ -155,7 +161,7 @@ def test_any_factors_leave_the_function(seed: int, name: str, groups: int) -> No
     model = row(PASSING[name], groups, seed)
     rng = np.random.default_rng(seed)
     factors = {TensorId(t): np.exp(rng.uniform(-3, 3, 6)).astype(F) for t in ("h", "d")}
-    result = write_scales(model, factors)
+    result = cross_layer.write_scales(model, factors)
     assert_same(model, result, rtol=1e-4, seed=seed)
 
 
@@ -184,9 +190,9 @@ STAYING = {
 @pytest.mark.parametrize("name", sorted(STAYING))
 def test_what_does_not_commute_stays(name: str) -> None:
     model = chain(*STAYING[name])
-    assert H not in compute_factors(model)
+    assert H not in cross_layer.compute_factors(model)
     with pytest.raises(PlanError, match=r"cannot take the factors|has no channels"):
-        write_scales(model, {H: np.full(6, 2, F)})
+        cross_layer.write_scales(model, {H: np.full(6, 2, F)})
 
 
 def test_outputs_shared_weights_captured_tensors_and_unknown_shapes_stay() -> None:
@@ -195,15 +201,15 @@ def test_outputs_shared_weights_captured_tensors_and_unknown_shapes_stay() -> No
     weights = {"w": uneven(6, 6, 1, 1), "v": uneven(6, 6, 1, 1, seed=1)}
     bare = parse(f"{head}) {{ {lines} }}", **weights)
     free = infer_shapes(bare)
-    assert compute_factors(free)
-    assert not compute_factors(free, fixed=[TensorId("r")])
-    assert not compute_factors(bare)
+    assert cross_layer.compute_factors(free)
+    assert not cross_layer.compute_factors(free, fixed=[TensorId("r")])
+    assert not cross_layer.compute_factors(bare)
     seen = infer_shapes(parse(f"{head}, float[N,6,8,8] r) {{ {lines} }}", **weights))
-    assert not compute_factors(seen)
+    assert not cross_layer.compute_factors(seen)
     shared = infer_shapes(parse(f"{head}) {{ {lines.replace('(r, v)', '(r, w)')} }}", **weights))
-    assert not compute_factors(shared)
+    assert not cross_layer.compute_factors(shared)
     inner = infer_shapes(in_branch(free))
-    assert set(compute_factors(inner)) == {TensorId("h", "branch.then_branch")}
+    assert set(cross_layer.compute_factors(inner)) == {TensorId("h", "branch.then_branch")}
 
 
 def joined() -> ModelProto:
@@ -221,14 +227,14 @@ SIZES = {"c": 3, "k": 9, "m": 9, "f": 9}
 
 def test_values_decide_behind_add_and_concat() -> None:
     model = joined()
-    axes = list_channel_axes(model)
+    axes = cross_layer.list_channel_axes(model)
     assert axes == dict.fromkeys(map(TensorId, "abscrkmf"), 1)
-    assert not compute_factors(model)  # nothing is known without values
+    assert not cross_layer.compute_factors(model)  # nothing is known without values
     rng = np.random.default_rng(0)
     largest = {t: 10 ** rng.uniform(-2, 2, SIZES.get(t.name, 6)) for t in axes}
-    factors = compute_factors(model, largest)
+    factors = cross_layer.compute_factors(model, largest)
     np.testing.assert_array_equal(factors[TensorId("a")], factors[TensorId("b")])
-    result = write_scales(model, factors)
+    result = cross_layer.write_scales(model, factors)
     assert_same(model, result, rtol=5e-5)
 
 
@@ -236,13 +242,124 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
     model = joined()
     for name, factors in (("a", np.ones(5, F) * 2), ("nobody", np.ones(6, F) * 2)):
         with pytest.raises(PlanError, match="no channels"):
-            write_scales(model, {TensorId(name): factors})
+            cross_layer.write_scales(model, {TensorId(name): factors})
     with pytest.raises(PlanError, match="cannot take"):
-        write_scales(model, {TensorId("a"): np.full(6, 2, F), TensorId("b"): np.full(6, 3, F)})
+        cross_layer.write_scales(model, {TensorId("a"): np.full(6, 2, F), TensorId("b"): np.full(6, 3, F)})
 
 
 def test_float16_weights_that_would_overflow_are_refused() -> None:
     text = "g (float16[N,2,4,4] x) => (float16[N,2,4,4] y) { h = Conv (x, w) r = Relu(h) y = Conv (r, v) }"
     held = {name: np.full((2, 2, 1, 1), 60000, np.float16) for name in "wv"}
     with pytest.raises(PlanError, match="overflow float16"):
-        write_scales(infer_shapes(parse(text, **held)), {TensorId("h"): np.array([2.0, 1.0], F)})
+        cross_layer.write_scales(infer_shapes(parse(text, **held)), {TensorId("h"): np.array([2.0, 1.0], F)})
+
+
+def network(body: str, **weights: tuple[int, ...]) -> onnx.ModelProto:
+    """A network on [N,8,6,6] whose channels stand apart."""
+    rng, arrays = np.random.default_rng(5), {}
+    for name, shape in weights.items():
+        scale = 6.0 if len(shape) == 1 else np.prod(shape[1:]) ** -0.5
+        arrays[name] = (rng.standard_normal(shape) * scale).astype(F)
+    return infer_shapes(parse(f"g (float[N,8,6,6] x) => (float[N,8,6,6] y) {{ {body} }}", **arrays))
+
+
+W = (8, 8, 1, 1)
+RESIDUAL = network(
+    """a = Conv(x, w0, b0) b = Conv(a, w1, b1) r = Relu(b) c = Conv <group = 2> (r, w2) s = Add(a, c)
+    d = Conv <group = 4> (s, w3) t = Add(s, d) y = Conv <group = 8> (t, w4, b4)""",
+    **dict.fromkeys(("w0", "w1"), W),
+    w2=(8, 4, 1, 1),
+    w3=(8, 2, 1, 1),
+    w4=(8, 1, 1, 1),
+    **dict.fromkeys(("b0", "b1", "b4"), (8,)),
+)
+PADDED = {"w": W, "b": (8,), "v": (8, 8, 3, 3)}
+PLAIN = {"w": W, "b": (8,), "v": W}
+LEFT = {
+    "padding behind it": ("a = Conv(x, w, b) y = Conv<pads=[1,1,1,1]>(a, v)", PADDED),
+    "automatic padding": ('a = Conv(x, w, b) y = Conv<auto_pad="SAME_UPPER">(a, v)', PADDED),
+    "another reader": ("a = Conv(x, w, b) c = Conv(a, v) s = Sigmoid(a) y = Mul(c, s)", PLAIN),
+    # Whatever the samples show, new inputs have values below any shift.
+    "a Relu": ("a = Conv(x, w, b) r = Relu(a) y = Conv(r, v)", PLAIN),
+    "a Clip": ("a = Conv(x, w, b) l = Constant<value_float=6.0>() c = Clip(a, , l) y = Conv(c, v)", PLAIN),
+    "a graph output": ("y = Conv(x, w, b)", {"w": W, "b": (8,)}),
+    "a product": ("a = Conv(x, w, b) m = Mul(a, x) y = Conv(m, v)", PLAIN),
+    "an Add with a constant": ("a = Conv(x, w, b) s = Add(a, k) y = Conv(s, v)", {**PLAIN, "k": W}),
+    "a bias for one row": ("a = Conv(x, w, b) y = MatMul(a, v)", {**PLAIN, "v": (6, 6)}),
+}
+FEEDS = {"x": np.random.default_rng(2).standard_normal((3, 8, 6, 6)).astype(F)}
+
+
+def values(proto: onnx.ModelProto, *names: str) -> dict[str, np.ndarray]:
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return Session(copy, optimize=False).run(FEEDS)
+
+
+def statistics(value: np.ndarray) -> ChannelStatistics:
+    low, high = (end.astype(float) for end in (value.min((0, 2, 3)), value.max((0, 2, 3))))
+    return ChannelStatistics(low, high, np.zeros((0, len(low)), F))
+
+
+def test_the_function_stays_and_the_channels_are_centred() -> None:
+    axes = cross_layer.list_shift_axes(RESIDUAL)
+    assert {tensor.name for tensor in axes} == {"a", "c", "d"}
+    seen = values(RESIDUAL, *(tensor.name for tensor in axes))
+    chosen = cross_layer.choose_shifts(RESIDUAL, {t: statistics(seen[t.name]) for t in axes})
+    assert TensorId("a") in chosen
+    made = cross_layer.write_shifts(RESIDUAL, chosen)
+    after = values(made, *(tensor.name for tensor in axes))
+    assert np.allclose(after["y"], seen["y"], atol=2e-4)
+    for tensor in chosen:
+        assert np.ptp(after[tensor.name]) < np.ptp(seen[tensor.name])
+    onnx.checker.check_model(made)
+    assert [node.op_type for node in made.graph.node] == [node.op_type for node in RESIDUAL.graph.node]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0, 9)), min_size=1))
+def test_shifts_never_widen_the_range(channels: list[tuple[float, float]]) -> None:
+    low = np.array([start for start, _ in channels])
+    high = low + np.array([width for _, width in channels])
+    c = cross_layer.compute_shifts(low, high)
+    before, after = max(high.max(), 0) - min(low.min(), 0), max((high - c).max(), 0) - min((low - c).min(), 0)
+    assert after <= before + 1e-5
+
+
+@pytest.mark.parametrize("why", LEFT)
+def test_what_is_left_alone(why: str) -> None:
+    body, weights = LEFT[why]
+    assert cross_layer.list_sources(network(body, **weights)) == []
+
+
+def test_gemm_and_matmul_take_it() -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"w": (8, 5), "b": (5,), "v": (5, 4), "c": (4,)}
+    text = """g (float[N,8,6,6] x) => (float[N,6,6,4] y) {
+        t = Transpose<perm=[0,2,3,1]>(x) m = MatMul(t, w) a = Add(m, b) n = MatMul(a, v) y = Add(n, c) }"""
+    weights = {name: rng.standard_normal(shape).astype(F) for name, shape in shapes.items()}
+    proto = infer_shapes(parse(text, **weights))
+    assert cross_layer.list_shift_axes(proto) == {TensorId("a"): -1}
+    made = cross_layer.write_shifts(proto, {TensorId("a"): np.arange(5, dtype=F)})
+    assert np.allclose(values(made, "a")["a"], values(proto, "a")["a"] - np.arange(5), atol=1e-5)
+    assert np.allclose(values(made)["y"], values(proto)["y"], atol=1e-4)
+
+
+def test_a_tensor_that_cannot_be_lowered_is_an_error() -> None:
+    for name, channels in (("b", 8), ("a", 7)):
+        with pytest.raises(PlanError, match="cannot take the shifts"):
+            cross_layer.write_shifts(RESIDUAL, {TensorId(name): np.ones(channels, F)})
+
+
+def test_a_run_absorbs_says_so_and_a_plan_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxq.passes.equalization.passes._GOOD_DB", 99.0)
+    data = {"x": np.random.default_rng(3).standard_normal((40, 8, 6, 6)).astype(F)}
+    skip = ("cross_layer_equalization", "rounding", "low_bit_search")
+    high = BALANCED.model_copy(update={"effort": "high"})
+    done, plain = (quantize(RESIDUAL, data, config, skip=skip) for config in (high, BALANCED))
+    assert {scaling.name for scaling in done.plan.scalings} == {"bias_absorption"}
+    assert "max |difference|" in list_accounts(done, "bias_absorption")[0]
+    assert find_worst_db(done) > find_worst_db(plain) - 0.5
+    assert to_bytes(onnxq.apply(RESIDUAL, from_json(to_json(done.plan), source="plan"))) == to_bytes(done)
+    # Shifts go below 0, which factors must not.
+    assert any((scaling.factors < 0).any() for scaling in done.plan.scalings)

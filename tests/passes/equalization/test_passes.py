@@ -26,22 +26,13 @@ from onnxq.sites import Role
 from tests.passes.context import make_context
 from tests.passes.equalization.decoders import HD, KV, D, H, make_decoder, make_feeds
 from tests.passes.kit import infer, make_state, parse
-from tests.pipeline.models import (
-    EVERYTHING,
-    add_rule,
-    find_worst_db,
-    images,
-    list_accounts,
-    quantize,
-    residual,
-    to_bytes,
-)
+from tests.pipeline import models
 from tests.planner.kit import FORCE, draft
 
 F = np.float32
-BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("rounding",)})
+BALANCED = models.EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("rounding",)})
 # Layers alone: a pair on what the Mul reads would keep the outliers.
-PLAIN = add_rule(Config(effort="fast"), op="MatMul", set={"quantize": True})
+PLAIN = models.add_rule(Config(effort="fast"), op="MatMul", set={"quantize": True})
 SMOOTH = PLAIN.model_copy(update={"effort": "balanced", "skip": ("rounding",)})
 LAYERS = """g (float[N,16,64] x, int64[N,16] attention_mask) => (float[N,16,64] y, float[N,16,64] z) {
     n = LayerNormalization(x, scale, shift) h = MatMul(n, w1) r = Relu(h) y = MatMul(r, w2) z = Tanh(n)
@@ -50,7 +41,7 @@ LAYERS = """g (float[N,16,64] x, int64[N,16] attention_mask) => (float[N,16,64] 
 
 def imbalanced() -> onnx.ModelProto:
     """`residual` with channels between its convolutions that differ a thousandfold, and the same function."""
-    proto = residual()
+    proto = models.residual()
     held = {tensor.name: tensor for tensor in proto.graph.initializer}
     s = np.geomspace(0.03, 30, 32).astype(F)
     columns = 1 / s[:, None, None]
@@ -82,12 +73,15 @@ class Run(NamedTuple):
 
 
 def run(proto: onnx.ModelProto, samples: dict[str, np.ndarray], config: Config, **update: Any) -> onnxq.Result:
-    return quantize(proto, samples, config.model_copy(update=update))
+    return models.quantize(proto, samples, config.model_copy(update=update))
 
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    cases = {"cross_layer_equalization": (imbalanced(), images(), BALANCED), "smoothquant": (*outliers(), SMOOTH)}
+    cases = {
+        "cross_layer_equalization": (imbalanced(), models.images(), BALANCED),
+        "smoothquant": (*outliers(), SMOOTH),
+    }
     return {name: Run(*case, run(*case)) for name, case in cases.items()}
 
 
@@ -97,20 +91,23 @@ def test_scaling_saves_what_one_scale_destroys_and_a_plan_repeats_it(
 ) -> None:
     proto, samples, config, done = runs[name]
     assert {one.name for one in done.plan.scalings} == {name}
-    assert list_accounts(done, name)
+    assert models.list_accounts(done, name)
     assert [node.op_type for node in done.model.graph.node].count("Mul") == (name == "smoothquant")
     plain = run(proto, samples, config, skip=("rounding", name))
     assert name not in {one.name for one in plain.plan.scalings}
-    assert not list_accounts(plain, name)
-    assert find_worst_db(done) > find_worst_db(plain) + gain
-    assert find_worst_db(done) > find_worst_db(run(proto, samples, config, effort="fast")) + gain
+    assert not models.list_accounts(plain, name)
+    assert models.find_worst_db(done) > models.find_worst_db(plain) + gain
+    assert models.find_worst_db(done) > models.find_worst_db(run(proto, samples, config, effort="fast")) + gain
     again = from_json(to_json(done.plan))
     assert again == done.plan
-    assert to_bytes(onnxq.apply(proto, again)) == to_bytes(done)
+    assert models.to_bytes(onnxq.apply(proto, again)) == models.to_bytes(done)
 
 
 def test_a_network_that_is_good_is_left_as_it_is() -> None:
-    assert not run(residual(), images(), BALANCED).plan.scalings
+    done = run(models.residual(), models.images(), BALANCED)
+    assert not done.plan.scalings
+    # No Mul comes between integer kernels.
+    assert "Mul" not in {node.op_type for node in done.model.graph.node}
 
 
 def joined() -> onnx.ModelProto:
@@ -131,16 +128,11 @@ def test_channels_are_equalized_by_samples_that_show_them(count: int, equalized:
 def test_weights_of_few_bits_do_not_hide_what_scaling_is_worth() -> None:
     # Rounded to nearest, 4-bit weights leave 15 dB whatever the channels look like.
     few = {"weights": TensorConfig(bits=4, granularity="channel"), "skip": ("rounding", "ranges")}
-    done = run(imbalanced(), images(), BALANCED, **few)
-    (line,) = list_accounts(done, "cross_layer_equalization")
+    done = run(imbalanced(), models.images(), BALANCED, **few)
+    (line,) = models.list_accounts(done, "cross_layer_equalization")
     before, after = map(float, re.search(r"(\S+) to (\S+) dB", line).groups())  # type: ignore[union-attr]
     assert after > before + 10
     assert after > 30
-
-
-def test_no_mul_comes_between_integer_kernels() -> None:
-    done = run(residual(), images(), BALANCED)
-    assert "Mul" not in {node.op_type for node in done.model.graph.node}
 
 
 def test_other_names_are_found_by_structure(runs: dict[str, Run]) -> None:
@@ -155,7 +147,7 @@ def test_other_names_are_found_by_structure(runs: dict[str, Run]) -> None:
 def test_scalings_of_another_network_are_refused(runs: dict[str, Run]) -> None:
     proto, _, _, done = runs["smoothquant"]
     with pytest.raises(PlanError, match="not in this model"):
-        onnxq.apply(residual(), done.plan)
+        onnxq.apply(models.residual(), done.plan)
     text = to_json(done.plan).replace('"pass": "smoothquant"', '"pass": "smoothed"')
     with pytest.raises(PlanError, match="no such pass"):
         onnxq.apply(proto, from_json(text))
@@ -172,11 +164,11 @@ def test_factors_that_harm_are_rolled_back(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(cross_layer, "compute_factors", uneven)
     monkeypatch.setattr(passes, "_GOOD_DB", 99.0)
     skip = ("rounding", "cross_layer_equalization", "bias_absorption", "smoothquant")
-    plain = run(residual(), images(), BALANCED, skip=skip)
-    done = run(residual(), images(), BALANCED)
+    plain = run(models.residual(), models.images(), BALANCED, skip=skip)
+    done = run(models.residual(), models.images(), BALANCED)
     assert not done.plan.scalings
     assert any("cross_layer_equalization: rolled back: " in line for line in done.report.accounts)
-    assert find_worst_db(done) == find_worst_db(plain)
+    assert models.find_worst_db(done) == models.find_worst_db(plain)
 
 
 def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +179,7 @@ def test_a_rewrite_that_changes_the_function_is_rolled_back(monkeypatch: pytest.
         return copy
 
     monkeypatch.setitem(passes._WRITERS, passes.CROSS_LAYER, wrong)
-    done = run(imbalanced(), images(), BALANCED)
+    done = run(imbalanced(), models.images(), BALANCED)
     assert not done.plan.scalings
     assert "cross_layer_equalization: rolled back: it changed the float outputs, max" in done.report.accounts[0]
 
@@ -210,14 +202,14 @@ def test_rotation_saves_weights_behind_outlier_channels_and_a_plan_repeats_it() 
     proto, samples = decoder(1 / 40)
     done = run(proto, samples, FEW)
     plain = run(proto, samples, FEW, skip=(*FEW.skip, "rotation"))
-    assert find_worst_db(done) > find_worst_db(plain) + 3
-    assert list_accounts(done, "rotation")
+    assert models.find_worst_db(done) > models.find_worst_db(plain) + 3
+    assert models.list_accounts(done, "rotation")
     assert not plain.plan.scalings
     rotations = [(one.name, str(one.tensor), one.size) for one in done.plan.scalings if isinstance(one, Rotation)]
     assert rotations == [("rotation", "x0", D), ("rotation", "v0", HD)]
     again = from_json(to_json(done.plan))
     assert again == done.plan
-    assert to_bytes(onnxq.apply(proto, again)) == to_bytes(done)
+    assert models.to_bytes(onnxq.apply(proto, again)) == models.to_bytes(done)
     # Exported again, under other names.
     for node in proto.graph.node:
         for names in (node.input, node.output):
@@ -231,7 +223,7 @@ def test_rotation_is_not_kept_where_it_brings_nothing() -> None:
     proto, samples = decoder(1)
     done = run(proto, samples, FEW)
     assert not done.plan.scalings
-    (line,) = list_accounts(done, "rotation")
+    (line,) = models.list_accounts(done, "rotation")
     assert "nothing to gain" in line or "rolled back" in line
 
 
@@ -245,10 +237,6 @@ KEPT = PassReport("made up", changed=("c: scaled",))
 
 def model(**changed: np.ndarray) -> onnx.ModelProto:
     return infer_shapes(parse(TEXT, **{**WEIGHTS, **changed}))
-
-
-def state(proto: onnx.ModelProto) -> FloatState:
-    return make_state(proto)
 
 
 def place(one: FloatState, progress: Progress) -> Plan:
@@ -271,7 +259,7 @@ def scaled(factor: Any, back: Any) -> FloatState:
     """Channels of the first weight times `factor`, columns of the second times `back`."""
     w = (WEIGHTS["w"] * np.reshape(factor, (-1, 1, 1, 1))).astype(np.float32)
     v = (WEIGHTS["v"] * np.reshape(back, (1, -1, 1, 1))).astype(np.float32)
-    return state(model(w=w, v=v))
+    return make_state(model(w=w, v=v))
 
 
 FACTORS = np.array([0.3, 7.0, 1.0, 100.0])
@@ -288,21 +276,21 @@ def test_the_same_function_is_kept_with_the_difference_that_rounding_makes(ctx, 
 def test_an_output_of_zeros_has_no_decibels_and_is_the_same_function(ctx):
     nothing = np.zeros_like(WEIGHTS["v"])
     ctx = ctx.add_reference(model(v=nothing), place)
-    assert check_equivalent(ctx, state(model(v=nothing)), KEPT).outcome is Outcome.KEPT
+    assert check_equivalent(ctx, make_state(model(v=nothing)), KEPT).outcome is Outcome.KEPT
     # Rounding may make it another zero.
     tiny = (WEIGHTS["v"] * 1e-9).astype(np.float32)
-    assert check_equivalent(ctx, state(model(v=tiny)), KEPT).outcome is Outcome.KEPT
-    assert check_equivalent(ctx, state(model(v=tiny * 1e4)), KEPT).outcome is Outcome.NOT_EQUIVALENT
+    assert check_equivalent(ctx, make_state(model(v=tiny)), KEPT).outcome is Outcome.KEPT
+    assert check_equivalent(ctx, make_state(model(v=tiny * 1e4)), KEPT).outcome is Outcome.NOT_EQUIVALENT
 
 
 def test_the_score_is_of_the_worst_output_and_computed_once(ctx, reference):
     calls = []
     ctx = replace(ctx, place=lambda one, progress: calls.append(one) or place(one, progress))
-    one = state(reference)
+    one = make_state(reference)
     score = score_equalized(ctx, one)
     assert 20 < score < 80
     # Another state of the same model has that model's score.
-    assert score_equalized(ctx, state(reference)) == score
+    assert score_equalized(ctx, make_state(reference)) == score
     assert len(calls) == 1
     uneven = score_equalized(ctx, scaled(np.geomspace(1e-3, 1e3, 4), np.geomspace(1e3, 1e-3, 4)))
     assert uneven < score - 5
@@ -317,7 +305,7 @@ def test_a_model_that_cannot_be_quantized_has_no_score(ctx, reference, why):
         raise PlanError("c", "cannot be planned")
 
     ctx = replace(ctx, place=refuse)
-    assert score_equalized(ctx, state(reference)) is None
+    assert score_equalized(ctx, make_state(reference)) is None
     # That is remembered, too.
     assert ctx.base.scores[id(reference)] == (reference, None)
 
@@ -347,5 +335,5 @@ def test_a_rotation_is_judged_with_weights_of_few_bits(ctx, reference, bits):
         return replace(plan, sites=tuple(sites))
 
     made = replace(ctx, place=place_narrow)
-    plain, rotated = score_equalized(made, state(reference)), score_rotated(made, state(reference))
+    plain, rotated = score_equalized(made, make_state(reference)), score_rotated(made, make_state(reference))
     assert (rotated < plain - 1) is (bits == 3)

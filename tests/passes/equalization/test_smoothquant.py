@@ -1,34 +1,25 @@
-"""Outlier channels move into the weights: for free where what writes them can take it, by one Mul where it pays."""
+"""Outlier channels move into the weights: free where what writes them takes it, by one Mul where it pays."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
+from onnxq.config import DataConfig
+from onnxq.data import Dataset, load_data
 from onnxq.errors import PlanError
-from onnxq.graph import get_index, infer_shapes
+from onnxq.graph import GraphIndex, get_index, infer_shapes
 from onnxq.numerics import fake_quant, weight_qparams
-from onnxq.passes.equalization.smoothquant import (
-    compute_smoothing_factors,
-    find_groups,
-    find_quantized_groups,
-    write_smoothing,
-)
-from onnxq.passes.equalization.smoothquant_core import (
-    AWQ_ALPHAS,
-    SMOOTHING_ALPHAS,
-    ChannelStatistics,
-    SmoothedWeight,
-    compute_awq_scaling,
-    compute_smoothing,
-    measure_layer_error,
-    search_awq_exponent,
-    search_smoothing_exponent,
-)
+from onnxq.passes.equalization import smoothquant
+from onnxq.passes.equalization import smoothquant_core as core
+from onnxq.passes.equalization.passes import observe_channels
 from onnxq.plan import Plan, SitePlan
+from onnxq.progress import silent
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 from tests.passes.kit import assert_same, in_branch, ops, parse
@@ -73,11 +64,11 @@ def model(name: str, readers: str = "o1 = MatMul(h, w2) y = Add(o1, c2) u = MatM
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_where_the_factor_goes(name: str) -> None:
     before = model(name)
-    group = next(group for group in find_groups(get_index(before)) if group.tensor == TensorId("h"))
+    group = next(group for group in smoothquant.find_groups(get_index(before)) if group.tensor == TensorId("h"))
     home = group.home
     held = "" if home is None else getattr(home, "name", "") or home.node.name
     assert held == CASES[name][2]
-    after = write_smoothing(before, {TensorId("h"): np.geomspace(0.1, 10, 12).astype(F)})
+    after = smoothquant.write_smoothing(before, {TensorId("h"): np.geomspace(0.1, 10, 12).astype(F)})
     assert ops(after)["Mul"] == (0 if home is not None else 1)
     assert_same(before, after, rtol=2e-5)
 
@@ -88,10 +79,11 @@ def test_any_factors_leave_the_function(name: str, seed: int) -> None:
     before = model(name)
     rng = np.random.default_rng(seed)
     factors = {
-        group.tensor: np.exp(rng.uniform(-3, 3, group.channels)).astype(F) for group in find_groups(get_index(before))
+        group.tensor: np.exp(rng.uniform(-3, 3, group.channels)).astype(F)
+        for group in smoothquant.find_groups(get_index(before))
     }
     assert TensorId("h") in factors
-    assert_same(before, write_smoothing(before, factors), rtol=1e-4, seed=seed)
+    assert_same(before, smoothquant.write_smoothing(before, factors), rtol=1e-4, seed=seed)
 
 
 def test_gemm_both_ways_round_and_bodies() -> None:
@@ -99,11 +91,11 @@ def test_gemm_both_ways_round_and_bodies() -> None:
         h = Relu(x) y = Gemm <alpha = 0.5> (h, w2, c2) u = Gemm <transB = 1> (h, turned) }"""
     before = infer_shapes(parse(text, **HELD))
     s = np.geomspace(0.1, 10, 12).astype(F)
-    assert_same(before, write_smoothing(before, {TensorId("h"): s}), rtol=2e-5)
+    assert_same(before, smoothquant.write_smoothing(before, {TensorId("h"): s}), rtol=2e-5)
     inner = infer_shapes(in_branch(before))
-    groups = find_groups(get_index(inner))
+    groups = smoothquant.find_groups(get_index(inner))
     assert [group.tensor for group in groups] == [TensorId("h", "branch.then_branch")]
-    assert_same(inner, write_smoothing(inner, {groups[0].tensor: s}), rtol=2e-5)
+    assert_same(inner, smoothquant.write_smoothing(inner, {groups[0].tensor: s}), rtol=2e-5)
 
 
 STAYING = {
@@ -117,14 +109,14 @@ STAYING = {
 @pytest.mark.parametrize("name", sorted(STAYING))
 def test_what_is_no_layer_stays(name: str) -> None:
     text = f"g (float[12,12] x, float[12,12] k) => (float[12,12] y) {{ h = Relu(x) {STAYING[name]} }}"
-    assert not find_groups(get_index(infer_shapes(parse(text, **HELD))))
+    assert not smoothquant.find_groups(get_index(infer_shapes(parse(text, **HELD))))
 
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     with pytest.raises(PlanError, match="feeds no layers"):
-        write_smoothing(model("Gelu"), {TensorId("h"): np.ones(11, F)})
+        smoothquant.write_smoothing(model("Gelu"), {TensorId("h"): np.ones(11, F)})
     with pytest.raises(PlanError, match="feeds no layers"):
-        write_smoothing(model("Gelu"), {TensorId("y"): np.ones(5, F)})
+        smoothquant.write_smoothing(model("Gelu"), {TensorId("y"): np.ones(5, F)})
 
 
 INT4 = QuantSpec(bits=4, signed=False, symmetric=False, granularity=PerBlock(0, 4), storage="uint4")
@@ -138,16 +130,16 @@ def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
         for w, (node, k) in zip(("w2", "w3"), edges, strict=True)
     )
     plan = Plan(target="ort", model="m", topology="", weights="", sites=sites)
-    groups = find_quantized_groups(proto, plan)
+    groups = smoothquant.find_quantized_groups(proto, plan)
     assert [group.tensor for group in groups] == [TensorId("h")]
     rows = normal(50, 12, seed=1) * np.where(np.arange(12) == 5, 40, 1).astype(F)
-    seen = {TensorId("h"): ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows)}
-    factors, _ = compute_smoothing_factors(proto, plan, seen)
+    seen = {TensorId("h"): core.ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows)}
+    factors, _ = smoothquant.compute_smoothing_factors(proto, plan, seen)
     assert list(factors) == [TensorId("h")]
     assert factors[TensorId("h")].argmax() == 5
-    assert_same(proto, write_smoothing(proto, factors), rtol=2e-5)
+    assert_same(proto, smoothquant.write_smoothing(proto, factors), rtol=2e-5)
     # One weight of the group in float: there is nothing that both gain from.
-    assert not find_quantized_groups(proto, replace(plan, sites=sites[:1]))
+    assert not smoothquant.find_quantized_groups(proto, replace(plan, sites=sites[:1]))
 
 
 # ---- The factors.
@@ -155,21 +147,22 @@ def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
 U8, S8 = QuantSpec(signed=False, symmetric=False), QuantSpec(granularity=PerChannel(1))
 
 
-def outliers() -> tuple[ChannelStatistics, tuple[SmoothedWeight, ...]]:
+def outliers() -> tuple[core.ChannelStatistics, tuple[core.SmoothedWeight, ...]]:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((64, 32)).astype(F)
     rows[:, [3, 17]] *= 60
     weights = (rng.standard_normal((32, 16)).astype(F), rng.standard_normal((32, 8)).astype(F))
-    return ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows), tuple(SmoothedWeight(w, S8) for w in weights)
+    readers = tuple(core.SmoothedWeight(w, S8) for w in weights)
+    return core.ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows), readers
 
 
 def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
     seen, readers = outliers()
-    s, alpha, error, plain = search_smoothing_exponent(seen, readers, U8)
+    s, alpha, error, plain = core.search_smoothing_exponent(seen, readers, U8)
     largest = np.maximum(-seen.low, seen.high)
     by_alpha = {
-        a: measure_layer_error(seen, readers, U8, compute_smoothing(largest, [r.weight for r in readers], a))
-        for a in SMOOTHING_ALPHAS
+        a: core.measure_layer_error(seen, readers, U8, core.compute_smoothing(largest, [r.weight for r in readers], a))
+        for a in core.SMOOTHING_ALPHAS
     }
     assert error == min(by_alpha.values()) == by_alpha[alpha]
     assert error < plain / 10
@@ -179,23 +172,23 @@ def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
 
 def test_the_formula() -> None:
     weights = [np.array([[1.0, -4.0], [9.0, 0.0]], F), np.array([[2.0], [1.0]], F)]
-    s = compute_smoothing(np.array([8.0, 2.0]), weights, 0.5)
+    s = core.compute_smoothing(np.array([8.0, 2.0]), weights, 0.5)
     np.testing.assert_allclose(s[0] / s[1], np.sqrt(8 / 4) / np.sqrt(2 / 9), rtol=1e-6)
 
 
 def test_dead_channels_keep_their_size() -> None:
-    s = compute_smoothing(np.array([0.0, 4.0, 1.0, 2.0]), [np.array([[1.0], [1.0], [1.0], [0.0]], F)], 0.5)
+    s = core.compute_smoothing(np.array([0.0, 4.0, 1.0, 2.0]), [np.array([[1.0], [1.0], [1.0], [0.0]], F)], 0.5)
     assert s[0] == s[3] == 1.0
     np.testing.assert_allclose(s[1:3], [np.sqrt(2), np.sqrt(0.5)], rtol=1e-6)
-    assert (compute_smoothing(np.zeros(3), [np.zeros((3, 2), F)], 0.5) == 1.0).all()
+    assert (core.compute_smoothing(np.zeros(3), [np.zeros((3, 2), F)], 0.5) == 1.0).all()
 
 
 def test_awq_gives_room_to_weights_that_large_inputs_meet() -> None:
     rng = np.random.default_rng(3)
     rows = rng.standard_normal((200, 16)).astype(F) * np.where(np.arange(16) % 4 == 1, 30, 1).astype(F)
-    readers = [SmoothedWeight(normal(16, 9, seed=4), INT4), SmoothedWeight(normal(16, 5, seed=5), INT4)]
-    s, alpha, error, plain = search_awq_exponent(rows, readers)
-    assert alpha in AWQ_ALPHAS
+    readers = [core.SmoothedWeight(normal(16, 9, seed=4), INT4), core.SmoothedWeight(normal(16, 5, seed=5), INT4)]
+    s, alpha, error, plain = core.search_awq_exponent(rows, readers)
+    assert alpha in core.AWQ_ALPHAS
     assert error < 0.7 * plain
     assert set(np.argsort(s)[-4:] % 4) == {1}
     assert np.isclose(np.log(s).mean(), 0, atol=1e-5)
@@ -208,8 +201,90 @@ def test_awq_gives_room_to_weights_that_large_inputs_meet() -> None:
 
 def test_awq_leaves_dead_inputs_finite() -> None:
     rows = np.zeros((4, 8), F)
-    assert compute_awq_scaling(rows, 0.5).tolist() == [1.0] * 8
+    assert core.compute_awq_scaling(rows, 0.5).tolist() == [1.0] * 8
     rows[:, 2] = 3
-    s = compute_awq_scaling(rows, 0.5)
+    s = core.compute_awq_scaling(rows, 0.5)
     assert np.isfinite(s).all()
     assert s.argmax() == 2
+
+
+A, B = TensorId("a"), TensorId("b")
+TEXT = "g (float[N,3,4] x) => (float[N,3,4] y) { a = Mul(x, two) b = Relu(a) y = Neg(b) }"
+MODEL = infer_shapes(parse(TEXT, two=2.0))
+
+
+def dataset(x: np.ndarray, proto: onnx.ModelProto = MODEL, **more: Any) -> Dataset:
+    return load_data({"x": x, **more}, GraphIndex(proto).inputs, DataConfig())
+
+
+def observe(channels: dict[TensorId, int], samples: Dataset, proto: onnx.ModelProto = MODEL, **options: Any) -> Any:
+    return observe_channels(proto, channels, samples, progress=silent, title="", **options)
+
+
+def values(count: int = 10) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((count, 3, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("batch", [None, 1, 3])
+@pytest.mark.parametrize("memory_limit", [None, 200])
+def test_ends_are_those_of_each_channel_over_all_samples(batch, memory_limit):
+    x = values()
+    # 200 bytes hold one tensor of a sample, not two: the runs are divided.
+    found = observe({A: 1, B: -1}, dataset(x), batch=batch, memory_limit=memory_limit)
+    np.testing.assert_array_equal(found[A].low, (2 * x).min(axis=(0, 2)))
+    np.testing.assert_array_equal(found[A].high, (2 * x).max(axis=(0, 2)))
+    np.testing.assert_array_equal(found[B].low, np.zeros(4))
+    np.testing.assert_array_equal(found[B].high, (2 * x).max(axis=(0, 1)))
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(0, 0), (10, 10), (25, 25), (12, 12), (1000, 30)])
+def test_rows_are_spread_over_the_samples(rows, kept):
+    x = values()
+    found = observe({A: -1}, dataset(x), rows=rows, batch=1)
+    held = found[A].rows
+    assert held.shape == (kept, 4)
+    assert held.dtype == np.float32
+    # Each is a row of the tensor.
+    whole = (2 * x).reshape(-1, 4)
+    assert all((whole == row).all(axis=1).any() for row in held)
+    # As many of each sample.
+    places = [int(np.flatnonzero((whole == row).all(axis=1))[0]) // 3 for row in held]
+    assert rows != 10 or sorted(places) == list(range(10))
+
+
+def test_padding_gives_no_rows():
+    text = "g (float[N,3,4] x, int64[N,3] mask) => (float[N,3,4] y) { a = Mul(x, two) y = Neg(a) }"
+    proto = infer_shapes(parse(text, two=2.0))
+    x = values(4)
+    x[:, 2] = 77
+    mask = np.array([[1, 1, 0]] * 4, np.int64)
+    found = observe({A: -1}, dataset(x, proto, mask=mask), proto, rows=40)
+    assert len(found[A].rows) == 8
+    assert not (found[A].rows == 2 * 77).any()
+
+
+@pytest.mark.parametrize(("op", "bad"), [("Sqrt", -1.0), ("Log", 0.0), ("Reciprocal", 0.0)], ids=["NaN", "-inf", "inf"])
+def test_a_tensor_with_nan_or_inf_is_left_out(op, bad):
+    proto = infer_shapes(parse(f"g (float[N,3,4] x) => (float[N,3,4] y) {{ a = {op}(x) b = Neg(x) y = Add(a, b) }}"))
+    x = np.abs(values(4))
+    assert set(observe({A: 1, B: 1}, dataset(x, proto), proto)) == {A, B}
+    x[2, 0, 0] = bad
+    assert set(observe({A: 1, B: 1}, dataset(x, proto), proto)) == {B}
+
+
+def test_a_tensor_of_a_branch_that_no_sample_took_is_left_out():
+    proto = infer_shapes(in_branch(parse("g (float[2,4] x) => (float[2,4] y) { a = Mul(x, x) y = Neg(a) }")))
+    scope = next(node.scope for node in GraphIndex(proto).nodes if node.op_type == "Mul")
+    inner = TensorId("a", scope)
+    x = values(1)[0, :2]
+
+    def seen(flag: bool) -> dict[TensorId, Any]:
+        data = load_data([{"x": x, "flag": np.array(flag)}], GraphIndex(proto).inputs, DataConfig())
+        return observe({inner: 1}, data, proto)
+
+    assert seen(False) == {}
+    np.testing.assert_allclose(seen(True)[inner].high, (x * x).max(axis=0))
+
+
+def test_without_tensors_nothing_runs():
+    assert observe({}, dataset(values(1))) == {}

@@ -49,12 +49,8 @@ def test_small_tokens_keep_their_answers_beside_large_ones(mode: str) -> None:
         onnxq.quantize(net, data, overrides=TOKENS | {"mode": mode, "effort": "fast", "token_scales": tokens})
         for tokens in (False, True)
     )
-    by_form = {
-        tokens: compute_noise(net, Session(result.model).run({"x": x})["y"], x)
-        for tokens, result in ((False, plain), (True, scaled))
-    }
-    assert by_form[True].max() < 0.1
-    assert by_form[False].max() > 0.5
+    large, small = (compute_noise(net, Session(one.model).run({"x": x})["y"], x).max() for one in (plain, scaled))
+    assert small < 0.1 < 0.5 < large
     alone = Session(scaled.model).run({"x": x[:1]})["y"]
     np.testing.assert_array_equal(alone, Session(scaled.model).run({"x": x})["y"][:1])
 
@@ -69,9 +65,8 @@ def test_a_plan_repeats_them(opset: int) -> None:
     assert not any("SYNTHETIC" in str(warning) for warning in found.plan.warnings)
     again = onnxq.apply(net, from_json(to_json(found.plan)), overrides={"latency": False})
     assert again.model.SerializeToString() == found.model.SerializeToString()
-    planned = onnxq.make_plan(
-        net, overrides={key: TOKENS[key] for key in ("token_scales", "rules")} | {"mode": "dynamic"}
-    )
+    overrides = {key: TOKENS[key] for key in ("token_scales", "rules")} | {"mode": "dynamic"}
+    planned = onnxq.make_plan(net, overrides=overrides)
     applied = onnxq.apply(net, planned, overrides={"latency": False})
     x = draw(3)
     assert compute_noise(net, Session(applied.model).run({"x": x})["y"], x).max() < 0.1

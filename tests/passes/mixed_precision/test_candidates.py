@@ -24,10 +24,8 @@ WEIGHT = (8, 8, 3, 3)
 
 def numbered(plan: Plan) -> Plan:
     """The plan with a scale of its own at every site, as if it had been calibrated."""
-    sites = []
-    for k, site in enumerate(plan.sites):
-        zero = np.array(0, np.int32)
-        sites.append(replace(site, qparams=QParams(np.array(k + 1, np.float32), zero)))
+    zero = np.array(0, np.int32)
+    sites = (replace(s, qparams=QParams(np.array(k + 1, np.float32), zero)) for k, s in enumerate(plan.sites))
     return replace(plan, sites=tuple(sites))
 
 

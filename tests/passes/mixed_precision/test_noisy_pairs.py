@@ -32,12 +32,6 @@ def model(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
     return parse(text, g=np.ones(256, np.float32), **{name: w.astype(np.float32) for name, w in weights.items()})
 
 
-def noisy_samples() -> list[dict[str, NDArray[np.float32]]]:
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((16, 1, 96, 64)) * np.exp(1.5 * rng.standard_normal((16, 1, 96, 64)))
-    return [{"x": one.astype(np.float32)} for one in x]
-
-
 def moving_samples(spread: float) -> list[dict[str, NDArray[np.float32]]]:
     """16 samples, each on a scale of its own: 10 to the power of +-spread."""
     rng = np.random.default_rng(1)
@@ -47,7 +41,10 @@ def moving_samples(spread: float) -> list[dict[str, NDArray[np.float32]]]:
 
 def quantize_noisy(**overrides: Any) -> onnxq.Result:
     proto = model(NOISY, w=(64, 256), v=(256, 1024), z=(1024, 256))
-    return quantize(proto, noisy_samples(), "ort-int8", **{"skip": ["promotion"], **overrides})
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((16, 1, 96, 64)) * np.exp(1.5 * rng.standard_normal((16, 1, 96, 64)))
+    samples = [{"x": one.astype(np.float32)} for one in x]
+    return quantize(proto, samples, "ort-int8", **{"skip": ["promotion"], **overrides})
 
 
 def quantize_moving(samples: Any, **overrides: Any) -> onnxq.Result:
@@ -114,11 +111,9 @@ def chain(count: int, *loud: int) -> onnx.ModelProto:
     for k in loud:
         weights[k - 1][0] *= 1000.0
         weights[k][:, 0] /= 1000.0
-    text = " ".join(f"[conv{k}] c{k} = Conv(r{k}, w{k}) r{k + 1} = Relu(c{k})" for k in range(count))
-    return parse(
-        f"chain (float[N, 8, 6, 6] r0) => (float[N, 8, 6, 6] r{count}) {{ {text} }}",
-        **{f"w{k}": weight for k, weight in enumerate(weights)},
-    )
+    lines = " ".join(f"[conv{k}] c{k} = Conv(r{k}, w{k}) r{k + 1} = Relu(c{k})" for k in range(count))
+    text = f"chain (float[N, 8, 6, 6] r0) => (float[N, 8, 6, 6] r{count}) {{ {lines} }}"
+    return parse(text, **{f"w{k}": weight for k, weight in enumerate(weights)})
 
 
 def quantized(proto: onnx.ModelProto, **raw: object) -> onnxq.Result:

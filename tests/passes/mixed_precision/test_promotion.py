@@ -1,4 +1,4 @@
-"""Promotion: the sites to blame leave 8 bits, no more of them than the wish takes, and the account is honest."""
+"""Promotion: sites to blame leave 8 bits, no more than the wish takes, judged on ranges of other samples."""
 
 import json
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import onnxq
+from onnxq.calibrate import calibrate
 from onnxq.cli import cli
 from onnxq.commands.results import write_json
 from onnxq.config import TensorConfig
@@ -23,14 +24,20 @@ from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.metric import AccuracyRequest
 from onnxq.graph import GraphIndex, get_index, name_nodes
 from onnxq.numerics import clip_bounds
-from onnxq.passes.journal import Promotion
+from onnxq.passes.base import SampledContext
+from onnxq.passes.mixed_precision.cross_validation import Fold, split_folds, widen_ranges
 from onnxq.passes.mixed_precision.promotion import ROUNDING_AGAIN
+from onnxq.passes.state import PlacedState
+from onnxq.plan import Plan
 from onnxq.progress import silent
 from onnxq.runtime import Session
-from tests.passes.context import make_context
+from onnxq.sites import Role
+from onnxq.spec import ObserverSpec
+from tests.passes.context import make_context, place
 from tests.passes.kit import make_state, parse
 from tests.pipeline import models
 from tests.pipeline.models import EVERYTHING, ROUGH, images, residual
+from tests.planner.kit import FORCE, draft, network
 
 # Everything else than one rough activation may stay.
 COARSE = EVERYTHING.model_copy(
@@ -52,17 +59,13 @@ def quantize(config: str = "rough", count: int = 48, **wanted: Any) -> onnxq.Res
     return models.quantize(residual(), images(count), CONFIGS[config], **wanted)
 
 
-def account_of(done: onnxq.Result) -> Promotion:
-    return done.report.promotion
-
-
 def names(done: onnxq.Result) -> list[str]:
     return [str(site.site) for site in done.plan.sites]
 
 
 def test_the_rough_site_is_promoted_and_the_rest_stays() -> None:
     plain, done = quantize(), quantize(min_sqnr=35)
-    account = account_of(done)
+    account = done.report.promotion
     assert account.met
     assert "r" not in names(done)
     assert account.operators < 4
@@ -83,7 +86,7 @@ def test_the_rough_site_is_promoted_and_the_rest_stays() -> None:
 
 
 def test_a_wish_that_holds_changes_nothing() -> None:
-    account = account_of(quantize(min_sqnr=5))
+    account = quantize(min_sqnr=5).report.promotion
     assert account.met
     assert account.steps == ()
     assert names(quantize(min_sqnr=5)) == names(quantize())
@@ -92,7 +95,7 @@ def test_a_wish_that_holds_changes_nothing() -> None:
 @pytest.mark.parametrize("wanted", [20.0, 24.0, 30.0, 40.0])
 def test_more_is_promoted_for_more_and_the_verdict_is_of_unseen_samples(wanted: float) -> None:
     done = quantize("coarse", min_sqnr=wanted)
-    account = account_of(done)
+    account = done.report.promotion
     assert account.met == (min(min(one.sqnr_db) for one in done.report.checks) >= wanted)
     assert [one.after for one in account.steps] == sorted(one.after for one in account.steps)
     if wanted < 25:
@@ -108,7 +111,7 @@ def test_more_is_promoted_for_more_and_the_verdict_is_of_unseen_samples(wanted: 
 def test_a_file_that_is_all_float_never_holds(wanted: float) -> None:
     """Nothing is promoted then: the float model is there already."""
     done = quantize("coarse", min_sqnr=wanted)
-    account = account_of(done)
+    account = done.report.promotion
     assert not account.met
     assert (account.steps, account.left) == ((), 4)
     assert account.note.startswith("only the float model is sure to hold this: with 3 of 4 operators in float")
@@ -119,7 +122,7 @@ def test_nothing_to_quantize_holds_no_wish() -> None:
     alone = parse("g (float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Relu(x) }")
     feeds = {"x": images(24)["x"][:, :3]}
     done = onnxq.quantize(alone, feeds, overrides={"latency": False, "min_sqnr": 20})
-    account = account_of(done)
+    account = done.report.promotion
     assert done.plan.sites == ()
     assert not account.met
     assert account.note == "nothing is quantized: only the float model holds this"
@@ -130,7 +133,7 @@ def test_a_metric_that_only_float_holds_is_not_met() -> None:
         proto = onnx.load(model.path)  # type: ignore[attr-defined]
         return -float(any(node.op_type == "QuantizeLinear" for node in proto.graph.node))
 
-    account = account_of(quantize("coarse", metric=count_floats))
+    account = quantize("coarse", metric=count_floats).report.promotion
     assert not account.met
     assert (account.steps, account.value, account.float_value) == ((), -1.0, 0.0)
     assert account.note == "only the float model holds this"
@@ -139,8 +142,8 @@ def test_a_metric_that_only_float_holds_is_not_met() -> None:
 @pytest.mark.parametrize(("count", "headroom"), [(32, 1.1), (80, 1.0)])
 def test_ranges_get_headroom_where_samples_are_few_and_the_wish_leaves_decibels(count: int, headroom: float) -> None:
     done = quantize("plain", count, min_sqnr=20)
-    assert account_of(done).met
-    assert account_of(done).headroom == headroom
+    assert done.report.promotion.met
+    assert done.report.promotion.headroom == headroom
     (site,) = (site for site in done.plan.sites if str(site.site) == "x")
     assert clip_bounds(site.qparams, site.spec)[1] == pytest.approx(headroom * images(count)["x"].max(), rel=0.01)
     assert onnxq.apply(residual(), done.plan).model.SerializeToString() == done.model.SerializeToString()
@@ -160,7 +163,7 @@ def test_weights_rounded_anew_cost_no_wish(wanted: float | None, after: float, k
 
 def test_uint16_keeps_the_operators_and_widens_the_pair() -> None:
     done = quantize(min_sqnr=35, promote_to="uint16")
-    account = account_of(done)
+    account = done.report.promotion
     assert account.met
     sites = {str(site.site): site for site in done.plan.sites}
     assert sites["r"].spec.storage == "uint16"
@@ -178,7 +181,7 @@ def test_uint16_is_refused_where_the_target_has_none() -> None:
 
 def test_trt_goes_to_float() -> None:
     done = onnxq.quantize(residual(), images(48), "trt-int8", overrides={"latency": False, "min_sqnr": 55})
-    account = account_of(done)
+    account = done.report.promotion
     assert account.steps
     assert account.met
     index = GraphIndex(done.model)
@@ -191,11 +194,8 @@ class TestMetric:
 
     FEEDS = images(64, seed=11)["x"]
 
-    def wanted(self) -> np.ndarray:
-        return Session(residual(), optimize=False).run({"x": self.FEEDS})["y"].argmax(1)
-
     def test_by_function(self) -> None:
-        wanted, seen = self.wanted(), []
+        wanted, seen = Session(residual(), optimize=False).run({"x": self.FEEDS})["y"].argmax(1), []
 
         def agree(model: object) -> float:
             seen.append(model)
@@ -206,7 +206,7 @@ class TestMetric:
             return float((got.argmax(1) == wanted).mean())
 
         done = quantize("coarse", metric=agree, max_drop=0.02)
-        account = account_of(done)
+        account = done.report.promotion
         assert account.met
         assert account.float_value == 1.0
         assert account.value >= 0.98
@@ -224,7 +224,7 @@ class TestMetric:
             return -float(left)
 
         done = quantize("coarse", metric=sites, max_drop=6)
-        account = account_of(done)
+        account = done.report.promotion
         assert account.met
         assert max(counts) > 6
         # The float model's, of the first file that holds, and of the one with most.
@@ -233,7 +233,7 @@ class TestMetric:
 
     def test_from_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "m.py").write_text("def one(model):\n    return 1.0\ndef bad(model):\n    return 'x'\n")
-        assert account_of(quantize(metric=f"{tmp_path / 'm.py'}:one")).met
+        assert quantize(metric=f"{tmp_path / 'm.py'}:one").report.promotion.met
         with pytest.raises(DataError, match="gave x"):
             quantize(metric=f"{tmp_path / 'm.py'}:bad")
         with pytest.raises(DataError, match="no such function"):
@@ -286,7 +286,7 @@ def test_what_is_lost_is_promoted_without_being_asked() -> None:
     assert plain.report.promotion is None
     assert min(plain.report.checks[0].sqnr_db) < 10
     done = unhappy(6)
-    account = account_of(done)
+    account = done.report.promotion
     assert account.met
     assert min(done.report.checks[0].sqnr_db) > 10
     assert {name for one in account.steps for name in one.nodes} == {"t1/Conv", "t2/Conv"}
@@ -294,7 +294,7 @@ def test_what_is_lost_is_promoted_without_being_asked() -> None:
 
 def test_where_half_of_the_operators_would_not_do_nothing_is_and_the_blame_is_told() -> None:
     done = unhappy(3)
-    account = account_of(done)
+    account = done.report.promotion
     assert not account.met
     assert account.steps == ()
     assert "half of the operators in float would not do; most is lost at t2/Conv, t1/Conv" in account.note
@@ -303,10 +303,10 @@ def test_where_half_of_the_operators_would_not_do_nothing_is_and_the_blame_is_to
 
 def test_a_network_that_is_slow_is_searched_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxq.passes.mixed_precision.promotion_search._MOST_MICROSECONDS", 0.0)
-    account = account_of(unhappy.__wrapped__(6))
+    account = unhappy.__wrapped__(6).report.promotion
     assert (account.met, account.steps) == (False, ())
     assert "`min_sqnr=10`" in account.note
-    assert account_of(models.quantize(lost(), {"t0": images(48)["x"]}, BALANCED, min_sqnr=10)).met
+    assert models.quantize(lost(), {"t0": images(48)["x"]}, BALANCED, min_sqnr=10).report.promotion.met
 
 
 def test_nothing_is_promoted_unasked_where_it_is_good_or_fast_or_coarse_by_wish() -> None:
@@ -344,3 +344,76 @@ def test_the_command_and_its_exit_codes(work: Path) -> None:
     assert "error[Q709]" in unmet.stderr
     assert (work / "m.q.onnx").exists()
     assert run(work, "--max-drop", "1%").exit_code == 1
+
+
+# The values themselves are the input's range, which the order of the samples does not show.
+TOPS = [3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0]
+
+
+@pytest.fixture(scope="module")
+def run_cross_validation() -> tuple[SampledContext, PlacedState]:
+    model = network("g (float[1,16] x) => (float[1,16] y) { m = MatMul(x, w) y = Relu(m) }", w=(16, 16))
+    rows = np.random.default_rng(0).random((8, 16), np.float32) * 0.5
+    rows[:, 0] = TOPS
+    data = load_data({"x": rows[:, None]}, get_index(model).inputs)
+    problem = draft(model, FORCE)
+    plan = calibrate(problem.proto, problem.default(), data)
+    state = place(replace(make_state(model), model=problem.proto), plan, problem)
+    return make_context(data.part(range(6)), data.part([6, 7])), state
+
+
+def top(plan: Plan) -> float:
+    site = next(site for site in plan.sites if site.role is Role.ACTIVATION and str(site.site) == "x")
+    return float(clip_bounds(site.qparams, site.spec)[1])
+
+
+def own(fold: Fold) -> list[float]:
+    return [float(sample["x"].max()) for sample in fold.samples.samples()]
+
+
+def test_every_sample_is_in_one_fold_on_ranges_of_the_others(run_cross_validation) -> None:
+    ctx, state = run_cross_validation
+    folds = split_folds(ctx, state)
+    assert len(folds) == 4
+    assert sorted(value for fold in folds for value in own(fold)) == sorted(TOPS)
+    for fold in folds:
+        others = max(value for value in TOPS if value not in own(fold))
+        assert top(fold.narrow_ranges(state.model, state.plan)) == pytest.approx(others, rel=0.01)
+
+
+def test_weights_and_ranges_that_clip_already_stay(run_cross_validation) -> None:
+    ctx, state = run_cross_validation
+    plan = state.plan
+    clipped = plan.with_sites(
+        tuple(
+            replace(site, qparams=replace(site.qparams, scale=np.float32(2.0 / 255)))
+            if str(site.site) == "x" and site.qparams is not None else site
+            for site in plan.sites
+        )
+    )  # fmt: skip
+    for fold in split_folds(ctx, state):
+        assert top(fold.narrow_ranges(state.model, clipped)) == pytest.approx(2.0, rel=0.01)
+        narrow = fold.narrow_ranges(state.model, plan)
+        weights = [[site.qparams for site in one.sites if site.role is Role.WEIGHT] for one in (plan, narrow)]
+        assert weights[0] == weights[1]
+
+
+def test_ranges_of_all_values_widen_and_those_that_clip_by_intention_do_not(run_cross_validation) -> None:
+    ctx, state = run_cross_validation
+    wider = widen_ranges(state.model, state.plan, 1.1)
+    assert top(wider) == pytest.approx(1.1 * 9.0, rel=0.01)
+    fold = max(split_folds(ctx, state), key=lambda fold: max(own(fold)))
+    assert top(fold.narrow_ranges(state.model, wider)) == pytest.approx(1.1 * 6.0, rel=0.01)
+    percentile = state.plan.with_sites(
+        tuple(replace(site, observer=ObserverSpec("percentile")) for site in state.plan.sites)
+    )
+    assert widen_ranges(state.model, percentile, 1.1) is percentile
+
+
+def test_without_ranges_of_samples_there_is_one_fold(run_cross_validation) -> None:
+    ctx, state = run_cross_validation
+    weights = replace(state, plan=state.plan.with_sites(
+        tuple(site for site in state.plan.sites if site.role is Role.WEIGHT)))  # fmt: skip
+    (fold,) = split_folds(ctx, weights)
+    assert sorted(own(fold)) == sorted(TOPS)
+    assert fold.narrow_ranges(state.model, weights.plan) is weights.plan

@@ -13,7 +13,7 @@ from onnx import parser
 from onnxq.graph import GraphIndex, find_opset, name_nodes
 from onnxq.passes.rewrites.activations import fuse_activations
 from onnxq.runtime import optimize_graph
-from tests.passes.kit import apply, assert_same, assert_untouched, in_branch, ops, parse, read_by, rewrite_model
+from tests.passes import kit
 
 F = np.float32
 SHAPES = {"[]": (), "[1]": (1,), "[1,1,1,1]": (1, 1, 1, 1)}
@@ -37,7 +37,7 @@ def chain(
     bounds = ("zero", "six", "one") if "Clip" in lines else ()
     held = {name: np.full(() if name in bounds else shape, value, dtype) for name, value in NUMBERS.items()}
     held |= {name: np.asarray(value, dtype) if isinstance(value, float) else value for name, value in other.items()}
-    return parse(f"g ({head}) => ({out}) {{ {lines} }}", opset=opset, **read_by(lines, held))
+    return kit.parse(f"g ({head}) => ({out}) {{ {lines} }}", opset=opset, **kit.read_by(lines, held))
 
 
 class Kind(NamedTuple):
@@ -108,55 +108,49 @@ KINDS = {
 def test_every_spelling_becomes_one_node(kind: str, spelling: str, shape: str) -> None:
     before, after, op, spellings = KINDS[kind]
     model = chain(spellings[spelling], opset=before, shape=SHAPES[shape])
-    result, report = apply(fuse_activations, model)
-    assert ops(result) == {op: 1}
+    result, report = kit.assert_rewritten(fuse_activations, model, {op: 1}, 1e-5 if op == "Gelu" else 2e-6)
     assert find_opset(result) == after
     assert [node.name for node in result.graph.node] == [model.graph.node[-1].name]
     assert (len(report.changed), report.skipped) == (1, ())
     assert not result.graph.initializer
     attrs = GraphIndex(result).nodes[0].attrs
     assert attrs.get("approximate", "none") == ("tanh" if kind == "gelu by tanh" else "none")
-    assert_same(model, result, rtol=1e-5 if op == "Gelu" else 2e-6)
 
 
 @pytest.mark.parametrize("spelling", SILU)
 def test_silu_becomes_quickgelu_for_ort_only(spelling: str) -> None:
     model = chain(SILU[spelling], shape=(1,))
-    node = GraphIndex(apply(fuse_activations, model)[0]).nodes[0]
+    node = GraphIndex(kit.apply(fuse_activations, model)[0]).nodes[0]
     assert node.domain == "com.microsoft"
     assert node.attrs["alpha"] == pytest.approx(1.702 if spelling == "beta" else 1.0)
-    assert ops(rewrite_model(model, target="trt").proto)["QuickGelu"] == 0
+    assert kit.ops(kit.rewrite_model(model, target="trt").proto)["QuickGelu"] == 0
 
 
 @given(st.floats(0.05, 0.9), st.floats(0.05, 0.95), st.floats(0.5, 8))
 def test_any_clipped_line_is_a_hard_sigmoid(alpha: float, beta: float, height: float) -> None:
     lines = "s = Mul(x, a) p = Add(s, b) c = Clip(p, zero, h) y = Div(c, h)"
     model = chain(lines, a=alpha * height, b=beta * height, h=height)
-    result, _ = apply(fuse_activations, model)
-    assert ops(result) == {"HardSigmoid": 1}
-    assert_same(model, result, rtol=5e-6)
+    kit.assert_rewritten(fuse_activations, model, {"HardSigmoid": 1}, rtol=5e-6)
 
 
 @pytest.mark.parametrize("lines", [HARD_SWISH["paddle"], GELU["huggingface"]], ids=["hard-swish", "gelu"])
 def test_half_precision(lines: str) -> None:
     model = chain(lines, "float16[N,4,5,5] x", "float16[N,4,5,5] y", dtype=np.float16)
-    result, report = apply(fuse_activations, model)
+    _, report = kit.assert_changed(fuse_activations, model, rtol=4e-3)
     assert len(report.changed) == 1
-    assert_same(model, result, rtol=4e-3)
 
 
 @pytest.mark.parametrize("lines", [HARD_SWISH["paddle"], SILU["plain"], TANH["times"]], ids=["hswish", "silu", "gelu"])
 @pytest.mark.parametrize("outer", [False, True], ids=["constants inside", "constants outside"])
 def test_inside_a_branch(lines: str, outer: bool) -> None:
-    model = in_branch(chain(lines, opset=20))
+    model = kit.in_branch(chain(lines, opset=20))
     if outer:
         inner = model.graph.node[0].attribute[0].g
         model.graph.initializer.extend(inner.initializer)
         del inner.initializer[:]
-    result, report = apply(fuse_activations, model)
+    result, report = kit.assert_changed(fuse_activations, model, rtol=1e-5)
     assert len(report.changed) == 1
     assert not result.graph.initializer
-    assert_same(model, result, rtol=1e-5)
 
 
 PADDLE = HARD_SWISH["paddle"]
@@ -213,7 +207,7 @@ NEAR_MISSES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_near_misses_stay(name: str) -> None:
     lines, other = NEAR_MISSES[name]
-    assert_untouched(fuse_activations, chain(lines, opset=20, **other))
+    kit.assert_untouched(fuse_activations, chain(lines, opset=20, **other))
 
 
 GATED = "s = Sigmoid(x) a = Mul(x, s)"
@@ -235,21 +229,16 @@ ENDS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("name", ENDS)
 def test_a_chain_ends_where_the_activation_does(name: str) -> None:
     lines, wanted, *ends = ENDS[name]
-    model = chain(lines, *ends)
-    result, _ = apply(fuse_activations, model)
-    assert ops(result) == dict.fromkeys(wanted.split(), 1)
-    assert_same(model, result)
+    kit.assert_rewritten(fuse_activations, chain(lines, *ends), dict.fromkeys(wanted.split(), 1))
 
 
 def test_formulas_are_read_to_a_depth_that_activations_need() -> None:
     shifts = " ".join(f"t{k + 1} = Add(t{k}, half)" for k in range(14))
     model = chain(f"t0 = Neg(x) {shifts} c = Clip(t14, zero, six) y = Div(c, six)")
-    result, _ = apply(fuse_activations, model)
-    assert ops(result) == {"Neg": 1, "Add": 4, "HardSigmoid": 1}
-    assert_same(model, result)
+    kit.assert_rewritten(fuse_activations, model, {"Neg": 1, "Add": 4, "HardSigmoid": 1})
     for count, fused in ((10, True), (11, False)):
         sums = " ".join(f"t{k + 1} = Add({f't{k}' if k else 'x'}, x)" for k in range(count))
-        _, report = apply(fuse_activations, chain(f"{sums} s = Sigmoid(t{count}) y = Mul(s, x)"))
+        _, report = kit.apply(fuse_activations, chain(f"{sums} s = Sigmoid(t{count}) y = Mul(s, x)"))
         assert bool(report.changed) == fused
 
 
@@ -258,7 +247,7 @@ def test_formulas_are_read_to_a_depth_that_activations_need() -> None:
 def test_what_others_see_stays(tensor: str, how: str) -> None:
     more = f" z = Identity({tensor})" if how == "reader" else ""
     outs = f"{IMAGE} y, {IMAGE} {'z' if how == 'reader' else tensor}"
-    assert_untouched(fuse_activations, chain(PADDLE + more, out=outs, opset=14))
+    kit.assert_untouched(fuse_activations, chain(PADDLE + more, out=outs, opset=14))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +264,7 @@ def test_constants_have_no_more_axes_than_a_tensor_of_unknown_rank_has_at_least(
         model = chain(
             lines, f"{IMAGE} x, int64[k] shape", "float[A,B] y", opset=14, shape=shape, w=np.ones((4, 4, 1, 1), F)
         )
-        assert bool(apply(fuse_activations, model)[1].changed) == fused
+        assert bool(kit.apply(fuse_activations, model)[1].changed) == fused
 
 
 def test_an_opset_that_cannot_be_raised_is_reported() -> None:
@@ -286,19 +275,18 @@ def test_an_opset_that_cannot_be_raised_is_reported() -> None:
     model.functions.append(parser.parse_function(function.replace("'", '"')))
     model.graph.node.add(op_type="f", domain="local", input=["x"], output=["z"], name="call")
     model = name_nodes(model)
-    result, report = apply(fuse_activations, model)
-    assert ops(result) == ops(model)
+    result, report = kit.apply(fuse_activations, model)
+    assert kit.ops(result) == kit.ops(model)
     assert find_opset(result) == 17
-    assert [(refusal.subject, refusal.rule, refusal.code) for refusal in report.skipped] == [
-        ("y/Mul", "activations", "R112")
-    ]
+    (refusal,) = report.skipped
+    assert (refusal.subject, refusal.rule, refusal.code) == ("y/Mul", "activations", "R112")
     assert "Gelu needs opset 20" in report.skipped[0].reason
 
 
 def test_the_newest_opset_is_kept() -> None:
-    result, _ = apply(fuse_activations, chain(PADDLE, opset=22))
+    result, _ = kit.apply(fuse_activations, chain(PADDLE, opset=22))
     assert find_opset(result) == 22
-    assert ops(result) == {"HardSwish": 1}
+    assert kit.ops(result) == {"HardSwish": 1}
 
 
 @pytest.mark.parametrize("lines", [SILU["plain"], PADDLE, GELU["huggingface"]])
@@ -308,7 +296,7 @@ def test_one_node_needs_one_dequantize(lines: str) -> None:
     text = "q = QuantizeLinear(w, s0, z0) x = DequantizeLinear(q, s0, z0) " + lines.replace("y =", "v =")
     text += " r = QuantizeLinear(v, s0, z0) y = DequantizeLinear(r, s0, z0)"
     model = chain(text, f"{IMAGE} w", opset=20, s0=0.05, z0=np.asarray(np.uint8(90)))
-    single, several = ops(optimize_graph(apply(fuse_activations, model)[0])), ops(optimize_graph(model))
+    single, several = kit.ops(optimize_graph(kit.apply(fuse_activations, model)[0])), kit.ops(optimize_graph(model))
     assert single["DequantizeLinear"] == 2
     assert several["DequantizeLinear"] == 3
     assert any(single[kernel] for kernel in kernels)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars
-from tests.passes.kit import apply, assert_same, assert_untouched, constant, in_branch, infer, ops, parse, read_by
+from tests.passes import kit
 
 F = np.float32
 RNG = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def model(lines: str, head: str = IMAGE, out: str = OUT, **other: Any) -> onnx.M
     """A model of these lines, with the constants that they read."""
     inputs = {part.split()[-1] for part in head.split(",") if " " in part.strip()}
     held = {name: value for name, value in {**VALUES, **other}.items() if name not in inputs}
-    return parse(f"g ({head}) => ({out}) {{ {lines} }}", **read_by(lines, held))
+    return kit.parse(f"g ({head}) => ({out}) {{ {lines} }}", **kit.read_by(lines, held))
 
 
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
@@ -86,21 +86,17 @@ def test_batchnorm_behind_a_convolution(kind: str, groups: int, bias: bool, rank
         w=normal(*shape, *[2] * rank),
         b=normal(6, seed=1),
     )
-    result, report = apply(fold_batchnorm, before)
-    assert ops(result) == {kind: 1}
+    result, report = kit.assert_rewritten(fold_batchnorm, before, {kind: 1})
     assert report.changed == (f"h/{kind}: took in y/BatchNormalization",)
     assert {tensor.name for tensor in result.graph.initializer} == {"w", "b" if bias else f"h/{kind}/bias"}
-    assert_same(before, result)
-    assert apply(fold_scalars, before)[1].changed == report.changed  # it takes what arithmetic brought into reach
+    assert kit.apply(fold_scalars, before)[1].changed == report.changed  # it takes what arithmetic brought into reach
 
 
 def test_depthwise_and_a_bias_left_out_by_name() -> None:
     lines = f"h = Conv <group = 6> (x, w) y = {BN}"
     before = model(lines, "float[N,6,7,7] x", "float[N,6,5,5] y", w=normal(6, 1, 3, 3))
     before.graph.node[0].input.append("")
-    result, _ = apply(fold_batchnorm, before)
-    assert ops(result) == {"Conv": 1}
-    assert_same(before, result)
+    kit.assert_rewritten(fold_batchnorm, before, {"Conv": 1})
 
 
 @pytest.mark.parametrize("flip", [0, 1])
@@ -115,10 +111,8 @@ def test_batchnorm_behind_a_gemm(flip: int, shape: tuple[int, ...] | None, beta:
         w=normal(6, 4) if flip else normal(4, 6),
         c=np.full((), 0.8, F) if not shape else normal(*shape, seed=1),
     )
-    result, _ = apply(fold_batchnorm, before)
-    assert ops(result) == {"Gemm": 1}
-    assert constant(result, "h/Gemm", 2).shape == (6,)
-    assert_same(before, result)
+    result, _ = kit.assert_rewritten(fold_batchnorm, before, {"Gemm": 1})
+    assert kit.constant(result, "h/Gemm", 2).shape == (6,)
 
 
 SMALL = "float[N,6,5,5] y"
@@ -169,8 +163,8 @@ STAYS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("name", STAYS)
 def test_what_no_weight_can_take_stays(name: str) -> None:
     proto = model(*STAYS[name])
-    assert_untouched(fold_batchnorm, proto)
-    assert_untouched(fold_scalars, proto)
+    kit.assert_untouched(fold_batchnorm, proto)
+    kit.assert_untouched(fold_scalars, proto)
 
 
 ARITHMETIC = {
@@ -201,11 +195,9 @@ def test_any_row_of_arithmetic_behind(row: list[str], kind: str, channels: bool,
         new = f"t{k + 1}" if k + 1 < len(row) else "y"
         lines += " " + ARITHMETIC[step].format(old=f"t{k}", new=new, k=f"k{k}")
     ends = ("float[N,4,6,6] x", "float[N,6,6,6] y") if image else ("float[N,4] x", "float[N,6] y")
-    before = model(lines, *ends, **held)
-    result, report = apply(fold_scalars, before)
-    assert ops(result) == ({"MatMul": 1, "Add": 1} if kind == "MatMulAdd" else {kind: 1})
+    wanted = {"MatMul": 1, "Add": 1} if kind == "MatMulAdd" else {kind: 1}
+    _, report = kit.assert_rewritten(fold_scalars, model(lines, *ends, **held), wanted, rtol=2e-5, seed=seed)
     assert len(report.changed) == 1
-    assert_same(before, result, rtol=2e-5, seed=seed)
 
 
 @settings(max_examples=60)
@@ -232,12 +224,12 @@ def test_any_row_of_scalars_in_front(row: list[str], kind: str, padded: bool, bi
     }.get(kind, f"y = {kind} <kernel_shape = [3,3], pads = {[int(padded)] * 4}> ({read})")
     ends = ("float[N,4,6,6] x", "float[N,6,A,B] y") if image else ("float[N,4] x", "float[N,6] y")
     before = model(lines, *ends, **held)
-    result, _ = apply(fold_scalars, before)
-    left = sum(ops(result)[op] for op in ("Mul", "Div", "Add", "Sub")) - (kind == "MatMulAdd")
+    result, _ = kit.apply(fold_scalars, before)
+    kit.assert_same(before, result, rtol=3e-5, seed=seed)
+    left = sum(kit.ops(result)[op] for op in ("Mul", "Div", "Add", "Sub")) - (kind == "MatMulAdd")
     shifts = any(step.startswith(("Add", "Sub")) for step in row)
     takes_shift = kind in ("Gemm", "MatMulAdd") or (kind == "Conv" and not padded)
     assert left == (0 if takes_shift or not shifts else 1)
-    assert_same(before, result, rtol=3e-5, seed=seed)
 
 
 # By name: the operators that are left, nodes, inputs and outputs.
@@ -257,33 +249,29 @@ FOLDS: dict[str, tuple[str, str, str, str]] = {
 @pytest.mark.parametrize("name", FOLDS)
 def test_a_row_is_taken_as_far_as_it_goes(name: str) -> None:
     wanted, *rest = FOLDS[name]
-    before = model(*rest)
-    result, report = apply(fold_scalars, before)
-    assert ops(result) == dict.fromkeys(wanted.split(), 1)
+    _, report = kit.assert_rewritten(fold_scalars, model(*rest), dict.fromkeys(wanted.split(), 1))
     assert name != "as far back as it goes" or report.changed == ("y/Conv: took in q/Mul, p/Div",)
-    assert_same(before, result)
 
 
 def test_without_the_pass_of_norms_a_row_ends_at_one() -> None:
     before = model(f"q = {OPEN} (x, w) h = Mul(q, half) n = {BN} y = Sub(n, half)", *IN_SMALL)
-    result, _ = apply(fold_scalars, before, skip=("batchnorm",))
-    assert ops(result) == {"Conv": 1, "BatchNormalization": 1, "Sub": 1}
-    assert_same(before, result)
+    result, _ = kit.apply(fold_scalars, before, skip=("batchnorm",))
+    assert kit.ops(result) == {"Conv": 1, "BatchNormalization": 1, "Sub": 1}
+    kit.assert_same(before, result)
 
 
 def test_a_shared_weight_gets_a_copy() -> None:
     text = f"{CONV.replace('w)', 'w44, b)')} y = Mul(h, two) n = Neg(x)"
     text += " i = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (n, w44, b) z = Relu(i)"
     before = model(text, IMAGE, "float[N,4,7,7] y, float[N,4,7,7] z", b=normal(4, seed=1))
-    result, _ = apply(fold_scalars, before)
+    result, _ = kit.assert_changed(fold_scalars, before)
     assert {tensor.name for tensor in result.graph.initializer} == {"w44", "b", "w44/h/Conv", "b/h/Conv"}
-    np.testing.assert_array_equal(constant(result, "i/Conv", 1), VALUES["w44"])
-    assert_same(before, result)
+    np.testing.assert_array_equal(kit.constant(result, "i/Conv", 1), VALUES["w44"])
 
 
 def test_a_tensor_that_keeps_its_name_keeps_its_value() -> None:
     """y is the graph's output and the last node's: the Conv writes it now, and h (another value) is gone."""
-    result, _ = apply(fold_scalars, model(f"{CONV} a = Mul(h, half) y = Add(a, half)"))
+    result, _ = kit.apply(fold_scalars, model(f"{CONV} a = Mul(h, half) y = Add(a, half)"))
     assert [(node.name, list(node.output)) for node in result.graph.node] == [("h/Conv", ["y"])]
 
 
@@ -292,23 +280,20 @@ def test_a_tensor_that_keeps_its_name_keeps_its_value() -> None:
     [(fold_batchnorm, f"{CONV} y = {BN}"), (fold_scalars, f"{CONV} a = Mul(h, channels) y = Add(a, half)")],
 )
 def test_inside_a_branch(run: Any, lines: str) -> None:
-    before = in_branch(model(lines))
-    result, report = apply(run, before)
+    _, report = kit.assert_rewritten(run, kit.in_branch(model(lines)), {"If": 1, "Conv": 1, "Identity": 1})
     assert len(report.changed) == 1
-    assert ops(result) == {"If": 1, "Conv": 1, "Identity": 1}
-    assert_same(before, result)
 
 
 def test_a_convolution_that_a_branch_reads_stays() -> None:
     """The Conv stands outside, its sole reader inside a branch: the branch may not run."""
-    inside = in_branch(model("y = Mul(h, two)", "float[N,6,7,7] h", OUT))
+    inside = kit.in_branch(model("y = Mul(h, two)", "float[N,6,7,7] h", OUT))
     outside = model(f"{CONV} y = Relu(h)")
     nodes = [outside.graph.node[0], *inside.graph.node]
     del outside.graph.node[:], outside.graph.output[:]
     outside.graph.node.extend(nodes)
     outside.graph.output.extend(inside.graph.output)
     outside.graph.input.append(inside.graph.input[0])
-    assert_untouched(fold_scalars, outside)
+    kit.assert_untouched(fold_scalars, outside)
 
 
 HALF = ("float16[N,4,7,7] x", "float16[N,6,5,5] y")
@@ -317,23 +302,21 @@ HALF = ("float16[N,4,7,7] x", "float16[N,6,5,5] y")
 def test_half_precision() -> None:
     held = {"w": normal(6, 4, 3, 3, dtype=np.float16), "b": normal(6, dtype=np.float16), "k": np.float16([1.5])}
     before = model(f"h = {OPEN} (x, w, b) a = Mul(h, k) y = Add(a, k)", *HALF, **held)
-    result, _ = apply(fold_scalars, before)
-    assert ops(result) == {"Conv": 1}
-    assert constant(result, "h/Conv", 1).dtype == np.float16
-    assert_same(before, result, rtol=2e-3)
+    result, _ = kit.assert_rewritten(fold_scalars, before, {"Conv": 1}, rtol=2e-3)
+    assert kit.constant(result, "h/Conv", 1).dtype == np.float16
 
 
 @pytest.mark.parametrize("factor", [np.float16(6e4), np.float16(1e-6)], ids=["overflow", "underflow"])
 @pytest.mark.parametrize("lines", [f"h = {OPEN} (x, w) y = Mul(h, k)", f"h = Mul(x, k) y = {OPEN} (h, w)"])
 def test_a_fold_that_half_precision_cannot_hold_is_reported(lines: str, factor: np.float16) -> None:
     proto = model(lines, *HALF, w=normal(6, 4, 3, 3, dtype=np.float16), k=np.asarray(factor))
-    report = assert_untouched(fold_scalars, proto)
+    report = kit.assert_untouched(fold_scalars, proto)
     conv = next(node.name for node in proto.graph.node if node.op_type == "Conv")
     assert [(refusal.subject, refusal.rule, refusal.code) for refusal in report.skipped] == [(conv, "scalars", "R112")]
 
 
 def test_empty_batch() -> None:
     before = model(f"{CONV} y = Mul(h, two)")
-    result, _ = apply(fold_scalars, before)
+    result, _ = kit.apply(fold_scalars, before)
     feeds = {"x": np.zeros((0, 4, 7, 7), F)}
-    assert infer(result, feeds)[0].shape == infer(before, feeds)[0].shape == (0, 6, 7, 7)
+    assert kit.infer(result, feeds)[0].shape == kit.infer(before, feeds)[0].shape == (0, 6, 7, 7)

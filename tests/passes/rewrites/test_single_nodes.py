@@ -17,7 +17,7 @@ from onnxq.passes.rewrites.single_nodes import (
     replace_reduce_mean,
 )
 from onnxq.runtime import optimize_graph
-from tests.passes.kit import apply, assert_rewritten, assert_same, assert_untouched, in_branch, ops, parse, read_by
+from tests.passes import kit
 
 F = np.float32
 ROWS, IMAGE = ("float[N,5] x", "float[N,5] y"), ("float[N,4,5,6] x", "float[N,4,5,6] y")
@@ -50,7 +50,7 @@ VALUES: dict[str, Any] = {
 
 
 def model(lines: str, head: str, out: str, opset: int = 17, **other: Any) -> Any:
-    return parse(f"g ({head}) => ({out}) {{ {lines} }}", opset=opset, **read_by(lines, {**VALUES, **other}))
+    return kit.parse(f"g ({head}) => ({out}) {{ {lines} }}", opset=opset, **kit.read_by(lines, {**VALUES, **other}))
 
 
 MEAN, LAST = "y = ReduceMean <axes = [2,3]> (x)", "y = ReduceMean <axes = [2]> (s)"
@@ -92,14 +92,12 @@ REPLACED: dict[str, tuple[Any, ...]] = {
 def test_a_node_goes_or_becomes_another(name: str) -> None:
     run, wanted, *rest = REPLACED[name]
     before = model(*rest)
-    result, report = apply(run, before)
-    assert ops(result) == wanted
-    assert report.changed
+    rtol = 0 if run is remove_dead else 1e-7 if run is replace_prelu else 2e-6
+    result, report = kit.assert_rewritten(run, before, wanted, rtol)
     assert run is not remove_dead or len(report.changed) == len(before.graph.node) - 1
     assert run is not remove_dead or not result.graph.initializer
-    assert_same(before, result, rtol=0 if run is remove_dead else 1e-7 if run is replace_prelu else 2e-6)
-    inside = in_branch(before)
-    assert_same(inside, apply(run, inside)[0], rtol=0 if run is remove_dead else 2e-6)
+    inside = kit.in_branch(before)
+    kit.assert_same(inside, kit.apply(run, inside)[0], rtol=0 if run is remove_dead else 2e-6)
 
 
 RESIDUAL = "float[2,3,8] x, float[2,3,8] z", "float[2,3,8] y"
@@ -138,16 +136,14 @@ STAYING: dict[str, tuple[Any, ...]] = {
 @pytest.mark.parametrize("name", STAYING)
 def test_what_does_something_else_stays(name: str) -> None:
     run, *rest = STAYING[name]
-    assert_untouched(run, model(*rest))
+    kit.assert_untouched(run, model(*rest))
 
 
 def test_a_residual_add_is_no_skip_layernorm() -> None:
     before = model(NORMED, *RESIDUAL)
-    assert ops(optimize_graph(before))["SkipLayerNormalization"] == 1  # why the pass is there
-    result, _ = apply(reorder_residual, before)
-    assert ops(result) == {"Sum": 1, "LayerNormalization": 1}
-    assert ops(optimize_graph(result)) == {"Sum": 1, "LayerNormalization": 1}
-    assert_same(before, result, rtol=0)
+    assert kit.ops(optimize_graph(before))["SkipLayerNormalization"] == 1  # why the pass is there
+    result, _ = kit.assert_rewritten(reorder_residual, before, {"Sum": 1, "LayerNormalization": 1}, rtol=0)
+    assert kit.ops(optimize_graph(result)) == {"Sum": 1, "LayerNormalization": 1}
 
 
 # ---- Pads that join the convolution behind them.
@@ -163,10 +159,8 @@ def test_any_pad_joins_the_convolutions_own(outer: list[int], inner: list[int]) 
     assume(any(outer))
     lines = f"p = Pad(x, amounts) y = Conv <kernel_shape = [3,3], pads = {inner}, strides = [2,1]> (p, w)"
     before = model(lines, *ENDS, w=W, amounts=np.array([0, 0, *outer[:2], 0, 0, *outer[2:]]))
-    result, _ = apply(fold_pad, before)
-    assert ops(result) == {"Conv": 1}
+    result, _ = kit.assert_rewritten(fold_pad, before, {"Conv": 1})
     assert list(GraphIndex(result).nodes[0].attrs["pads"]) == [a + b for a, b in zip(outer, inner, strict=True)]
-    assert_same(before, result)
 
 
 @pytest.mark.parametrize("value", [-np.inf, np.finfo(F).min])
@@ -175,7 +169,7 @@ def test_a_pad_with_the_lowest_value_joins_the_pads_of_a_pool(value: float, oute
     """As timm writes a pool of TensorFlow's sizes: of -inf no scale is found, and all around it stayed float."""
     lines = f"p = Pad(x, amounts, low) y = MaxPool <kernel_shape = [3,3], strides = [2,2]{own}> (p)"
     before = model(lines, *ENDS, low=F(value), amounts=np.array([0, 0, *outer[:2], 0, 0, *outer[2:]]))
-    assert_rewritten(fold_pad, before, {"MaxPool": 1})
+    kit.assert_rewritten(fold_pad, before, {"MaxPool": 1})
 
 
 AMOUNTS = [0, 0, 1, 2, 0, 0, 2, 1]
@@ -200,10 +194,8 @@ def test_every_form_of_pad(opset: int, pad: str, auto: str) -> None:
     # Some exporters write an empty one, which means no automatic padding.
     lines = f'p = {pad} y = Conv <kernel_shape = [3,3], auto_pad = "{auto}"> (p, w)'
     before = model(lines, *ENDS, opset, w=W, **given)
-    result, _ = apply(fold_pad, before)
-    assert ops(result) == {"Conv": 1}
+    result, _ = kit.assert_rewritten(fold_pad, before, {"Conv": 1})
     assert "auto_pad" not in GraphIndex(result).nodes[0].attrs
-    assert_same(before, result)
 
 
 ONES = [0, 0, 1, 1, 0, 0, 1, 1]
@@ -212,7 +204,7 @@ ONES = [0, 0, 1, 1, 0, 0, 1, 1]
 def test_one_pad_for_two_convolutions() -> None:
     lines = f"{PADDED} z = Conv <kernel_shape = [3,3]> (p, v)"
     before = model(lines, ENDS[0], f"{ENDS[1]}, float[N,6,A,B] z", w=W, v=-W, amounts=np.array(ONES))
-    assert_rewritten(fold_pad, before, {"Conv": 2})
+    kit.assert_rewritten(fold_pad, before, {"Conv": 2})
 
 
 @pytest.mark.parametrize(
@@ -239,7 +231,7 @@ def test_pads_that_stay(lines: str, amounts: list[int] | None) -> None:
     head = "float[2,4,7,8] x" if amounts else "float[2,4,7,8] x, int64[8] amounts"
     out = "float[a,b,c,d] y, float[e,f,g,h] z" if "z =" in lines else "float[a,b,c,d] y"
     given = {"amounts": np.array(amounts), "low": F(-np.inf)} if amounts else {}
-    assert_untouched(fold_pad, model(lines, head, out, w=W, w6=np.ones((6, 6, 3, 3), F), **given))
+    kit.assert_untouched(fold_pad, model(lines, head, out, w=W, w6=np.ones((6, 6, 3, 3), F), **given))
 
 
 # What a Keras LSTM becomes: the body multiplies by a weight that each step hands to the next.
@@ -264,12 +256,10 @@ STEPS = {"three": np.asarray(3), "w": np.linspace(-0.5, 0.6, 25, dtype=F).reshap
     ],
 )
 def test_what_a_loop_hands_on_unchanged_is_read_from_outside(lines: str, ends: tuple[str, str]) -> None:
-    before = model(lines, *ends, **STEPS)
-    after, report = apply(read_invariants, before)
+    after, report = kit.assert_changed(read_invariants, model(lines, *ends, **STEPS))
     assert len(report.changed) == 1
     products = [node for node in GraphIndex(name_nodes(after)).nodes if node.op_type == "MatMul"]
     assert all(node.inputs[1] in ("w", "m" if "inner" in lines else "w") for node in products)
-    assert_same(before, after)
 
 
 @pytest.mark.parametrize(
@@ -284,4 +274,4 @@ def test_what_a_loop_hands_on_unchanged_is_read_from_outside(lines: str, ends: t
 def test_what_a_loop_hands_on_that_stays(lines: str) -> None:
     out = f"{VECTOR[1]}, float[5,5] last" if lines == LOOP else VECTOR[1]
     before = model(f"v = Exp(w) {lines} y = Add(r, z)", VECTOR[0], out, z=np.ones(5, F), **STEPS)
-    assert_untouched(read_invariants, before)
+    kit.assert_untouched(read_invariants, before)

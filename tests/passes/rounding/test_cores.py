@@ -27,14 +27,8 @@ from onnxq.passes.rounding.gptq_core import (
 from onnxq.passes.rounding.low_bit_core import FACTORS, descend_values, shrink_moments
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.second_moments import Accumulator, Moments
-from tests.passes.rounding.arrays import (
-    add_samples,
-    round_low_bit,
-    round_to_nearest,
-    round_with_feedback,
-    round_within_sums,
-)
-from tests.passes.rounding.kit import one_node
+from tests.passes.rounding import kit
+from tests.passes.rounding.kit import round_to_nearest, round_with_feedback
 from tests.pipeline.models import EVERYTHING, quantize
 
 F = np.float32
@@ -172,7 +166,7 @@ def test_scales_and_levels_together_beat_levels_alone(
     seed: int, rows: int, size: int, groups: int, thorough: bool
 ) -> None:
     w, h, scale, zero = make_layer(seed, rows, size, groups)
-    found, again = (round_low_bit(w, factor_hessian(h), scale, zero, LIMITS, thorough=thorough) for _ in range(2))
+    found, again = (kit.round_low_bit(w, factor_hessian(h), scale, zero, LIMITS, thorough=thorough) for _ in range(2))
     assert found.codes.tobytes() == again.codes.tobytes()
     assert found.factors.tobytes() == again.factors.tobytes()
     assert abs(found.codes).max() <= 7
@@ -192,11 +186,11 @@ def test_a_row_of_few_large_weights_gets_a_smaller_scale() -> None:
     w = np.random.default_rng(0).standard_normal((1, 1, 400)).astype(F)
     w[0, 0, 0] = 6.0
     scale, zero, seen = np.full(w.shape, 6.0 / 7, F), np.zeros(w.shape, np.int32), factor_hessian(np.eye(400)[None])
-    found = round_low_bit(w, seen, scale, zero, LIMITS)
+    found = kit.round_low_bit(w, seen, scale, zero, LIMITS)
     assert found.factors[0, 0] < 0.9
     wide = round_to_nearest(w, scale, zero, LIMITS) * scale
     assert np.sum((w - found.codes * scale * found.factors[0, 0]) ** 2) < np.sum((w - wide) ** 2)
-    held = round_low_bit(w, seen, scale, zero, LIMITS, least=np.full((1, 1), 0.95))
+    held = kit.round_low_bit(w, seen, scale, zero, LIMITS, least=np.full((1, 1), 0.95))
     assert held.factors[0, 0] >= 0.95
 
 
@@ -204,7 +198,7 @@ def test_dead_rows_and_dead_inputs_are_left_in_peace() -> None:
     w, h, scale, zero = make_layer(4, 3, 6)
     w[0, 1] = 0
     for moments in (h, np.zeros_like(h)):
-        found = round_low_bit(w, factor_hessian(moments), scale, zero, LIMITS, thorough=True)
+        found = kit.round_low_bit(w, factor_hessian(moments), scale, zero, LIMITS, thorough=True)
         assert found.codes[0, 1].tolist() == [0] * 6
         assert found.factors[0, 1] == 1
         assert np.isfinite(found.factors).all()
@@ -247,7 +241,7 @@ def halves(factor: tuple[float, float], noise: float, count: int = 4000) -> tupl
         sums = Accumulator(1, 6)
         x = rng.standard_normal((1, 6, count)).astype(np.float32)
         y = one * x + noise * rng.standard_normal(x.shape)
-        add_samples(sums, x, y.astype(np.float32))
+        kit.add_samples(sums, x, y.astype(np.float32))
         found.append(sums.make_moments())
     return found[0], found[1]
 
@@ -273,7 +267,7 @@ def test_a_bias_follows_samples_only_as_far_as_they_agree() -> None:
     def bias(errors: list[float]) -> float:
         sums = Accumulator(1, 1)
         for error in errors:
-            add_samples(sums, np.full((1, 1, 10), 1.0, np.float32), np.full((1, 1, 10), 1.0 - error, np.float32))
+            kit.add_samples(sums, np.full((1, 1, 10), 1.0, np.float32), np.full((1, 1, 10), 1.0 - error, np.float32))
         return float(correct_bias(np.zeros((1, 1)), w, w, sums.make_moments())[0, 0])
 
     assert bias([0.3] * 4) == pytest.approx(0.3, rel=1e-5)
@@ -359,7 +353,7 @@ def test_rounding_keeps_every_sum_and_is_no_worse_than_the_nearest(case: Any) ->
 def test_each_row_takes_a_scale_of_its_own_that_is_worth_it(case: Any) -> None:
     w, h, scale, zero, partner = case
     seen = factor_hessian(h)
-    found = round_within_sums(w, seen, scale, zero, BYTES, partner)
+    found = kit.round_within_sums(w, seen, scale, zero, BYTES, partner)
     assert keeps(found.codes, partner)
     assert found.factors.shape == w.shape[:2]
     assert ((found.factors >= 1) & (found.factors <= 2)).all()
@@ -375,20 +369,24 @@ def test_weights_with_room_are_rounded_as_without_the_bound(case: Any) -> None:
     narrow, zero, seen = w * np.float32(0.45), np.zeros(w.shape, np.int32), factor_hessian(h)
     free = round_with_feedback(narrow, seen, scale, zero, BYTES)
     if keeps(free, partner) and np.abs(free).max() <= 64:
-        found = round_within_sums(narrow, seen, scale, zero, BYTES, partner)
+        found = kit.round_within_sums(narrow, seen, scale, zero, BYTES, partner)
         assert np.array_equal(found.codes, free)
         assert (found.factors == 1).all()
         assert np.array_equal(round_with_feedback(narrow, seen, scale, zero, BYTES, partner), free)
 
 
+def draw_uniform(shape: tuple[int, int, int], count: int, spread: float) -> tuple[Any, ...]:
+    """(w, its Hessian, scale, zero): uniform weights, and inputs whose columns differ in size by e to the spread."""
+    rng = np.random.default_rng(0)
+    w = rng.uniform(-1, 1, shape).astype(np.float32)
+    x = rng.standard_normal((shape[0], shape[2], count)) * np.exp(spread * rng.standard_normal((shape[0], shape[2], 1)))
+    scale = np.broadcast_to(np.abs(w).max(axis=2, keepdims=True) / np.float32(127), w.shape)
+    return w, factor_hessian(x @ x.transpose(0, 2, 1) / count), scale, np.zeros(w.shape, np.int32)
+
+
 def test_columns_not_rounded_yet_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups whose partners are rounded at other times; memory that nothing was written to is full of NaN."""
-    rng = np.random.default_rng(0)
-    w = rng.uniform(-1, 1, (6, 4, 8)).astype(np.float32)
-    x = rng.standard_normal((6, 8, 60)) * np.exp(rng.standard_normal((6, 8, 1)))
-    seen, partner = factor_hessian(x @ x.transpose(0, 2, 1) / 60), np.arange(8) ^ 1
-    scale = np.broadcast_to(np.abs(w).max(axis=2, keepdims=True) / np.float32(127), w.shape)
-    zero = np.zeros(w.shape, np.int32)
+    (w, seen, scale, zero), partner = draw_uniform((6, 4, 8), 60, 1.0), np.arange(8) ^ 1
     wanted = round_with_feedback(w, seen, scale, zero, BYTES, partner)
     full = np.full_like
     nan = lambda like, *_, **__: full(like, np.nan if like.dtype.kind == "f" else 77)  # noqa: E731
@@ -398,13 +396,8 @@ def test_columns_not_rounded_yet_say_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_wider_steps_pay_for_uniform_weights() -> None:
-    rng = np.random.default_rng(0)
-    w = rng.uniform(-1, 1, (1, 16, 64)).astype(np.float32)
-    x = rng.standard_normal((1, 64, 400))
-    seen, partner = factor_hessian(x @ x.transpose(0, 2, 1) / 400), np.arange(64) ^ 1
-    scale = np.broadcast_to(np.abs(w).max(axis=2, keepdims=True) / np.float32(127), w.shape)
-    zero = np.zeros(w.shape, np.int32)
-    found = round_within_sums(w, seen, scale, zero, BYTES, partner)
+    (w, seen, scale, zero), partner = draw_uniform((1, 16, 64), 400, 0.0), np.arange(64) ^ 1
+    found = kit.round_within_sums(w, seen, scale, zero, BYTES, partner)
     wider = np.asarray(scale * found.factors[:, :, None], np.float32)
     same = layer_error(w, round_with_feedback(w, seen, scale, zero, BYTES, partner), scale, zero, seen.damped)
     assert layer_error(w, found.codes, wider, zero, seen.damped).sum() < 0.8 * same.sum()
@@ -428,7 +421,7 @@ def operator(name: str) -> tuple[Operator, SumOrder]:
     """The operator as the sweep sees it, and the order of its sums."""
     op, weight, shape, attrs = LAYOUTS[name]
     rng = np.random.default_rng(0)
-    proto = one_node(op, rng.standard_normal(weight).astype(np.float32), shape, **attrs)
+    proto = kit.one_node(op, rng.standard_normal(weight).astype(np.float32), shape, **attrs)
     config = EVERYTHING.model_copy(update={"target": "virtual", "weights": TensorConfig(scheme="symmetric")})
     data = {"x": rng.standard_normal((8, *shape[1:])).astype(np.float32)}
     index = GraphIndex(name_nodes(proto))

@@ -19,13 +19,6 @@ from onnxq.passes.base import SampledContext, Stage, run_stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import Evaluator
 from onnxq.passes.rounding import passes
-from onnxq.passes.rounding.passes import (
-    ExternalRounding,
-    apply_rounding,
-    list_rounders,
-    register_rounder,
-    round_externally,
-)
 from onnxq.passes.rounding.sequential import round_sequentially
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.pipeline.prepared import load_state
@@ -57,13 +50,14 @@ def plan() -> Plan:
 @pytest.fixture
 def name() -> Iterator[str]:
     yield "test"
-    register_rounder("test", None)
-    assert "test" not in list_rounders()
+    passes.register_rounder("test", None)
+    assert "test" not in passes.list_rounders()
 
 
 def test_levels_take_the_place_of_the_sweeps(plan: Plan) -> None:
     first = weights(plan)[0]
-    found, lines = apply_rounding(plan, ExternalRounding("b", {first.site: -first.values.astype(np.int64)}))
+    negated = {first.site: -first.values.astype(np.int64)}
+    found, lines = passes.apply_rounding(plan, passes.ExternalRounding("b", negated))
     assert lines == ()
     assert np.array_equal(found.site(first.site).values, -first.values)
     assert found.site(first.site).values.dtype == np.int8
@@ -82,29 +76,29 @@ def test_levels_take_the_place_of_the_sweeps(plan: Plan) -> None:
 def test_levels_that_do_not_fit_name_block_and_site(plan: Plan, spoil: Any, says: str) -> None:
     first = weights(plan)[0]
     with pytest.raises(PlanError, match=says) as caught:
-        apply_rounding(plan, ExternalRounding("block 7", {first.site: spoil(first.values)}))
+        passes.apply_rounding(plan, passes.ExternalRounding("block 7", {first.site: spoil(first.values)}))
     assert "block 7" in str(caught.value)
     assert str(first.site) in str(caught.value)
 
 
 def test_what_is_no_weight_and_scales_without_levels_are_refused(plan: Plan) -> None:
     with pytest.raises(PlanError, match="not a quantized weight"):
-        apply_rounding(plan, ExternalRounding("b", {TensorId("nowhere", ""): np.zeros(3, np.int8)}))
+        passes.apply_rounding(plan, passes.ExternalRounding("b", {TensorId("nowhere", ""): np.zeros(3, np.int8)}))
     first = weights(plan)[0]
     with pytest.raises(PlanError, match="without levels"):
-        apply_rounding(plan, ExternalRounding("b", {}, numbers={first.site: first.qparams}))
+        passes.apply_rounding(plan, passes.ExternalRounding("b", {}, numbers={first.site: first.qparams}))
 
 
 def test_a_rounder_is_asked_at_high_effort_and_kept_block_by_block(name: str) -> None:
     seen: list[int] = []
 
-    def rounder(proto: onnx.ModelProto, plan: Plan, samples: Sequence[Any]) -> Iterator[ExternalRounding]:
+    def rounder(proto: onnx.ModelProto, plan: Plan, samples: Sequence[Any]) -> Iterator[passes.ExternalRounding]:
         seen.append(len(samples))
         for site in weights(plan)[:2]:
-            yield ExternalRounding("harmful", {site.site: np.zeros_like(site.values)})
-        yield ExternalRounding("same", {site.site: site.values for site in weights(plan)})
+            yield passes.ExternalRounding("harmful", {site.site: np.zeros_like(site.values)})
+        yield passes.ExternalRounding("same", {site.site: site.values for site in weights(plan)})
 
-    register_rounder(name, rounder)
+    passes.register_rounder(name, rounder)
     done = quantize(residual(), images(32), HIGH)
     assert "test: 0 of 3 blocks kept" in list_accounts(done, "external_rounding")[0]
     assert list_accounts(done, "low_bit_search")
@@ -124,14 +118,14 @@ def test_integers_that_overflow_a_sum_are_moved_and_said(good: Plan) -> None:
     first = weights(good)[0]
     assert first.sum_orders == ((0, 2, 3, 1),)
     full = np.full_like(first.values, 127)
-    found, lines = apply_rounding(good, ExternalRounding("block 3", {first.site: full}))
+    found, lines = passes.apply_rounding(good, passes.ExternalRounding("block 3", {first.site: full}))
     assert (found.site(first.site).values == 64).all()
     said = f"{full.size // 2} sums of its integers would overflow 16 bits: moved to the nearest"
     assert lines == (f"block 3: {first.site}: {said}",)
     onnxq.apply(residual(1), found)
     free = replace(first, sum_orders=())
     loose = replace(good, sites=tuple(free if site is first else site for site in good.sites))
-    found, lines = apply_rounding(loose, ExternalRounding("block 3", {first.site: full}))
+    found, lines = passes.apply_rounding(loose, passes.ExternalRounding("block 3", {first.site: full}))
     assert lines == ()
     assert np.array_equal(found.site(first.site).values, full)
 
@@ -142,7 +136,7 @@ SAMPLES = load_data(images(32), GraphIndex(STATE.model).inputs)
 
 def hand_in(plan: Plan) -> tuple[Plan, PassReport]:
     """The plan with the registered roundings, judged on the samples they see."""
-    after, report = round_externally(make_context(SAMPLES, effort="high"), place(STATE, plan))
+    after, report = passes.round_externally(make_context(SAMPLES, effort="high"), place(STATE, plan))
     return after.plan, report
 
 
@@ -154,17 +148,17 @@ def score(plan: Plan) -> float:
 def spoiled(good: Plan) -> Plan:
     """The plan whose first weight is rounded to zeros."""
     first = weights(good)[0]
-    return apply_rounding(good, ExternalRounding("", {first.site: np.zeros_like(first.values)}))[0]
+    return passes.apply_rounding(good, passes.ExternalRounding("", {first.site: np.zeros_like(first.values)}))[0]
 
 
 def test_a_better_block_is_kept(name: str, good: Plan, spoiled: Plan) -> None:
     first, second = weights(good)[:2]
 
-    def rounder(proto: onnx.ModelProto, plan: Plan, samples: Sequence[Any]) -> Iterator[ExternalRounding]:
-        yield ExternalRounding("worse", {second.site: np.zeros_like(second.values)})
-        yield ExternalRounding("better", {first.site: first.values})
+    def rounder(proto: onnx.ModelProto, plan: Plan, samples: Sequence[Any]) -> Iterator[passes.ExternalRounding]:
+        yield passes.ExternalRounding("worse", {second.site: np.zeros_like(second.values)})
+        yield passes.ExternalRounding("better", {first.site: first.values})
 
-    register_rounder(name, rounder)
+    passes.register_rounder(name, rounder)
     plan, report = hand_in(spoiled)
     assert np.array_equal(plan.site(first.site).values, first.values)
     assert np.array_equal(plan.site(second.site).values, second.values)
@@ -176,7 +170,7 @@ def test_moved_integers_of_a_kept_block_are_in_the_account(name: str, good: Plan
     first = weights(good)[0]
     broken = first.values.copy()
     broken[0, :2, 0, 0] = 127
-    register_rounder(name, lambda *_: [ExternalRounding("block", {first.site: broken})])
+    passes.register_rounder(name, lambda *_: [passes.ExternalRounding("block", {first.site: broken})])
     plan, report = hand_in(spoiled)
     values = plan.site(first.site).values
     assert (values[0, :2, 0, 0] == 64).all()

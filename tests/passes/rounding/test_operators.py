@@ -13,17 +13,8 @@ import onnxq
 from onnxq.config import Config, TensorConfig
 from onnxq.graph import GraphIndex, get_index, name_nodes
 from onnxq.passes.assembly import build_quantized
+from onnxq.passes.rounding import operators as forms
 from onnxq.passes.rounding import sequential as sweeping
-from onnxq.passes.rounding.operators import (
-    Geometry,
-    Operator,
-    compute_gather_indices,
-    find_pooling,
-    gather_positions,
-    list_operators,
-    sample_positions,
-    window_means,
-)
 from onnxq.passes.rounding.second_moments import position_limit
 from onnxq.passes.rounding.sequential import RoundingOptions, round_sequentially
 from onnxq.plan import SitePlan
@@ -41,8 +32,8 @@ def planned(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> 
     return quantize(proto, data, Config(target="virtual", rules=ALL, skip=SKIP, **raw))
 
 
-def operators(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> list[Operator]:
-    return list_operators(GraphIndex(name_nodes(proto)), planned(proto, data, **raw).plan)
+def operators(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> list[forms.Operator]:
+    return forms.list_operators(GraphIndex(name_nodes(proto)), planned(proto, data, **raw).plan)
 
 
 @st.composite
@@ -70,10 +61,10 @@ def test_rows_times_weights_are_the_transposed_convolution(case: Any, seed: int)
     proto = one_node("ConvTranspose", w, shape, **attrs)
     wanted = Session(proto, optimize=False).run({"x": x})["y"]
     (one,) = operators(proto, {"x": x})
-    total = gather_positions(shape, one.geometry)
+    total = forms.gather_positions(shape, one.geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
-    rows = compute_gather_indices(shape, one.geometry, np.arange(total)).gather_columns(x).transpose(0, 2, 1)
-    np.testing.assert_allclose(window_means(x, one.geometry).mean(axis=0), rows.mean(axis=1), atol=1e-5)
+    rows = forms.compute_gather_indices(shape, one.geometry, np.arange(total)).gather_columns(x).transpose(0, 2, 1)
+    np.testing.assert_allclose(forms.window_means(x, one.geometry).mean(axis=0), rows.mean(axis=1), atol=1e-5)
     got = rows @ one.to_rows(w).transpose(0, 2, 1)
     got = got.transpose(1, 0, 2).reshape(wanted.shape[0], *wanted.shape[2:], -1)
     np.testing.assert_allclose(np.moveaxis(got, -1, 1), wanted, rtol=1e-4, atol=1e-4)
@@ -182,9 +173,9 @@ def geometries(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tuple[
     return attrs, shape, (groups * rows, inside, *kernel)
 
 
-def geometry_of(attrs: dict[str, Any]) -> Geometry:
+def geometry_of(attrs: dict[str, Any]) -> forms.Geometry:
     rank = len(attrs["kernel_shape"])
-    return Geometry(
+    return forms.Geometry(
         groups=attrs["group"],
         kernel=tuple(attrs["kernel_shape"]),
         strides=tuple(attrs["strides"]),
@@ -202,14 +193,14 @@ def test_rows_times_weights_are_the_convolution(case: Any, seed: int) -> None:
     x, w = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(weight).astype(np.float32)
     wanted = Session(one_node("Conv", w, shape, **attrs), optimize=False).run({"x": x})["y"]
     geometry = geometry_of(attrs)
-    total = gather_positions(shape, geometry)
+    total = forms.gather_positions(shape, geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
-    rows = compute_gather_indices(shape, geometry, np.arange(total)).gather_columns(x).transpose(0, 2, 1)
+    rows = forms.compute_gather_indices(shape, geometry, np.arange(total)).gather_columns(x).transpose(0, 2, 1)
     each = rows.reshape(len(rows), shape[0], -1, rows.shape[2]).mean(axis=2, dtype=np.float64)
-    np.testing.assert_allclose(window_means(x, geometry), each.transpose(1, 0, 2), atol=1e-5)
+    np.testing.assert_allclose(forms.window_means(x, geometry), each.transpose(1, 0, 2), atol=1e-5)
     some = np.flatnonzero(rng.integers(0, 2, total))
     assert np.array_equal(
-        compute_gather_indices(shape, geometry, some).gather_columns(x).transpose(0, 2, 1), rows[:, some]
+        forms.compute_gather_indices(shape, geometry, some).gather_columns(x).transpose(0, 2, 1), rows[:, some]
     )
     groups = geometry.groups
     got = rows @ w.reshape(groups, weight[0] // groups, -1).transpose(0, 2, 1)
@@ -218,11 +209,11 @@ def test_rows_times_weights_are_the_convolution(case: Any, seed: int) -> None:
 
 
 def test_positions_are_chosen_alike_each_time_and_never_twice() -> None:
-    chosen = sample_positions(1000, 100, 3)
-    assert np.array_equal(chosen, sample_positions(1000, 100, 3))
+    chosen = forms.sample_positions(1000, 100, 3)
+    assert np.array_equal(chosen, forms.sample_positions(1000, 100, 3))
     assert len(set(chosen.tolist())) == 100
-    assert not np.array_equal(chosen, sample_positions(1000, 100, 4))
-    assert sample_positions(50, 100, 0).tolist() == list(range(50))
+    assert not np.array_equal(chosen, forms.sample_positions(1000, 100, 4))
+    assert forms.sample_positions(50, 100, 0).tolist() == list(range(50))
     assert position_limit(1, 2304) < position_limit(1, 64) * 8
     assert position_limit(1, 16) >= 100 * 16
 
@@ -230,8 +221,8 @@ def test_positions_are_chosen_alike_each_time_and_never_twice() -> None:
 @pytest.mark.parametrize("pad", ["SAME_UPPER", "SAME_LOWER"])
 def test_same_padding_splits_an_odd_pixel_as_asked(pad: str) -> None:
     x = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
-    geometry = Geometry(kernel=(2,), strides=(1,), dilations=(1,), auto_pad=pad)
-    rows = compute_gather_indices(x.shape, geometry, np.arange(4)).gather_columns(x)[0].T
+    geometry = forms.Geometry(kernel=(2,), strides=(1,), dilations=(1,), auto_pad=pad)
+    rows = forms.compute_gather_indices(x.shape, geometry, np.arange(4)).gather_columns(x)[0].T
     wanted = {"SAME_UPPER": [[0, 1], [1, 2], [2, 3], [3, 0]], "SAME_LOWER": [[0, 0], [0, 1], [1, 2], [2, 3]]}
     assert rows.tolist() == wanted[pad]
 
@@ -274,7 +265,7 @@ def pictures(count: int, seed: int = 0) -> dict[str, Array]:
 def test_what_is_behind_a_pooling(head: str, found: bool) -> None:
     prepared, plan, _ = calibrated(network(head), pictures(12), POOLED)
     index = get_index(prepared.model)
-    pool = find_pooling(index, list_operators(index, plan)[-1])
+    pool = forms.find_pooling(index, forms.list_operators(index, plan)[-1])
     assert (pool is not None) == found
     assert pool is None or pool[0].op_type in ("GlobalAveragePool", "ReduceMean")
 
@@ -286,7 +277,7 @@ def test_fewer_answers_are_lost_on_new_pictures(monkeypatch: pytest.MonkeyPatch)
     wanted = Session(proto, optimize=False).run(fresh)["y"]
 
     def lost() -> float:
-        head = frozenset(one.node.name for one in list_operators(get_index(prepared.model), plan)[-1:])
+        head = frozenset(one.node.name for one in forms.list_operators(get_index(prepared.model), plan)[-1:])
         swept = round_sequentially(
             prepared.model, plan, samples, options=RoundingOptions(head, alone=True), progress=silent
         )

@@ -21,8 +21,7 @@ from onnxq.pipeline.prepared import load_state
 from onnxq.sites import TensorId
 from tests.passes.context import place
 from tests.passes.kit import parse
-from tests.passes.rounding.arrays import add_samples
-from tests.passes.rounding.kit import FOUR, calibrated
+from tests.passes.rounding.kit import FOUR, add_samples, calibrated
 from tests.pipeline.models import images, residual
 from tests.planner.kit import draft
 

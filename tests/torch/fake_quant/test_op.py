@@ -6,12 +6,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from onnxq.errors import ConfigError
-from tests.torch.fake_quant.kit import make_qparams, make_x
 from torch_frontend.fake_quant import fake_quantize, op
 from torch_frontend.fake_quant.kernels import ReferenceKernels
 
 # Dynamo and inductor warn about their own parts.
 quiet = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+
+
+def make_qparams(shape: tuple[int, ...]) -> tuple[Any, Any]:
+    rng = torch.Generator().manual_seed(3)
+    return torch.rand(shape, generator=rng) * 0.1 + 0.05, torch.rand(shape, generator=rng)
+
+
+def make_x(*shape: int) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(4))
 
 
 @quiet

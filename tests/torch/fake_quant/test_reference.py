@@ -1,5 +1,6 @@
 """The values of fake_quantize are those of onnxq.numerics, and so of ONNX Runtime; its gradients the papers'."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,12 @@ from hypothesis import strategies as st
 from onnxq import numerics
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 from tests.numerics.reference import draw_awkward
+from tests.numerics.test_ranges import SPECS
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import Grid, qparam_shape
 from torch_frontend.fake_quant.reference import compute_backward, compute_forward
 
 SEEDS = st.integers(0, 2**32 - 1)
-SPECS = st.builds(
-    QuantSpec,
-    bits=st.sampled_from([2, 3, 4, 5, 6, 7, 8, 16]),
-    signed=st.booleans(),
-    symmetric=st.just(False),
-    narrow_range=st.booleans(),
-)
 
 
 def _ours(x: Any, numbers: QParams, spec: QuantSpec) -> Any:
@@ -65,11 +60,9 @@ def test_equals_numerics(spec: QuantSpec, seed: int, shape: list[int], data: Any
     grain, scales = {
         "tensor": lambda: (PerTensor(), ()),
         "channel": lambda: (PerChannel(axis), (shape[axis],)),
-        "block": lambda: (PerBlock(axis, size), _blocked(shape, axis, size)),
+        "block": lambda: (PerBlock(axis, size), qparam_shape(torch.Size(shape), axis, size)),
     }[kind]()
-    spec = QuantSpec(
-        bits=spec.bits, signed=spec.signed, symmetric=False, narrow_range=spec.narrow_range, granularity=grain
-    )
+    spec = replace(spec, symmetric=False, granularity=grain)
     numbers = _numbers(rng, spec, scales, 2.0 ** data.draw(st.integers(-16, 90)))
     x = draw_awkward(rng, numbers.scale if numbers.scale.size else np.float32([1]), tuple(shape))
     x[np.isnan(x)] = 0
@@ -82,10 +75,6 @@ def test_equals_numerics(spec: QuantSpec, seed: int, shape: list[int], data: Any
     half = rng.integers(0, 2**16, tuple(shape)).astype(np.uint16).view(np.float16)
     half = np.where(np.isnan(half), np.float16(1), half)
     assert _ours(half, numbers, spec).tobytes() == numerics.fake_quant(half, numbers, spec).tobytes()
-
-
-def _blocked(shape: list[int], axis: int, size: int) -> tuple[int, ...]:
-    return tuple(-(-dim // size) if k == axis % len(shape) else dim for k, dim in enumerate(shape))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])

@@ -36,10 +36,6 @@ def make_examples(count: int) -> list[Example]:
     return [{"input_ids": w, "attention_mask": m, "labels": w[0] % 3} for w, m in zip(words, mask, strict=True)]
 
 
-def take_inputs(examples: list[Example]) -> Example:
-    return {key: torch.stack([one[key] for one in examples]) for key in ("input_ids", "attention_mask")}
-
-
 def compute_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
     return F.cross_entropy(outputs["logits"], labels)
 
@@ -60,7 +56,7 @@ def make_trainer(model: QuantModel, folder: Path, examples: list[Example], steps
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_a_trainer_trains_saves_and_resumes(tmp_path: Path) -> None:
     examples = make_examples(32)
-    inputs = take_inputs(examples)
+    inputs = {key: torch.stack([one[key] for one in examples]) for key in ("input_ids", "attention_mask")}
     config = {"target": "ort", "torch": {"weights": {"quantizer": "lsq"}}}
     model = QuantModel(make_bert(), config, example_inputs=inputs)
     with qat.observing(model):

@@ -58,11 +58,6 @@ def test_learned_scales_start_inside_a_fused_clip(quantizer: str) -> None:
     assert made.quantizers["1.out"].scale.requires_grad
 
 
-def _chain() -> nn.Module:
-    a, b, c = (nn.Linear(6, 6, bias=False) for _ in range(3))
-    return Network(lambda m, x: m.c(m.b(m.a(x))), a=a, b=b, c=c)
-
-
 def _by_hand(net: nn.Module, x: Tensor, weights: bool, activations: bool) -> dict[str, Tensor]:
     """Scales of a chain, each observed behind the quantized layers before it."""
     found: dict[str, Tensor] = {}
@@ -83,7 +78,8 @@ def _by_hand(net: nn.Module, x: Tensor, weights: bool, activations: bool) -> dic
 @pytest.mark.parametrize("activations", [False, True])
 def test_asym_feeds_each_site_what_its_quantized_predecessors_give(weights: bool, activations: bool) -> None:
     torch.manual_seed(0)
-    net, x = _chain(), torch.randn(16, 6)
+    layers = {name: nn.Linear(6, 6, bias=False) for name in "abc"}
+    net, x = Network(lambda m, x: m.c(m.b(m.a(x))), **layers), torch.randn(16, 6)
     narrow = {"bits": 3, "scheme": "symmetric"}
     made = QuantModel(net, {"target": "virtual", "weights": narrow, "activations": narrow})
     calibrate(made, x[:10], x[10:], asym=True, w_quant=weights, a_quant=activations)

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from onnxq.errors import PlanError
 from onnxq.sites import Role
 from tests.torch.exporting import PRODUCTS, assert_same
-from tests.torch.nets import ResNet, calibrate, images, observe, settled, take_step
+from tests.torch.nets import Network, ResNet, calibrate, images, observe, settled, take_step
 from tests.torch.quant_model.kit import W4A4, calibrated, make_seeded, model
 from tests.torch.tracing.test_fold import NormAct
 from torch_frontend import qat
@@ -74,27 +74,16 @@ def test_tuning_mends_statistics_that_are_off() -> None:
     assert (made.eval()(x) - wanted).square().mean() < 0.1 * before
 
 
-class Normed(nn.Module):
-    """Two convolutions and a classifier, each with a batch norm, the second as timm writes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.bn, self.relu = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
-        self.b, self.act = nn.Conv2d(8, 8, 3, padding=1), NormAct(8)
-        self.fc, self.last = nn.Linear(8, 6), nn.BatchNorm1d(6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.act(self.b(self.relu(self.bn(self.a(x)))))
-        return self.last(self.fc(x.mean((2, 3))))
-
-
 def draw(seed: int) -> Tensor:
     return images(6, seed)[..., :8, :8]
 
 
 def make(target: str, kind: str, fuse: bool, **weights: Any) -> QuantModel:
+    """Two convolutions and a classifier, each with a batch norm, the second as timm writes it."""
     torch.manual_seed(0)
-    net = settled(Normed())
+    first = {"a": nn.Conv2d(3, 8, 3, padding=1, bias=False), "bn": nn.BatchNorm2d(8)}
+    rest = {"b": nn.Conv2d(8, 8, 3, padding=1), "act": NormAct(8), "fc": nn.Linear(8, 6), "last": nn.BatchNorm1d(6)}
+    net = settled(Network(lambda m, x: m.last(m.fc(m.act(m.b(m.bn(m.a(x)).relu())).mean((2, 3)))), **first, **rest))
     with torch.no_grad():
         net.bn.weight[0] = net.act.weight[1] = -0.7
     config = {

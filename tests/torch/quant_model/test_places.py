@@ -115,9 +115,8 @@ class Counts(nn.Module):
 
 
 def test_integers_found_in_the_first_batch_are_left_alone() -> None:
-    quantized, ids = QuantModel(Counts(), target="virtual").prepare_calibration(), torch.tensor([[1, 2]])
-    quantized(ids, ids)
-    quantized.calc_qparams()
+    ids = torch.tensor([[1, 2]])
+    quantized = calibrate(QuantModel(Counts(), target="virtual"), (ids, ids))
     off = {site for site, q in quantized.quantizers.items() if q.disabled_reason == "integers flow here"}
     assert off == {"input:ids", "input:shift"} == {d.subject for d in quantized.decisions if d.rule == "integers"}
 

@@ -68,15 +68,10 @@ def test_sums_are_those_of_the_target_s_kernels() -> None:
     x = torch.randn(2, 8, 6, 6)
     conv = ((0, 2, 3, 1),)
     assert _orders(QuantModel(Products(), {"target": "ort", **EVERYWHERE}, example_inputs=x)) == {
-        "dense.weight": conv,
-        "deep.weight": (),
-        "grouped.weight": conv,
-        "wide.weight": conv,
-        "called": conv,
-        "called_deep": (),
-        "linear.weight": ((0, 1),),
+        **dict.fromkeys(("dense.weight", "grouped.weight", "wide.weight", "called"), conv),
+        **dict.fromkeys(("deep.weight", "called_deep"), ()),
+        **dict.fromkeys(("linear.weight", "turned"), ((0, 1),)),
         "table": ((1, 0),),
-        "turned": ((0, 1),),
     }
     line = nn.Sequential(nn.Conv1d(4, 4, 3), nn.ReLU(), nn.Conv1d(4, 4, 3))
     model = QuantModel(line, {"target": "ort", **EVERYWHERE}, example_inputs=torch.randn(2, 4, 9))
@@ -148,8 +143,10 @@ def _stored(exported: Exported) -> dict[str, Any]:
     return {tensor: found[name] for name, tensor in names.items()}
 
 
-def _assert_kept(exported: Exported, count: int) -> None:
-    """`count` weights have sums to keep, and their integers in the file do."""
+def _export_kept(model: nn.Module, x: Tensor, count: int) -> None:
+    """The file is the model; `count` weights have sums to keep, and their integers in the file do."""
+    exported = to_onnx(model, x, target="ort")
+    assert_same(model, exported, x)
     bound = [site for site in exported.plan.sites if site.sum_orders]
     stored = _stored(exported)
     assert len(bound) == count
@@ -183,10 +180,7 @@ def test_what_is_trained_is_what_is_exported(quantizer: Any) -> None:
         take_step(optimizer, model(x).square().mean())
     weights = model.weights()
     assert all(weights[site].grad is not None and weights[site].grad.abs().sum() > 0 for site in free)
-    model.freeze()
-    exported = to_onnx(model, x)
-    _assert_kept(exported, 2)
-    assert_same(model, exported, x)
+    _export_kept(model.freeze(), x, 2)
 
 
 @pytest.mark.parametrize("method", ["adaround", "brecq"])
@@ -203,10 +197,7 @@ def test_learned_roundings_keep_sums(method: str) -> None:
         numbers = quantizer.qparams()
         integers = numerics.quantize(quantizer(weight).detach().numpy(), numbers, quantizer.spec)
         assert not any(find_saturating_sums(integers, order).any() for order in quantizer.sum_orders())
-    model.freeze()
-    exported = to_onnx(model, x)
-    _assert_kept(exported, 2)
-    assert_same(model, exported, x)
+    _export_kept(model.freeze(), x, 2)
 
 
 def test_soft_rounding_stays_inside_and_hard_rounding_gives_the_nearest() -> None:
@@ -274,8 +265,6 @@ def test_weights_that_the_export_moves_are_named() -> None:
     assert line.startswith("fc.weight: ")
     assert "other integers than training had" in line
     layer.rounded.bind_sums((0, 1), layer.seen)
-    exported = to_onnx(layer, x, target="ort")
-    _assert_kept(exported, 1)
-    assert_same(layer, exported, x)
+    _export_kept(layer, x, 1)
     (line,) = to_onnx(layer, x, target="virtual").plan.warnings
     assert line.startswith("fc.weight: kept 16-bit sums in training")

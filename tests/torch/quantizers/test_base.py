@@ -12,17 +12,8 @@ from onnxq import numerics
 from onnxq.errors import CalibrationError, ConfigError, PlanError
 from onnxq.sites import Role
 from onnxq.spec import FLOAT8, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
-from tests.torch.quantizers.kit import (
-    ACTIVATIONS,
-    NAMES,
-    UINT8,
-    calibrated,
-    four_bits,
-    quantizer,
-    role_of,
-    unsigned,
-    weight,
-)
+from tests.torch.quantizers import kit
+from tests.torch.quantizers.kit import quantizer
 from torch_frontend.quantizers import PostStep, Quantizer, create_quantizer, penalty, register_quantizer
 from torch_frontend.quantizers.registry import _REGISTRY
 
@@ -37,13 +28,13 @@ def reference(quantizer: Quantizer, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("grain", [PerTensor(), PerChannel(0), PerChannel(-1), PerBlock(1, 4)], ids=str)
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_equal_numerics_bit_for_bit(name: str, bits: int, grain: object) -> None:
-    w = weight()
+    w = kit.weight()
     spec = QuantSpec(bits=bits, granularity=grain)
     if name == "dorefa" and bits >= 8:
         with pytest.raises(ConfigError, match="-bit integers"):
             create_quantizer(name, spec, site="conv.weight", role=Role.WEIGHT)
         return
-    quantizer = calibrated(name, spec, w)
+    quantizer = kit.calibrated(name, spec, w)
     shape = {PerTensor: (), PerChannel: (w.shape[getattr(grain, "axis", 0)],), PerBlock: (8, 2, 3, 3)}[type(grain)]
     assert quantizer.qparams().scale.shape == shape
     y = quantizer(w)
@@ -57,19 +48,19 @@ def test_weights_equal_numerics_bit_for_bit(name: str, bits: int, grain: object)
 @pytest.mark.parametrize("bits", [2, 3, 4, 6, 8, 16])
 @pytest.mark.parametrize("scheme", ["asymmetric", "signed asymmetric", "symmetric", "unsigned symmetric"])
 @pytest.mark.parametrize("shift", [-0.5, 0.0])
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("name", kit.ACTIVATIONS)
 def test_activations_equal_numerics_bit_for_bit(name: str, shift: float, scheme: str, bits: int) -> None:
     spec = QuantSpec(bits=bits, signed=scheme in ("symmetric", "signed asymmetric"), symmetric="asym" not in scheme)
-    x = weight(4, 5, 7).abs() + shift
+    x = kit.weight(4, 5, 7).abs() + shift
     if name == "dorefa" and scheme != "asymmetric":
         with pytest.raises(ConfigError, match=r"lie in \[0, 1\]"):
             create_quantizer(name, spec, site="relu.out")
         return
     if name == "dorefa" and shift:
         with pytest.raises(CalibrationError, match=r"conv\.weight.*values down to -0\.(5|49)"):
-            calibrated(name, spec, x, role=Role.ACTIVATION)
+            kit.calibrated(name, spec, x, role=Role.ACTIVATION)
         return
-    quantizer = calibrated(name, spec, x, role=Role.ACTIVATION)
+    quantizer = kit.calibrated(name, spec, x, role=Role.ACTIVATION)
     assert torch.equal(quantizer(x), reference(quantizer, x))
     zero = quantizer.qparams().zero_point
     assert zero.dtype == np.int32
@@ -78,20 +69,20 @@ def test_activations_equal_numerics_bit_for_bit(name: str, shift: float, scheme:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", kit.NAMES)
 def test_half_keeps_its_type_and_the_numbers_stay_float32(name: str, dtype: torch.dtype) -> None:
-    quantizer = four_bits(name)
+    quantizer = kit.four_bits(name)
     before = quantizer.qparams()
     quantizer.to(dtype)
     assert quantizer.qparams() == before
-    y = quantizer(weight().to(dtype))
+    y = quantizer(kit.weight().to(dtype))
     assert y.dtype == dtype
     assert y.unique().numel() <= 16
 
 
 def test_uncalibrated_is_absent_and_harmless() -> None:
-    quantizer = create_quantizer("uniform", UINT8, site="relu.out")
-    x = weight(3, 4)
+    quantizer = create_quantizer("uniform", kit.UINT8, site="relu.out")
+    x = kit.weight(3, 4)
     assert quantizer.scale is None
     assert not quantizer.calibrated
     assert quantizer(x) is x
@@ -104,8 +95,8 @@ def test_uncalibrated_is_absent_and_harmless() -> None:
 
 
 def test_a_pass_switches_off_for_good() -> None:
-    w = weight()
-    quantizer = calibrated("uniform", QuantSpec(bits=4), w)
+    w = kit.weight()
+    quantizer = kit.calibrated("uniform", QuantSpec(bits=4), w)
     quantizer.enabled = False
     assert quantizer(w) is w
     assert "off" in repr(quantizer)
@@ -124,11 +115,11 @@ def test_repr_tells_how_and_with_what() -> None:
     assert repr(quantizer) == f"{begun}scale=0.25…0.5, zero_point=0, frozen)"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", kit.NAMES)
 def test_state_loads_both_ways(name: str) -> None:
-    role = role_of(name)
-    spec, w = QuantSpec(bits=4, granularity=PerTensor() if name == "pact" else PerChannel(0)), weight()
-    full = calibrated(name, spec, w, role=role)
+    role = kit.role_of(name)
+    spec, w = QuantSpec(bits=4, granularity=PerTensor() if name == "pact" else PerChannel(0)), kit.weight()
+    full = kit.calibrated(name, spec, w, role=role)
     empty = create_quantizer(name, spec, site="conv.weight", role=role)
     blank = empty.state_dict()
     assert not blank
@@ -152,7 +143,7 @@ def test_state_loads_both_ways(name: str) -> None:
 
 
 def test_loading_keeps_the_parameter_an_optimizer_holds() -> None:
-    one, other = (four_bits("lsq", seed=k) for k in (1, 2))
+    one, other = (kit.four_bits("lsq", seed=k) for k in (1, 2))
     held = one.scale
     one.load_state_dict(other.state_dict())
     one.load_qparams(QParams(np.float32(0.5), np.int32(0)))
@@ -160,14 +151,14 @@ def test_loading_keeps_the_parameter_an_optimizer_holds() -> None:
     assert float(held.detach()) == 0.5
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", kit.NAMES)
 def test_copies_and_pickles(name: str) -> None:
-    full = four_bits(name)
+    full = kit.four_bits(name)
     observing = create_quantizer(name, QuantSpec(bits=4), site="a", role=full.role)
-    observing.observe(weight())
+    observing.observe(kit.weight())
     for again in (copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))):
         twin = again(full)
-        assert torch.equal(twin(weight()), full(weight()))
+        assert torch.equal(twin(kit.weight()), full(kit.weight()))
         assert twin.qparams() == full.qparams()
         grown = again(observing)
         grown.calc_qparams()
@@ -176,9 +167,9 @@ def test_copies_and_pickles(name: str) -> None:
 
 
 def test_freezing_stops_the_numbers_only() -> None:
-    quantizer = four_bits("lsq")
+    quantizer = kit.four_bits("lsq")
     quantizer.freeze()
-    w = weight().requires_grad_()
+    w = kit.weight().requires_grad_()
     quantizer(w).sum().backward()
     assert quantizer.scale.grad is None
     assert w.grad.abs().sum() > 0
@@ -187,11 +178,11 @@ def test_freezing_stops_the_numbers_only() -> None:
     assert quantizer.scale.grad is not None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", kit.NAMES)
 def test_compiles_without_a_graph_break(name: str) -> None:
-    quantizer = four_bits(name)
+    quantizer = kit.four_bits(name)
     graph = torch.compile(quantizer, backend="aot_eager", fullgraph=True)
-    w, twin = weight().requires_grad_(), weight().requires_grad_()
+    w, twin = kit.weight().requires_grad_(), kit.weight().requires_grad_()
     graph(w).square().sum().backward()
     quantizer(twin).square().sum().backward()
     assert torch.equal(graph(w), quantizer(w))
@@ -200,7 +191,7 @@ def test_compiles_without_a_graph_break(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lsq", "lsq+"])
 def test_a_scale_that_training_made_illegal_is_an_error_that_names_the_site(name: str) -> None:
-    quantizer, x = calibrated(name, QuantSpec(), weight()), weight()
+    quantizer, x = kit.calibrated(name, QuantSpec(), kit.weight()), kit.weight()
     with torch.no_grad():
         quantizer.scale.zero_()
     with pytest.raises(ConfigError, match=r"conv\.weight.*scale 0 is not above 0"):
@@ -220,7 +211,7 @@ def test_your_own_quantizer() -> None:
                 return {"scale": scale.log2().ceil().exp2(), "zero_point": zero_point}
 
         assert "power-of-two" in _REGISTRY
-        quantizer = calibrated("power-of-two", QuantSpec(bits=4, granularity=PerChannel(0)), weight())
+        quantizer = kit.calibrated("power-of-two", QuantSpec(bits=4, granularity=PerChannel(0)), kit.weight())
         assert torch.equal(quantizer.scale.log2(), quantizer.scale.log2().round())
         with pytest.raises(ConfigError, match="registered already"):
             register_quantizer("power-of-two")(PowerOfTwo)
@@ -232,7 +223,9 @@ def test_your_own_quantizer() -> None:
 
 @pytest.mark.parametrize("name", ["lsq", "lsq+", "pact"])
 def test_scales_stay_positive_whatever_the_optimizer_does_and_nan_names_its_site(name: str) -> None:
-    net = torch.nn.ModuleDict({k: quantizer(name, unsigned(4), 0.1, role=Role.ACTIVATION).float() for k in ("a", "b")})
+    net = torch.nn.ModuleDict(
+        {k: quantizer(name, kit.unsigned(4), 0.1, role=Role.ACTIVATION).float() for k in ("a", "b")}
+    )
     net["b"].site = "layer1.relu.out"
     optimizer, upkeep = torch.optim.SGD(net.parameters(), lr=1e6), PostStep(net)
     handle = upkeep.attach(optimizer)
@@ -255,12 +248,12 @@ def test_nothing_to_keep_up_is_fine() -> None:
 
 
 def test_target_is_an_argument_and_knows_its_limits() -> None:
-    for spec in (UINT8, QuantSpec(signed=False), QuantSpec(symmetric=False)):
+    for spec in (kit.UINT8, QuantSpec(signed=False), QuantSpec(symmetric=False)):
         with pytest.raises(ConfigError, match=r"relu\.out: trt holds no zero point"):
             create_quantizer("uniform", spec, site="relu.out", target="trt")
         create_quantizer("uniform", spec, site="relu.out", target="ort")
     with pytest.raises(ConfigError, match="there is none of this name"):
-        create_quantizer("uniform", UINT8, site="relu.out", target="tensorrt")
+        create_quantizer("uniform", kit.UINT8, site="relu.out", target="tensorrt")
     quantizer = create_quantizer("uniform", QuantSpec(), site="relu.out", target="trt")
     with pytest.raises(CalibrationError, match=r"relu\.out: zero point 3, and trt holds only 0"):
         quantizer.load_qparams(QParams(np.float32(0.1), np.int32(3)))
@@ -283,7 +276,7 @@ def test_impossible_numbers_name_the_site(numbers: QParams, message: str) -> Non
     quantizer = create_quantizer("uniform", QuantSpec(), site="add.out")
     with pytest.raises(CalibrationError, match=rf"add\.out: .*({message}).*\[Q509\]"):
         quantizer.load_qparams(numbers)
-    free = create_quantizer("uniform", UINT8, site="add.out")
+    free = create_quantizer("uniform", kit.UINT8, site="add.out")
     with pytest.raises(CalibrationError, match="outside the range"):
         free.load_qparams(QParams(np.float32(1.0), np.int32(256)))
 
@@ -296,10 +289,10 @@ def test_impossible_numbers_name_the_site(numbers: QParams, message: str) -> Non
         ("adaround", QuantSpec(), {}, r"weights only.*\[Q316\]"),
         ("lsq", QuantSpec(), {"options": {"int": "paper"}}, r"a: lsq has no option 'int'.*\n.*init"),
         ("lsq", QuantSpec(), {"options": {"init": "papers"}}, "init='papers'"),
-        ("pact", UINT8, {"options": {"alpha": "10"}}, "not a float"),
-        ("pact", UINT8, {"options": {"alpha": -1.0}}, "not positive"),
+        ("pact", kit.UINT8, {"options": {"alpha": "10"}}, "not a float"),
+        ("pact", kit.UINT8, {"options": {"alpha": -1.0}}, "not positive"),
         ("pact", QuantSpec(granularity=PerChannel(1)), {}, "one clipping level"),
-        ("lsq+", UINT8, {"role": Role.WEIGHT}, "symmetrically"),
+        ("lsq+", kit.UINT8, {"role": Role.WEIGHT}, "symmetrically"),
     ],
 )
 def test_wrong_wishes(name: str, spec: QuantSpec, more: dict[str, object], message: str) -> None:
@@ -308,13 +301,13 @@ def test_wrong_wishes(name: str, spec: QuantSpec, more: dict[str, object], messa
 
 
 def test_a_tensor_that_does_not_fit_names_the_site() -> None:
-    fitted = calibrated("uniform", QuantSpec(granularity=PerChannel(0)), weight())
+    fitted = kit.calibrated("uniform", QuantSpec(granularity=PerChannel(0)), kit.weight())
     with pytest.raises(PlanError, match=r"conv\.weight: scales of shape \(8,\).*needs \(4,\)"):
-        fitted(weight(4, 6))
+        fitted(kit.weight(4, 6))
     for name, spec, role in (
         ("uniform", QuantSpec(), Role.WEIGHT),
-        ("uniform", UINT8, Role.ACTIVATION),
-        ("lsq", UINT8, Role.ACTIVATION),
+        ("uniform", kit.UINT8, Role.ACTIVATION),
+        ("lsq", kit.UINT8, Role.ACTIVATION),
     ):
         with pytest.raises(CalibrationError, match=r"conv\.weight: .*NaN"):
-            calibrated(name, spec, torch.tensor([1.0, float("nan")]), role=role)
+            kit.calibrated(name, spec, torch.tensor([1.0, float("nan")]), role=role)

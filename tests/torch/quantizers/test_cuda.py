@@ -10,6 +10,7 @@ from torch import nn
 from onnxq.errors import CalibrationError
 from onnxq.sites import Role
 from onnxq.spec import PerChannel, QuantSpec
+from tests.torch.nets import observe
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.quantizers import AdaRound, PostStep, create_quantizer, quantizers_of
 from torch_frontend.reconstruct import Settings, reconstruct
@@ -21,9 +22,8 @@ class Layer(nn.Linear):
     def __init__(self) -> None:
         super().__init__(12, 8)
         self.seen = create_quantizer("lsq+", QuantSpec(bits=4, signed=False, symmetric=False), site="x")
-        self.weight_quantizer = create_quantizer(
-            "lsq", QuantSpec(bits=3, granularity=PerChannel(0)), site="w", role=Role.WEIGHT
-        )
+        three_bits = QuantSpec(bits=3, granularity=PerChannel(0))
+        self.weight_quantizer = create_quantizer("lsq", three_bits, site="w", role=Role.WEIGHT)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(self.seen(x), self.weight_quantizer(self.weight), self.bias)
@@ -32,15 +32,7 @@ class Layer(nn.Linear):
 def calibrated(device: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     net, x = nn.Sequential(Layer()), torch.randn(64, 4) @ torch.randn(4, 12)
-    net, x = net.to(device), x.to(device)
-    for found in quantizers_of(net):
-        found.observing = True
-    with torch.no_grad():
-        net(x)
-    for found in quantizers_of(net):
-        found.observing = False
-        found.calc_qparams()
-    return net, x
+    return observe(net.to(device), x.to(device)), x.to(device)
 
 
 def test_numbers_are_where_the_model_is_and_equal_the_cpu_s() -> None:

@@ -37,13 +37,9 @@ class Squeeze(nn.Module):
         return x + self.shrink(y)
 
 
-class Mobile(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.block, self.last = conv(1, 4), Squeeze(), conv(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.block(torch.relu(self.stem(x))))
+def make_mobile() -> Network:
+    parts = {"stem": conv(1, 4), "block": Squeeze(), "last": conv(4, 3)}
+    return Network(lambda m, x: m.last(m.block(torch.relu(m.stem(x)))), **parts)
 
 
 class UNet(nn.Module):
@@ -96,7 +92,7 @@ def calibrated(net: nn.Module, *x: Tensor) -> QuantModel:
 
 
 NETS = {
-    "mobile": (Mobile, (values(6, 1, 8, 8),)),
+    "mobile": (make_mobile, (values(6, 1, 8, 8),)),
     "unet": (UNet, (values(6, 1, 8, 8),)),
     "encoder": (Encoder, (values(6, 5, 16),)),
     "two": (Two, (values(6, 6), values(6, 6, seed=1))),
@@ -169,7 +165,7 @@ def fork_and_join() -> nn.Module:
 
 def test_blocks_by_name() -> None:
     torch.manual_seed(0)
-    model = calibrated(Mobile(), values(16, 1, 8, 8))
+    model = calibrated(make_mobile(), values(16, 1, 8, 8))
     done = reconstruct(
         model, [values(16, 1, 8, 8)], "brecq", blocks=["last", "block"], settings=Settings(iterations=30, lr=0.03)
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Forwards that symbols cannot follow are captured by torch.export, in the calls that all else reads."""
+"""Forwards that symbols cannot follow are captured by torch.export; transformer modules take their traceable form."""
 
 import pickle
 from dataclasses import dataclass
@@ -12,8 +12,10 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from onnxq.errors import CalibrationError, DataError, ModelError
+from onnxq.evaluation.accumulator import measure_error
 from onnxq.runtime import Session
-from tests.torch.nets import Network
+from onnxq.sites import Role
+from tests.torch.nets import Encoder, Network, calibrate
 from torch_frontend.export import to_onnx
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.tracing.capture import take_graph
@@ -159,9 +161,7 @@ def test_a_weight_of_a_layer_and_of_functions_has_one_quantizer_and_inputs_stay_
 def test_it_trains_pickles_and_exports_as_trained(model):
     model = pickle.loads(pickle.dumps(model))
     x, mask = torch.randn(3, 9, 8), torch.ones(3, 9)
-    model.prepare_calibration()
-    model(x, mask)
-    model.calc_qparams().init_qat()
+    calibrate(model, (x, mask)).init_qat()
     model(x, mask).logits.square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.model.get_submodule("inner").parameters())
     exported = to_onnx(model.freeze(), {"x": x, "mask": mask})
@@ -194,9 +194,7 @@ def test_another_size_than_the_one_that_became_a_constant_is_refused_by_name():
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     for k in (2, 3, 4):
         torch.testing.assert_close(compiled(torch.full((k, 6, 5), float(k))), model(torch.full((k, 6, 5), float(k))))
-    model.prepare_calibration()
-    model(x)
-    exported = to_onnx(model.calc_qparams().freeze(), x, dynamic_batch=True)
+    exported = to_onnx(calibrate(model, x).freeze(), x, dynamic_batch=True)
     dims = exported.model.graph.input[0].type.tensor_type.shape.dim
     assert [dim.dim_param or dim.dim_value for dim in dims] == ["batch", 6, 5]
 
@@ -277,3 +275,69 @@ def test_modules_without_a_forward_in_python_are_refused():
         QuantModel(torch._dynamo.OptimizedModule(plain, torch._dynamo.disable()))
     with pytest.warns(DeprecationWarning, match="script"), pytest.raises(ModelError, match=r"TorchScript.*\[Q123\]"):
         QuantModel(torch.jit.script(plain))
+
+
+TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
+
+
+PADDING = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "how", [{}, {"norm_first": True}, {"activation": "gelu"}, {"dropout": 0.1}, {"batch_first": False}]
+)
+def test_torchs_own_encoder_is_taken_apart_and_quantized(how: dict[str, Any], padded: bool) -> None:
+    torch.manual_seed(0)
+    net = Encoder(**how).eval()
+    if not how.get("batch_first", True):
+        net.position = nn.Parameter(net.position.detach()[:, None][:2])
+        padded = False
+    inputs = (TOKENS, PADDING) if padded else (TOKENS,)
+    made = QuantModel(net, {"target": "virtual"}, example_inputs=inputs)
+    torch.testing.assert_close(made(*inputs), net(*inputs), rtol=1e-5, atol=1e-5)
+    assert {r.rule for r in made.refusals} <= {"softmax", "two-operands"}
+    assert "encoder.layers.0.self_attn.in_proj_weight" in made.quantizers
+    calibrate(made, inputs, asym=True).set_quant()
+    assert measure_error(net(*inputs).detach().numpy(), made(*inputs).detach().numpy()).sqnr_db > 20
+    made.init_qat()(*inputs).square().sum().backward()
+    grads = {name: p.grad for name, p in made.named_parameters()}
+    assert all(g is not None and g.isfinite().all() for g in grads.values())
+
+
+def test_cross_attention_reads_one_weight_in_three_parts() -> None:
+    torch.manual_seed(0)
+    net, q, kv = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(2, 3, 8), torch.randn(2, 5, 8)
+    made = QuantModel(net, target="virtual", example_inputs=(q, kv, kv))
+    for got, wanted in zip(made(q, kv, kv), net(q, kv, kv), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+    assert [s for s, one in made.quantizers.items() if one.role is Role.WEIGHT] == ["in_proj_weight", "out_proj.weight"]
+
+
+def test_encoder_and_decoder_together() -> None:
+    torch.manual_seed(0)
+    net = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    given = {"src": torch.randn(2, 4, 8), "tgt": torch.randn(2, 5, 8), "tgt_mask": mask}
+    made = QuantModel(net, target="virtual", example_inputs=given)
+    torch.testing.assert_close(made(**given), net(**given), rtol=1e-5, atol=1e-5)
+    place = "decoder.layers.0.self_attn"
+    wanted = {(f"{place}.add", "two-operands"), (f"{place}.softmax", "softmax")}
+    assert {(r.subject, r.rule) for r in made.refusals} == wanted
+    made.prepare_calibration()
+    made(**given)
+    made.calc_qparams().set_quant()
+    assert measure_error(net(**given).detach().numpy(), made(**given).detach().numpy()).sqnr_db > 20
+
+
+def test_attention_with_learned_extra_keys_is_captured_by_a_run() -> None:
+    attention = nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)
+    net, x = Network(lambda m, x: m.attention(x, x, x)[0], attention=attention).eval(), torch.randn(2, 3, 8)
+    made = QuantModel(net, target="virtual", example_inputs=x)
+    assert made.origin is GraphOrigin.EXPORTED
+    assert [(r.subject, r.rule) for r in made.refusals] == [("Network", "mode")]
+    assert {"attention.in_proj_weight", "attention.out_proj.weight"} <= set(made.quantizers)
+    torch.testing.assert_close(made(x), net(x))
+    alone = QuantModel(net, target="virtual")
+    assert [r.subject for r in alone.refusals] == ["attention"]
+    assert torch.equal(alone(x), net(x))

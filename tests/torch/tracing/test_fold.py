@@ -73,13 +73,10 @@ def _read_twice(m: nn.Module, x: Tensor) -> Tensor:
     return m.norm(y) + y
 
 
-def _called_twice(m: nn.Module, x: Tensor) -> Tensor:
-    return m.norm(m.layer(m.layer(x)))
-
-
 UNSAFE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "read twice": (lambda: _After(_conv(), nn.BatchNorm2d(4), _read_twice), (2, 4, 8, 8), "others read"),
-    "called twice": (lambda: _After(_conv(), nn.BatchNorm2d(4), _called_twice), (2, 4, 8, 8), "more than once"),
+    "called twice": (lambda: _After(_conv(), nn.BatchNorm2d(4), lambda m, x: m.norm(m.layer(m.layer(x)))),
+                     (2, 4, 8, 8), "more than once"),
     "tied": (_tied, (2, 4, 8, 8), "another layer's too"),
     "no statistics": (lambda: _After(_conv(), nn.BatchNorm2d(4, track_running_stats=False)), (2, 4, 8, 8),
                       "no running statistics"),
