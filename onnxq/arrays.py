@@ -22,6 +22,8 @@ ArrayDict = dict[str, Array]
 RunValues = Mapping[str, Any]
 # Fixed sizes of a tensor.
 Shape = tuple[int, ...]
+# Those of inputs, by their names.
+InputShapes = Mapping[str, Shape]
 # Some of a tensor's axes.
 Axes = tuple[int, ...]
 # Both ends of a range of values.

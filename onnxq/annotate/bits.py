@@ -15,7 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto
 
 from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
-from onnxq.annotate.operators import OperatorInfo, WeightSums
+from onnxq.annotate.operators import OperatorInfo, SaturatingWeights
 from onnxq.arrays import Array, Integers, Interval, are_finite
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
@@ -152,7 +152,7 @@ class Inspection:
     # As the plan in the model's metadata says; None without one.
     float_types: PrecisionPlan | None = None
     # int8 weights of nodes with 8-bit data, with the sums that can overflow; () where that was not looked for.
-    weights: tuple[WeightSums, ...] = ()
+    weights: SaturatingWeights = ()
     # () where the notes were not compared.
     disagreements: tuple[Disagreement, ...] = ()
 

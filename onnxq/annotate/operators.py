@@ -124,6 +124,9 @@ class WeightSums:
         return self.rows > 0 and not self.exact
 
 
+SaturatingWeights = tuple[WeightSums, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Operand:
     """A weight with its quantized values."""
@@ -161,7 +164,7 @@ class Operand:
         )
 
 
-def find_saturating(index: GraphIndex, sums: IntegerSums | None = None) -> tuple[WeightSums, ...]:
+def find_saturating(index: GraphIndex, sums: IntegerSums | None = None) -> SaturatingWeights:
     """Every int8 weight that an inexact kernel multiplies by 8-bit data, in the order of execution; safe ones too.
 
     sums: of the engine's kernels; None for those of ONNX Runtime.

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import onnx
 
-from onnxq.backends.engine import ENGINE, LOG, Engine, Kernel, Kernels, KernelWords, Tensor
+from onnxq.backends.engine import ENGINE, LOG, Engine, Kernel, Kernels, KernelWords, Tensor, Tensors
 from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, name_nodes
 from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.graph.scopes import walk_graphs
@@ -145,7 +145,7 @@ def _make_kernel(
 ) -> Kernel:
     read = after.list_reads(node)
 
-    def describe(tensors: Iterable[TensorId]) -> tuple[Tensor, ...]:
+    def describe(tensors: Iterable[TensorId]) -> Tensors:
         return tuple(_describe_tensor(tensor, index, after) for tensor in tensors)
 
     weights = describe(tensor for tensor in read if after.is_constant(tensor))

@@ -18,6 +18,8 @@ from onnxq.sites import TensorId
 
 Group = tuple[TensorId, ...]
 Signature = tuple[tuple[str, Shape], ...]
+# In bytes.
+TensorSizes = dict[TensorId, int]
 
 _MEMORY_LIMIT = 2**30
 # Batches among which the largest is found, to size the groups by.
@@ -59,7 +61,7 @@ class Taps:
         # The model that is run; made when first needed.
         self._run_model = None if lay_out else proto
         # Bytes of each tensor, by the shapes of the inputs.
-        self._sizes: dict[Signature, dict[TensorId, int]] = {}
+        self._sizes: dict[Signature, TensorSizes] = {}
         self._shapes: Shapes | None = None
         # The session of the last group, which the next run may be of too.
         self._open: tuple[Group, _Runner] | None = None
@@ -123,7 +125,7 @@ class Taps:
             )
         return self._sizes[signature]
 
-    def _read_sizes(self, feeds: Feeds) -> dict[TensorId, int] | None:
+    def _read_sizes(self, feeds: Feeds) -> TensorSizes | None:
         """Bytes by the declared shapes; None where one is not known."""
         known: dict[str, int] = {}
         for value in self._index.inputs:
@@ -145,7 +147,7 @@ class Taps:
             sizes_of_tensors[tensor] = math.prod(sizes) * self._find_itemsize(tensor)
         return sizes_of_tensors
 
-    def _bound_sizes(self, signature: Signature) -> dict[TensorId, int] | None:
+    def _bound_sizes(self, signature: Signature) -> TensorSizes | None:
         """Upper bounds from an observed batch; None where they exceed the limit."""
         for earlier, sizes in self._sizes.items():
             ratio = (
@@ -155,7 +157,7 @@ class Taps:
                 return {tensor: int(ratio * size) for tensor, size in sizes.items()}
         return None
 
-    def _observe_sizes(self, batch: Batch) -> dict[TensorId, int]:
+    def _observe_sizes(self, batch: Batch) -> TensorSizes:
         if self._shapes is None:
             self._shapes = Shapes(self._proto, self.tensors)
         try:

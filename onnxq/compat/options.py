@@ -79,6 +79,9 @@ class CompatOption:
     reason: str = ""
 
 
+OptionTable = Mapping[str, CompatOption]
+
+
 def _look_up(table: Mapping[Any, Overrides]) -> Callable[[Any], Overrides]:
     return lambda value: table.get(value, {})
 
@@ -141,7 +144,7 @@ _RUN_TIME = (
 _NPU = "it is for accelerators that onnxq has no target for"
 _KERNELS = "kernels of this target read activations with a zero point, and weights without one"
 
-ARGUMENTS: Mapping[str, CompatOption] = {
+ARGUMENTS: OptionTable = {
     "quant_format": CompatOption("QDQ", lambda _: {"emit": "qoperator"}),
     # Weights have one scale per output channel in any case: it costs no time.
     "per_channel": CompatOption(False),
@@ -155,7 +158,7 @@ ARGUMENTS: Mapping[str, CompatOption] = {
         None, lambda names: {"provider": str(names[0])} if names else {}
     ),
 }
-DYNAMIC_EXTRAS: Mapping[str, CompatOption] = {
+DYNAMIC_EXTRAS: OptionTable = {
     "extra.Sigmoid.nnapi": CompatOption(False, reason=_NPU),
     "ActivationSymmetric": CompatOption(False, reason=_RUN_TIME),
     "ActivationRestrictedAsymmetric": CompatOption(False, reason=_NPU),
@@ -167,7 +170,7 @@ DYNAMIC_EXTRAS: Mapping[str, CompatOption] = {
     "MatMulConstBOnly": CompatOption(),
     "DefaultTensorType": CompatOption(reason="types that the model does not declare are inferred"),
 }
-STATIC_EXTRAS: Mapping[str, CompatOption] = {
+STATIC_EXTRAS: OptionTable = {
     **DYNAMIC_EXTRAS,
     "ActivationSymmetric": CompatOption(False, _look_up(_SYMMETRIC)),
     "CalibTensorRangeSymmetric": CompatOption(False, _look_up(_SYMMETRIC)),
@@ -224,13 +227,13 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
     CONVERTS: CompatOption(True),
 }
 # Those of targets that take whole graphs.
-WHOLE_ARGUMENTS: Mapping[str, CompatOption] = {
+WHOLE_ARGUMENTS: OptionTable = {
     **ARGUMENTS,
     "quant_format": CompatOption("QDQ", reason="the engines of this target read pairs"),
     "activation_type": CompatOption("QInt8", _look_up_type("activations", _WHOLE_ACTIVATIONS)),
     "weight_type": CompatOption("QInt8", _look_up_type("weights", _WHOLE_WEIGHTS)),
 }
-WHOLE_EXTRAS: Mapping[str, CompatOption] = {
+WHOLE_EXTRAS: OptionTable = {
     **STATIC_EXTRAS,
     "ActivationSymmetric": CompatOption(False, reason=_KERNELS),
     "CalibTensorRangeSymmetric": CompatOption(False, reason=_KERNELS),
@@ -254,9 +257,7 @@ def name_value(value: Any) -> Any:
     return getattr(value, "name", value)
 
 
-def convert_options(
-    arguments: Settings, table: Mapping[str, CompatOption]
-) -> tuple[Overrides, list[Caution]]:
+def convert_options(arguments: Settings, table: OptionTable) -> tuple[Overrides, list[Caution]]:
     """Overrides for our configuration, and a warning for each argument that means nothing here.
 
     arguments: by name; table: of all names there are.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from onnxq.arrays import Array, Arrays, Shape
+from onnxq.arrays import Array, Arrays, InputShapes
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.nearest import suggest_names
@@ -207,7 +207,7 @@ def refuse_empty(where: str | Path) -> DataError:
     return DataError(where, cause, "give it at least one sample", code="Q203")
 
 
-def get_length(value: ValueInfo, inputs: Inputs, shapes: Mapping[str, Shape]) -> int:
+def get_length(value: ValueInfo, inputs: Inputs, shapes: InputShapes) -> int:
     """The longest axis of open size behind the batch, which an input of lengths tells; 0 for other inputs."""
     if not is_integer(value) or len(value.shape or ()) > 1 or "len" not in value.name.lower():
         return 0

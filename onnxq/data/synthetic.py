@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array, Arrays, Shape, are_finite
+from onnxq.arrays import Array, Arrays, InputShapes, Shape, are_finite
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape, get_length
 from onnxq.data.sources import SampleSource
@@ -422,7 +422,7 @@ class _SampleDrawer:
     def __init__(
         self,
         inputs: Inputs,
-        shapes: Mapping[str, Shape],
+        shapes: InputShapes,
         seed: int,
         rows: Mapping[str, int],
         lengths: bool,

@@ -30,7 +30,8 @@ from onnxq.spec import PerBlock, QParams
 
 # Lowest and highest value, as numpy scalars of the type that is bounded.
 Bounds = tuple[np.generic | float, np.generic | float]
-
+# Names of a constant's integers, of its scale and of its zero point.
+PairNames = tuple[str, str, str]
 
 # Activations that only cut their values off.
 _CLAMPS = ("Relu", "Clip")
@@ -72,9 +73,9 @@ class PairWriter:
         self.paired: dict[TensorId, str] = {}
         self.records: dict[str, Record] = {}
         # By group: the names of integers, scale and zero point that a table shares with its transpose.
-        self.shared: dict[str, tuple[str, str, str]] = {}
+        self.shared: dict[str, PairNames] = {}
         # The same of captured weights, by their numbers.
-        self.outside: dict[Hashable, tuple[str, str, str]] = {}
+        self.outside: dict[Hashable, PairNames] = {}
 
     def connect_existing(self, site: SitePlan) -> None:
         """Let the site's consumers read a pair that the model came with. Those that read one already stay."""
@@ -264,7 +265,7 @@ class PairWriter:
 
     def _store_constant(
         self, site: SitePlan, qparams: QParams, value: Array, whole: Sequence[Edge]
-    ) -> tuple[str, str, str]:
+    ) -> PairNames:
         """Names of a constant's integers, in its own layout, scale and zero point. whole: all readers but lookups."""
         scope = site.site.scope
         storage = site.spec.storage
@@ -301,7 +302,7 @@ class PairWriter:
 
     def _store_outside(
         self, site: SitePlan, qparams: QParams, codes: Array, tensor: TensorId
-    ) -> tuple[str, str, str]:
+    ) -> PairNames:
         """Names of the integers, scale and zero point of a captured weight, stored once for equal numbers."""
         arrays = (np.asarray(qparams.scale), np.asarray(qparams.zero_point), codes)
         key = (tensor, site.spec, *(hashlib.sha256(array.tobytes()).digest() for array in arrays))

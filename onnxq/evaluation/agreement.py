@@ -40,6 +40,9 @@ class ChoiceAgreement:
         return self.shared / self.chosen if self.chosen else 1.0
 
 
+ChoiceAgreements = tuple[ChoiceAgreement, ...]
+
+
 @dataclass
 class AgreementSums:
     """Choices counted sample by sample."""
@@ -63,7 +66,7 @@ class AgreementSums:
                 counts = self._counts.setdefault(selection.node, np.zeros(3, np.int64))
                 counts += np.array([rows, mine.size, shared], np.int64)
 
-    def results(self) -> tuple[ChoiceAgreement, ...]:
+    def results(self) -> ChoiceAgreements:
         """The agreement in each selection over the samples so far."""
         agreements = []
         settled = self.selections.settled

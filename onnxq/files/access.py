@@ -19,12 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxq.errors import OnnxqError, OutputError, replace_surrogates
-from onnxq.files.scratch import (
-    lock_new_file,
-    make_temporary_name,
-    remove_leftovers,
-    remove_stale_files,
-)
+from onnxq.files import scratch
 
 EXISTS_FIX = "choose another name, or overwrite it with `force=True`"
 _INPUT_FIX = "choose another name; inputs are never overwritten"
@@ -86,7 +81,7 @@ def guard_outputs(
     with suppress(
         OSError
     ):  # Without a temporary folder: a step that needs one raises its own error.
-        remove_leftovers(Path(tempfile.gettempdir()))
+        scratch.remove_leftovers(Path(tempfile.gettempdir()))
     paths = [Path(output) for output in outputs if output is not None]
     targets = {key: path for path in paths if (key := _find_identity(path)) is not None}
     token = _guards.set((*_guards.get(), _Guard(targets)))
@@ -233,7 +228,7 @@ def _leads_to_standard_stream(path: Path) -> bool:
 
 def _probe_folder(folder: Path, path: Path) -> None:
     """Check that files can be made in the folder of an output, and remove leftovers of ended runs there."""
-    trial = folder / make_temporary_name()
+    trial = folder / scratch.make_temporary_name()
     try:
         os.close(os.open(trial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         trial.unlink(missing_ok=True)
@@ -245,7 +240,7 @@ def _probe_folder(folder: Path, path: Path) -> None:
     finally:
         with suppress(OSError):  # still there if a signal came between the two calls
             trial.unlink(missing_ok=True)
-    remove_stale_files(folder)
+    scratch.remove_stale_files(folder)
 
 
 def _find_identity(path: Path) -> _Identity | None:
@@ -287,7 +282,7 @@ def replace_files(
         if os.path.lexists(target) and not (overwrite or is_stream(target)):
             raise OutputError(str(target), "exists already", EXISTS_FIX, code="Q601")
     refuse_inputs(targets, inputs)
-    remove_stale_files(targets[0].parent)
+    scratch.remove_stale_files(targets[0].parent)
     temporary: list[Path] = []
     try:
         with ExitStack() as stack:
@@ -331,10 +326,10 @@ def _open_temporary(target: Path, temporary: list[Path], stack: ExitStack) -> Bi
         if is_stream(target):
             file = target.open("wb")
         else:
-            temporary.append(target.with_name(make_temporary_name()))
+            temporary.append(target.with_name(scratch.make_temporary_name()))
             file = temporary[-1].open("xb")
         stack.callback(_close_quietly, file)
-        if is_stream(target) or lock_new_file(file.fileno(), temporary[-1]):
+        if is_stream(target) or scratch.lock_new_file(file.fileno(), temporary[-1]):
             return file
         temporary.pop()  # another run removed it before it was locked
 
@@ -351,7 +346,7 @@ def _replace_all(temporary: list[Path], targets: Sequence[Path]) -> None:
     try:
         for target in targets:
             if os.path.lexists(target):
-                aside.append((target.with_name(make_temporary_name()), target))
+                aside.append((target.with_name(scratch.make_temporary_name()), target))
                 os.replace(target, aside[-1][0])
         for path, target in reversed(list(zip(temporary, targets, strict=True))):
             placed.append(target)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from onnxq.arrays import Shape
+from onnxq.arrays import InputShapes
 from onnxq.backends import find_target
 from onnxq.config import Config
 from onnxq.data import Dataset, load_data
@@ -19,7 +19,6 @@ from onnxq.graph.precision.widen import NARROW
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, count_items
 
-Sizes = Mapping[str, Shape]
 # Of each axis its size or its symbol.
 NamedSizes = tuple[int | str, ...]
 # A size of an input that has no symbol.
@@ -29,7 +28,7 @@ _SIZE = r"[1-9]\d*"
 
 def settle_sizes(
     model: ModelSource, data: object, config: Config, progress: Progress
-) -> tuple[object, Sizes]:
+) -> tuple[object, InputShapes]:
     """The samples, and the shape of every input of which a size is to be fixed; axes that stay free have 0.
 
     Sizes are those of `config.fix`, by symbol or by input; a target that takes whole graphs needs all, and has the

@@ -31,6 +31,7 @@ _FIX = "give a page or JSON that `onnxq report` wrote"
 MOST_DB = 200.0
 # Operators that a plot names.
 _LABELLED = 5
+Figures = tuple[float, ...]
 # Share of the noise at the outputs from which an operator is marked.
 RED_SHARE = 0.1
 # Below: values cut off; levels that half of the channels have; share of the range that 99 % of the values lie in.
@@ -91,9 +92,9 @@ class SiteRecord:
     scheme: str
     granularity: str
     # The smallest and the largest; () where they are computed at each run.
-    scales: tuple[float, ...] = ()
+    scales: Figures = ()
     # The smallest and the largest value that the integers can hold; () of several scales.
-    range: tuple[float, ...] = ()
+    range: Figures = ()
     # Share of the values outside.
     clipped: float | None = None
     # Only this is quantized; all but this.
@@ -101,7 +102,7 @@ class SiteRecord:
     left_out_db: float | None = None
     values: ValueBars | None = None
     # Largest magnitudes of channels or groups of them; of a weight, of its input channels, against their outputs.
-    channels: tuple[float, ...] = ()
+    channels: Figures = ()
     # Of the channel in the middle, with a scale that channels share.
     levels: float | None = None
 
@@ -176,8 +177,8 @@ class OutputRecord:
     # SQNR in dB by run.
     runs: Mapping[str, float] = field(default_factory=dict)
     # Some of its numbers, of both models.
-    float_values: tuple[float, ...] = ()
-    values: tuple[float, ...] = ()
+    float_values: Figures = ()
+    values: Figures = ()
 
 
 @dataclass(frozen=True, kw_only=True)

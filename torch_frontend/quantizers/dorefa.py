@@ -25,7 +25,7 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
-from torch_frontend.quantizers.base import Quantizer
+from torch_frontend.quantizers.base import Quantizer, Roles
 from torch_frontend.quantizers.registry import register_quantizer
 from torch_frontend.quantizers.specs import count_elements
 from torch_frontend.quantizers.statistics import Statistics, WeightRange
@@ -85,7 +85,7 @@ class DoReFa(Quantizer):
     spec: as configured; a weight's own `spec` has one bit more afterwards: DoReFa's k-bit values are odd integers.
     """
 
-    roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
+    roles: ClassVar[Roles] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
 
     def __init__(
         self, spec: QuantSpec, *, site: str, role: Role = Role.ACTIVATION, **where: Any

@@ -65,7 +65,7 @@ _FUSED = "pairs on data and weight; bias, activation and the pair behind follow 
 _MOVED = "moves integers: both sides share one scale"
 
 # In the order of precedence.
-RULES: tuple[PlacementRule, ...] = (
+RULES = (
     _product(name="conv", ops=("Conv",), kernel="Convolution", why=_FUSED, check=check_conv),
     _product(
         name="conv-transpose",
@@ -151,7 +151,7 @@ RULES: tuple[PlacementRule, ...] = (
 _NARROW = (2, 3, 4, 5, 6, 7, 8)
 _weight = partial(Capability, role=Role.WEIGHT, symmetric=(True,), storage=("int8",))
 _channel = partial(_weight, granularity=(PerTensor, PerChannel))
-CAPABILITIES: tuple[Capability, ...] = (
+CAPABILITIES = (
     Capability(role=Role.ACTIVATION, storage=("uint8",)),
     # With a zero point these are dequantized in front of the kernel.
     Capability(role=Role.ACTIVATION, storage=("int8",), symmetric=(True,)),
@@ -159,7 +159,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     _weight(ops=("Gather",), granularity=(PerChannel,)),
 )
 # Beside float data only the kernel of matrices reads integers; others have their weights dequantized at every run.
-WEIGHT_ONLY: tuple[Capability, ...] = (
+WEIGHT_ONLY = (
     Capability(
         role=Role.WEIGHT,
         ops=("MatMul", "Gemm"),

@@ -83,7 +83,7 @@ def _check_lstm(c: Candidate) -> str | None:
 
 
 # In the order of precedence. Kernels and reasons: measured on onnxruntime 1.31.
-RULES: tuple[PlacementRule, ...] = (
+RULES = (
     # A dense 3x3 is 3 to 4 times as fast as float from 20 channels on, and half as fast at 4: of
     # narrow ones the costs decide.
     PlacementRule(
@@ -218,7 +218,7 @@ _TABLES = (
 )
 
 # The first row that accepts a spec gives the warning, so those without one come before.
-CAPABILITIES: tuple[Capability, ...] = (
+CAPABILITIES = (
     _activation(bits=(8,), storage=("uint8", "int8")),
     # DynamicQuantizeLinear makes no other type.
     _activation(
@@ -255,7 +255,7 @@ CAPABILITIES: tuple[Capability, ...] = (
 
 # Only a MatMul has a weight-only kernel: it and the DequantizeLinear of its weight become MatMulNBits.
 _matmul = partial(_weight, ops=("MatMul",), granularity=(PerTensor, PerChannel, PerBlock), opset=21)
-WEIGHT_ONLY: tuple[Capability, ...] = (
+WEIGHT_ONLY = (
     _matmul(bits=(2, 3, 4), storage=("int4", "uint4")),
     # The type is one of opset 25.
     _matmul(bits=(2,), storage=("int2", "uint2"), opset=25),
@@ -355,7 +355,7 @@ _BASE = Target(
 ORT = replace(_BASE, sum_order=find_sum_order, looped_ops=("Gemm", "MatMul"))
 # The kernels that quantize their data at each run write floats, so that each stands for itself.
 _DYNAMIC_WHY = "its input is quantized at each run, on the scale of its own values"
-DYNAMIC_RULES: tuple[PlacementRule, ...] = (
+DYNAMIC_RULES = (
     *(
         replace(
             rule, kernel="DynamicQuantizeMatMul", why=_DYNAMIC_WHY, output=Output.FLOAT, fuses=()

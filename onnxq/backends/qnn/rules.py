@@ -122,7 +122,7 @@ _WIDE = "in 16 bits: the kernel of 8 is coarser than its result"
 _TABLE = "pairs on both sides; the scale of its result is built into the kernel"
 _MOVED = "moves integers: both sides share one scale"
 
-RULES: tuple[PlacementRule, ...] = (
+RULES = (
     _rule(
         name="conv",
         ops=("Conv", "ConvTranspose"),
@@ -262,7 +262,7 @@ _weight = partial(
     Capability, role=Role.WEIGHT, symmetric=(True,), granularity=(PerTensor, PerChannel)
 )
 # Blocks need 16-bit activations, and are computed in float16.
-CAPABILITIES: tuple[Capability, ...] = (
+CAPABILITIES = (
     Capability(role=Role.ACTIVATION, bits=(8, 16), storage=_ACTIVATIONS, symmetric=(False,)),
     Capability(
         role=Role.ACTIVATION, ops=_SECOND, bits=(16,), storage=("int16",), symmetric=(True,)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from onnxq.backends.engine import Kernel, Kernels, Tensor
+from onnxq.backends.engine import Kernel, Kernels, Tensor, Tensors
 from onnxq.sites import JsonObject, Names
 
 # Files in which a build lists its kernels, as its log or its inspector does.
@@ -103,7 +103,7 @@ def read_layers_message(text: str) -> Kernels:
     )
 
 
-def _read_tensors(text: str) -> tuple[Tensor, ...]:
+def _read_tensors(text: str) -> Tensors:
     return tuple(
         Tensor(
             name=found["name"],

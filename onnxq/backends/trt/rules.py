@@ -208,7 +208,7 @@ _attention = partial(
 )
 
 # In the order of precedence: of the rules for MatMul, those for one place in the graph come before the general one.
-RULES: tuple[PlacementRule, ...] = (
+RULES = (
     _product(
         name="conv",
         ops=("Conv",),
@@ -328,7 +328,7 @@ def _check_blocks(shape: Shape, spec: QuantSpec) -> CauseAndFix | None:
     return f"its {shape[grain.axis]} rows do not make whole blocks of {grain.size}", fix
 
 
-CAPABILITIES: tuple[Capability, ...] = (
+CAPABILITIES = (
     _capability(role=Role.ACTIVATION, bits=_NARROW),
     _capability(role=Role.OUTPUT, bits=_NARROW),
     _capability(**_CHANNEL, bits=_NARROW),
@@ -343,7 +343,7 @@ CAPABILITIES: tuple[Capability, ...] = (
 
 # Weights of Conv in int4 are build errors.
 _weight = partial(_capability, role=Role.WEIGHT, ops=("MatMul", "Gemm"))
-WEIGHT_ONLY: tuple[Capability, ...] = (
+WEIGHT_ONLY = (
     _weight(
         bits=(2, 3, 4),
         storage=("int4",),

@@ -65,7 +65,7 @@ _READ = "a pair on what it reads"
 _rule = partial(PlacementRule, kernel="", output=Output.FLOAT, compute=True)
 _AVERAGES = ("LayerNormalization", "AveragePool", "GlobalAveragePool", "ReduceMean")
 
-RULES: tuple[PlacementRule, ...] = (
+RULES = (
     _rule(
         name="conv",
         ops=("Conv", "ConvTranspose", "Gemm"),
@@ -93,7 +93,7 @@ _capability = partial(
 _BYTES = ("int8", "uint8")
 _WIDER = (*_BYTES, "int16", "uint16", "int4", "uint4")
 
-CAPABILITIES: tuple[Capability, ...] = (
+CAPABILITIES = (
     _capability(role=Role.ACTIVATION, storage=_BYTES),
     _capability(role=Role.OUTPUT, storage=_BYTES),
     _capability(role=Role.WEIGHT, storage=_BYTES),

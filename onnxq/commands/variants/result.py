@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
 
-from onnxq.arrays import Shape
+from onnxq.arrays import InputShapes
 from onnxq.backends import find_reference
 from onnxq.errors import VerificationError
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal, warn_synthetic
@@ -90,7 +90,7 @@ class Variants:
     config: str = ""
     options: Settings = field(default_factory=dict)
     cpu: str = ""
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    shapes: InputShapes = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from onnxq.annotate import WeightSums, find_saturating
+from onnxq.annotate.operators import SaturatingWeights
 from onnxq.arrays import Array, Arrays
 from onnxq.backends import find_reference
 from onnxq.engines.diff.layers import Counterpart
@@ -34,7 +35,7 @@ def find_saturating_weights(
     run: Callable[[], Array | None],
     *,
     threads: int,
-) -> tuple[WeightSums, ...]:
+) -> SaturatingWeights:
     """The weights whose sums saturate on this sample on the way to a tensor; () where they do not explain the run.
 
     run: gives the tensor's real values in the run that diverges; called only if a weight can saturate.
@@ -92,9 +93,7 @@ def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
     return walk_from(list_maker(TensorId(tensor)), list_behind)
 
 
-def _choose_nearest(
-    index: GraphIndex, tensor: str, seen: list[WeightSums]
-) -> tuple[WeightSums, ...]:
+def _choose_nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> SaturatingWeights:
     """The one weight that a tensor is computed from directly, if there is one; else all."""
     node = index.find_producer(TensorId(tensor))
     names = {one.node for one in seen}

@@ -22,12 +22,7 @@ from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import SampledContext
 from onnxq.passes.journal import PromotionStep
 from onnxq.passes.judging import LIMITS
-from onnxq.passes.mixed_precision.candidates import (
-    LEAST_COST,
-    Ways,
-    calibrate_missing,
-    list_quantized_ops,
-)
+from onnxq.passes.mixed_precision import candidates
 from onnxq.passes.mixed_precision.cross_validation import Fold, answer_samples, find_optimism
 from onnxq.passes.mixed_precision.float_parts import has_attention_rules
 from onnxq.passes.mixed_precision.precisions import (
@@ -89,8 +84,8 @@ class PromotionSearch:
     ) -> None:
         plan = state.plan
         self.ctx, self.state, self.folds = ctx, state, folds
-        self.ways = Ways(state.problem, plan, to, has_attention_rules(ctx, state))
-        self.count = len(list_quantized_ops(state.problem, plan))
+        self.ways = candidates.Ways(state.problem, plan, to, has_attention_rules(ctx, state))
+        self.count = len(candidates.list_quantized_ops(state.problem, plan))
         self.late = False
         self._switched = SwitchedPlan(ctx, state, plan)
         self._validation = _ScoredSamples(ctx.data.judge.float_outputs(state.model), self._switched)
@@ -124,7 +119,7 @@ class PromotionSearch:
 
     def finish_plan(self, keys: frozenset[str]) -> Plan:
         """The calibrated plan with these promoted."""
-        return calibrate_missing(self.ctx, self.state, self.place_keys(keys))
+        return candidates.calibrate_missing(self.ctx, self.state, self.place_keys(keys))
 
     def list_promoted(self, keys: frozenset[str]) -> Names:
         """Operators that are promoted with these keys."""
@@ -168,7 +163,7 @@ class PromotionSearch:
         # A request gets its answer, however long it takes.
         samples = ctx.data.calibration.take(max(self.sample_count, 1), ctx.config.data.seed)
         answers = answer_samples(ctx, state, samples)
-        names = list_quantized_ops(state.problem, self.ways.plan)
+        names = candidates.list_quantized_ops(state.problem, self.ways.plan)
         own = Precision(_KEPT)
         if self.as_run:
             # Rounding alone does not show what the engine computes otherwise: what goes with each does.
@@ -375,7 +370,7 @@ def _weigh_costs(program: PrecisionProgram, count: int) -> PrecisionProgram:
     def weigh(costs: Costs) -> Costs:
         return Costs(costs.noise, 0.0, costs.time / time + costs.size / size)
 
-    each = LEAST_COST / max(count, 1)
+    each = candidates.LEAST_COST / max(count, 1)
     operators = {}
     for name, options in program.operators.items():
         kept = weigh(options[_KEPT])

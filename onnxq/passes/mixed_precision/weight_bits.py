@@ -40,7 +40,7 @@ from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Edge, LeftFloat, Role, Site, Unquantized, split_unquantized
+from onnxq.sites import Edge, LeftFloat, Role, Site, UnquantizedNodes, split_unquantized
 from onnxq.spec import QuantSpec, name_int
 
 
@@ -373,7 +373,7 @@ def _add_tables(
     ctx: SampledContext,
     state: PlacedState,
     tables: tuple[Table, ...],
-    reasons: tuple[Unquantized, ...],
+    reasons: UnquantizedNodes,
 ) -> PlacedState:
     """The state with these tables in its plan, and in every plan that is made of its problem later."""
     problem = replace(state.problem, tables=tables)
