@@ -43,7 +43,7 @@ T = TypeVar("T")
 _Apply = Callable[..., T]
 # Way of rounding -> the operator of ONNX, and what is added to the magnitude where that is rounded: ways that are alike
 # on both sides of 0.
-_ROUNDING: dict[str, tuple[str, float | None]] = {
+_ROUNDING = {
     "ROUND": ("Round", None),
     "HALF_EVEN": ("Round", None),
     "CEIL": ("Ceil", None),

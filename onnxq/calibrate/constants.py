@@ -24,7 +24,7 @@ from onnxq.numerics.weights import fake_quant_weight, find_saturating_sums, quan
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, open_array
-from onnxq.sites import Edge, Indices, Site, TensorId
+from onnxq.sites import Edge, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from onnxq.wording import join_names
 from onnxq.workers import WorkPiece
@@ -163,7 +163,7 @@ def name_site(site: str) -> Iterator[None]:
 
 
 # Where each has its scale, and its bias if it has one.
-_NORMS: dict[str, Indices] = {
+_NORMS = {
     "LayerNormalization": (1, 2),
     "RMSNormalization": (1,),
     "SimplifiedLayerNormalization": (1,),

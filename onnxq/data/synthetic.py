@@ -104,7 +104,7 @@ def _make_quarter(down: float, right: float) -> Transform:
 
 
 # Each is applied in order. Often there is time for the first three only.
-_TRANSFORMS: tuple[tuple[Transform, ...], ...] = (
+_TRANSFORMS = (
     (_invert_values,),
     (_make_quarter(0, 1), _turn_image),
     (_make_quarter(1, 0), lambda value, axes: np.flip(value, axes[1])),

@@ -200,7 +200,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 # Files that are often given in place of a model: offset and first bytes, cause, fix.
-_IMPOSTORS: tuple[tuple[int, bytes, str, str], ...] = (
+_IMPOSTORS = (
     (
         0,
         b"version https://git-lfs",

@@ -43,9 +43,7 @@ Stamp = tuple[int, ...]
 # How much is read of each file.
 ReadBytes = dict[Path, int]
 # By their names in lower case, as in QuantSpec; which of them there are depends on the onnx release.
-TENSOR_TYPES: dict[str, int] = {
-    name.lower(): number for name, number in TensorProto.DataType.items()
-}
+TENSOR_TYPES = {name.lower(): number for name, number in TensorProto.DataType.items()}
 # Other types fill the bytes that numpy has for them.
 _BITS = {
     TENSOR_TYPES[name]: kind.bits for name, kind in ELEMENT_TYPES.items() if name in TENSOR_TYPES

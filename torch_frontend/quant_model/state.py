@@ -24,7 +24,7 @@ class State(Enum):
 # States with qparams.
 _NUMBERS = (State.CALIBRATED, State.QUANTIZED, State.FROZEN, State.EXPORTED)
 # step -> the states it may be taken from
-STEPS: dict[str, tuple[State, ...]] = {
+STEPS = {
     "prepare_calibration": (State.FLOAT, State.OBSERVING, State.CALIBRATED, State.QUANTIZED),
     "calc_qparams": (State.OBSERVING,),
     "init_qat": (State.CALIBRATED, State.QUANTIZED),
