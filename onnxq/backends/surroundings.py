@@ -123,10 +123,12 @@ def _find_gated(index: Graph, sources: list[TensorId]) -> TensorId | None:
     """x of x * gate(x); None for any other product. sources: the two factors."""
     for k in (0, 1):
         gate = index.find_producer(sources[k])
-        if gate is not None and gate.op_type in ("Sigmoid", "HardSigmoid", "Tanh"):
-            inner = list_computed_inputs(index, gate)
-            if inner == [sources[1 - k]]:
-                return sources[1 - k]
+        if (
+            gate is not None
+            and gate.op_type in ("Sigmoid", "HardSigmoid", "Tanh")
+            and list_computed_inputs(index, gate) == [sources[1 - k]]
+        ):
+            return sources[1 - k]
     return None
 
 
@@ -235,8 +237,7 @@ def _find_products_behind(index: Graph, node: NodeRef) -> list[NodeRef]:
     found = []
     # Forward a result has several readers, so more nodes are seen at the same depth.
     while pending and len(seen) < 4 * _REACH:
-        at = pending.popleft()
-        for edge in index.list_consumers(at.result):
+        for edge in index.list_consumers(pending.popleft().result):
             reader = index.find_node(edge.node)
             if reader.name in seen:
                 continue

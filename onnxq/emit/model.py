@@ -54,8 +54,7 @@ def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
             cause = "this node has no place for a bias"
             raise PlanError(bias.edge, cause, "plan this model again", code="Q404")
         base = f"{name_part(bias.edge, 'float')}/corrected"
-        name = editor.add_constant(node.scope, base, bias.values)
-        editor.replace_input(bias.edge, name)
+        editor.replace_input(bias.edge, editor.add_constant(node.scope, base, bias.values))
     editor.remove_unused()
     return editor.export()
 
@@ -426,8 +425,7 @@ def read_records(proto: ModelLike, index: GraphIndex) -> dict[str, object]:
     text = map_entries(proto.metadata_props).get(BITS_KEY, "{}")
     names = {node.name for node in index.nodes}
     try:
-        records = json.loads(text)
-        return {name: record for name, record in records.items() if name in names}
+        return {name: record for name, record in json.loads(text).items() if name in names}
     except (json.JSONDecodeError, AttributeError):
         # NOTE: another tool may have damaged the note; `annotate` warns of it, and the pairs do not depend on it.
         return {}

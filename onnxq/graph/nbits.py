@@ -275,8 +275,7 @@ def read_lookups(proto: M) -> M:
         return proto
     for node, blocks in lookups:
         inputs = [_add_pair(editor, node.scope, node.inputs[0], blocks), node.inputs[1]]
-        attrs = {"axis": node.read_int("gather_axis", 0)}
-        editor.replace_node(node, "Gather", inputs, attrs=attrs)
+        editor.replace_node(node, "Gather", inputs, attrs={"axis": node.read_int("gather_axis", 0)})
     editor.remove_unused()
     return editor.export()
 

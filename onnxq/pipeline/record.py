@@ -372,8 +372,7 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
     costs = {cost.sites[0]: cost for cost in measured.profile.groups if len(cost.sites) == 1}
     quantized = get_index(measured.quantized)
     sources = zip(measured.pairs, measured.tensors, strict=True)
-    model = measured.state.model
-    float_values = observe_distributions(model, sources, measured.samples, progress)
+    float_values = observe_distributions(measured.state.model, sources, measured.samples, progress)
     for pair, tensor in zip(measured.pairs, measured.tensors, strict=True):
         cost = costs.get(pair.name, _NO_COST)
         values = float_values.get(tensor)

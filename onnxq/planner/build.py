@@ -161,8 +161,7 @@ def _find_tables(
         except OnnxqError as error:
             reasons.append(Refusal(node.name, error.fault, error.fix, EMBEDDING_ROWS, "R103"))
             continue
-        elements = _count_elements(index, tensor)
-        yield Table(tensor, elements, lookups, others, match, spec)
+        yield Table(tensor, _count_elements(index, tensor), lookups, others, match, spec)
 
 
 def _count_elements(index: GraphIndex, tensor: TensorId) -> int:

@@ -66,8 +66,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
 def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
     cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
-    tables = problem.costs
-    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in tables.values()]
+    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in problem.costs.values()]
 
 
 def compare_times(before: list[float], after: list[float]) -> float:

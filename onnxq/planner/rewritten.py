@@ -156,8 +156,7 @@ class _Mover:
                 "take one of the two sites out",
                 code="Q403",
             )
-        places = self._list_places(site)
-        for tensor, readers in places:
+        for tensor, readers in self._list_places(site):
             where: Site = tensor
             if where in self.taken:
                 if readers is None:

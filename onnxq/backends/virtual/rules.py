@@ -44,8 +44,7 @@ def _check_two_operands(c: Candidate) -> str | None:
 
 
 def _check_softmax(c: Candidate) -> str | None:
-    scores = c.tensor(0)
-    maker = c.index.find_producer(scores)
+    maker = c.index.find_producer(c.tensor(0))
     if maker is not None and maker.op_type in ("Add", "Sub", "Where"):
         return "reads scores that may be masked with -inf, which no range holds"
     return check_data(c)

@@ -380,8 +380,7 @@ class _Comparison:
 
     def _cut_parts(self, sample: int) -> FedParts:
         """The model's parts, fed with its tensors on the sample of this number."""
-        threads = self.config.verify.threads
-        reference = Reference(self.index, self.dataset[sample], threads=threads)
+        reference = Reference(self.index, self.dataset[sample], threads=self.config.verify.threads)
         return FedParts(self.index, reference)
 
     def bisect_failures(self) -> Iterator[Piece]:

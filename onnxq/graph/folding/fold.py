@@ -372,12 +372,14 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None
                 continue
             if maker is None:
                 editor.remove_initializer(read)
-            elif maker.name not in removed and not index.subgraphs(maker.name):
-                outputs = maker.results
-                if all(editor.is_unread(t) for t in outputs):
-                    editor.remove_node(maker.name)
-                    removed.add(maker.name)
-                    waiting.append(maker)
+            elif (
+                maker.name not in removed
+                and not index.subgraphs(maker.name)
+                and all(map(editor.is_unread, maker.results))
+            ):
+                editor.remove_node(maker.name)
+                removed.add(maker.name)
+                waiting.append(maker)
 
 
 def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:

@@ -369,8 +369,7 @@ def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
     """A linear operator takes constants back into its bias, and makes a tensor that may be lowered."""
     op = find_linear(flow.index, node)
     for k in range(len(node.inputs)):
-        label = flow.find_label(node, k) or {}
-        for tensor, times in label.items():
+        for tensor, times in (flow.find_label(node, k) or {}).items():
             source = flow.sources[tensor]
             if op is None or k or not op.takes_shifts(source.op):
                 source.fixed = True

@@ -179,8 +179,7 @@ def replace_reduce_mean(edit: Edit, node: NodeRef) -> Iterator[str]:
     For float [N, C, spatial...] tensors of known rank that hold no squares. Without kept dims it becomes
     GlobalAveragePool and Flatten (a passthrough on integers).
     """
-    index = edit.index
-    x = find_pooled_axes(index, node)
+    x = find_pooled_axes(edit.index, node)
     if x is None:
         return
     if node.attrs.get("keepdims", 1):
@@ -217,8 +216,7 @@ def fold_pad(edit: Edit, node: NodeRef) -> Iterator[str]:
     holds -inf. AveragePool is left alone: it counts its own padding differently from a padded input unless
     count_include_pad is set.
     """
-    index = edit.index
-    match = _match_pad(index, node)
+    match = _match_pad(edit.index, node)
     if match is None:
         return
     x, readers, amounts = match
@@ -328,8 +326,7 @@ def write_axes(edit: Edit, node: NodeRef) -> Iterator[str]:
     Transposes through Pad and Resize, and permutes their amounts as if they were so: beside int8 convolutions a run
     fails, or pads the wrong axes. CenterCropPad is a function of Pad.
     """
-    index = edit.index
-    amounts = _find_amounts(index, node)
+    amounts = _find_amounts(edit.index, node)
     if amounts is None:
         return
     inputs = list(node.inputs[:3] if node.op_type == "Pad" else node.inputs)
