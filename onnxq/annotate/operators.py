@@ -34,9 +34,7 @@ _NAMES = re.compile(
 )
 PairWeights = Callable[[NodeRef, Array], Array | None]
 # Operators that quantize their data themselves, always to uint8.
-_SELF_QUANTIZING = frozenset(
-    {"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
-)
+_SELF_QUANTIZING = ("DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul")
 # Bits of the types that count; int32 and wider are accumulators, shapes and indices.
 _INTEGERS: dict[int, int] = {
     TensorProto.INT8: 8,

@@ -113,8 +113,8 @@ _TRANSFORMS = (
 )
 
 
-_INTS = frozenset({TensorProto.INT32, TensorProto.INT64})
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+_INTS = (TensorProto.INT32, TensorProto.INT64)
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ _SIZES = (
     ("sample", 16000),
 )
 # Operators that may stand between an input and the Gather that looks it up; between a Gather and its table.
-_PASSED = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
-_STORED = frozenset({"Cast", "DequantizeLinear"})
+_PASSED = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+_STORED = ("Cast", "DequantizeLinear")
 # Pixels: the side of ImageNet's crops.
 _IMAGE_SIDE = 224
 # Of an axis whose name says nothing.

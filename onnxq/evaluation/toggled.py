@@ -38,7 +38,7 @@ from onnxq.sites import Edge, Names, Refusal, Refusals, Role, TensorId
 from onnxq.spec import QuantSpec
 
 # Operators whose constants passes rewrite: weights, biases, and the Add that holds a MatMul's bias.
-_CORRECTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add"})
+_CORRECTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from onnxq.graph.storage import omit_weights
 from onnxq.sites import Indices
 
 # Domains of operators that onnx or ONNX Runtime define; those of others come from libraries and plugins.
-_USUAL = frozenset({"", "ai.onnx", "ai.onnx.ml", MICROSOFT})
+_USUAL = ("", "ai.onnx", "ai.onnx.ml", MICROSOFT)
 
 # Operators that ONNX Runtime has in ONNX's domain, and the opset from which ONNX has them as well.
 _BORROWED: Mapping[str, float] = {
@@ -39,7 +39,7 @@ _BORROWED: Mapping[str, float] = {
     "SimplifiedLayerNormalization": math.inf,
 }
 # Functions of ONNX whose body depends on the node: onnx's inference looks into no such body.
-_UNINFERRED = frozenset({"GroupNormalization"})
+_UNINFERRED = ("GroupNormalization",)
 # A tensor that is nowhere: a Reshape to a shape of which nothing is known.
 _NOWHERE = "onnxq/nowhere"
 

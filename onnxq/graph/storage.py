@@ -362,7 +362,7 @@ def cut_bytes(array: Array) -> Iterator[bytes]:
 
 
 # Keys of the ONNX format; ONNX Runtime adds names that begin with "prepacked".
-_KEYS = frozenset(("location", "offset", "length", "checksum", "basepath"))
+_KEYS = ("location", "offset", "length", "checksum", "basepath")
 _fault = partial(ModelError, code="Q107")
 
 

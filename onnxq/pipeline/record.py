@@ -58,7 +58,7 @@ from onnxq.workers import use_threads
 # Values of an output that are drawn.
 _POINTS = 200
 # Types of shapes, indices and conditions.
-_COUNTS = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
+_COUNTS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 # Bits of a float weight.
 _FLOAT_BITS = 32
 _HASH = 16

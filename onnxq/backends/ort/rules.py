@@ -298,16 +298,14 @@ _NO_GAIN = {
 # Operators that u8 x s8 kernels compute in a Q/DQ file, and those kernels as nodes of their own, by the shape of their
 # weight: [M, C / group, *taps]; [K, N], or [N, K] with transB; [K, N].
 CONVS = frozenset({"Conv", "QLinearConv"})
-_GEMMS = frozenset({"Gemm", "QGemm"})
-_MATRICES = frozenset(
-    {
-        "MatMul",
-        "QLinearMatMul",
-        "MatMulInteger",
-        "MatMulIntegerToFloat",
-        "DynamicQuantizeMatMul",
-        "QAttention",
-    }
+_GEMMS = ("Gemm", "QGemm")
+_MATRICES = (
+    "MatMul",
+    "QLinearMatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "DynamicQuantizeMatMul",
+    "QAttention",
 )
 
 

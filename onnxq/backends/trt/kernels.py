@@ -33,8 +33,15 @@ _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1d-\x1f\s]*(?:\[ONNX Layer: |$))
 _GENERATED = re.compile(r"__myl_((?:[A-Z][a-z0-9]{3})+)_")
 _MOVES = frozenset({"Move", "Tran", "Resh", "Cast", "Repl", "Conc", "Slic"})
 # Layers of the inspector that do nothing else, and those that make streams wait for each other.
-_MOVING_KINDS = frozenset(
-    {"reformat", "shuffle", "copy", "noop", "no_op", "signal", "wait", "shapehosttodevice"}
+_MOVING_KINDS = (
+    "reformat",
+    "shuffle",
+    "copy",
+    "noop",
+    "no_op",
+    "signal",
+    "wait",
+    "shapehosttodevice",
 )
 
 # Types that TensorRT calls as we do, then its other words; in an older inspector they stand inside a sentence.

@@ -103,15 +103,13 @@ def _choose_nearest(index: GraphIndex, tensor: str, seen: list[WeightSums]) -> S
 
 
 # Operators between a product and the tensor that its kernel gives.
-_THIN = frozenset(
-    {
-        "Add",
-        "Relu",
-        "Clip",
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "Reshape",
-        "Transpose",
-        "LeakyRelu",
-    }
+_THIN = (
+    "Add",
+    "Relu",
+    "Clip",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "Reshape",
+    "Transpose",
+    "LeakyRelu",
 )

@@ -26,28 +26,26 @@ from onnxq.graph.values import encode_tensor, find_constant_attribute
 from onnxq.sites import TensorId, is_within
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
-_NEVER = frozenset(
-    [
-        *("Bernoulli", "Dropout", "Multinomial"),
-        *RANDOM_OPS,
-        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
-        *(
-            "Optional",
-            "OptionalGetElement",
-            "OptionalHasElement",
-            "SequenceAt",
-            "SequenceConstruct",
-            "SequenceEmpty",
-        ),
-        *(
-            "SequenceErase",
-            "SequenceInsert",
-            "SequenceLength",
-            "SequenceMap",
-            "ConcatFromSequence",
-            "SplitToSequence",
-        ),
-    ]
+_NEVER = (
+    *("Bernoulli", "Dropout", "Multinomial"),
+    *RANDOM_OPS,
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+    *(
+        "Optional",
+        "OptionalGetElement",
+        "OptionalHasElement",
+        "SequenceAt",
+        "SequenceConstruct",
+        "SequenceEmpty",
+    ),
+    *(
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceLength",
+        "SequenceMap",
+        "ConcatFromSequence",
+        "SplitToSequence",
+    ),
 )
 # A folded tensor may be this much larger than the constants it comes from, or this large: a scalar blown up by Expand
 # or ConstantOfShape is cheaper to compute than to store.

@@ -36,7 +36,7 @@ from onnxq.sites import TensorId
 
 NARROW = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
 # They read tables stored in a narrow type, for networks that compute in float32.
-_READING = frozenset({"Cast", "Constant", "Gather", "Identity", "Reshape", "Shape", "Transpose"})
+_READING = ("Cast", "Constant", "Gather", "Identity", "Reshape", "Shape", "Transpose")
 # Elements. Below this a Cast costs more in the file than it saves.
 _WORTH = 1024
 # Of a weight's energy, that may be lost: normal numbers of float16 lose 2e-8 on average, denormal ones more.

@@ -194,7 +194,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
 
 
 # Between two layers with one of these, and no Add or Concat, the weights alone give the factors.
-_BENT = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip"})
+_BENT = ("Relu", "LeakyRelu", "PRelu", "Clip")
 
 
 def pass_scales(flow: ScaledChannels, node: NodeRef) -> bool:

@@ -360,7 +360,7 @@ def _square_channels(flow: Streams, node: NodeRef) -> bool:
 
 
 # Of [N, tokens, channels] a mean over the last axis is a GlobalAveragePool, too.
-_MEANS = frozenset({"ReduceMean", "ReduceSum", "GlobalAveragePool"})
+_MEANS = ("ReduceMean", "ReduceSum", "GlobalAveragePool")
 
 
 def turn_mean(flow: Streams, node: NodeRef) -> bool:
@@ -395,7 +395,7 @@ def turn_mean(flow: Streams, node: NodeRef) -> bool:
     )
 
 
-_CENTRED = frozenset({"LayerNormalization", "SkipLayerNormalization"})
+_CENTRED = ("LayerNormalization", "SkipLayerNormalization")
 
 
 def turn_normalized(flow: Streams, node: NodeRef) -> bool:

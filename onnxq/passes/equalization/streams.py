@@ -237,6 +237,16 @@ class Streams(ChannelFlow[StreamLabel]):
         return axis if axis < 0 else None if rank is None else axis - rank
 
 
-_ELEMENTWISE = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Sqrt", "Pow", "Reciprocal", "Max", "Min", "Clip", "Cast"}
+_ELEMENTWISE = (
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Sqrt",
+    "Pow",
+    "Reciprocal",
+    "Max",
+    "Min",
+    "Clip",
+    "Cast",
 )

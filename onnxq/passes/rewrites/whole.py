@@ -20,30 +20,28 @@ from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import Edge, TensorId
 
 # Operators between the constants of a mask and the Softmax that reads it.
-_MASKING = frozenset(
-    (
-        "Add",
-        "And",
-        "Cast",
-        "Concat",
-        "Div",
-        "Equal",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "Max",
-        "Mul",
-        "Neg",
-        "Reshape",
-        "Slice",
-        "Squeeze",
-        "Sub",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-        "Where",
-    )
+_MASKING = (
+    "Add",
+    "And",
+    "Cast",
+    "Concat",
+    "Div",
+    "Equal",
+    "Expand",
+    "Flatten",
+    "Gather",
+    "Identity",
+    "Max",
+    "Mul",
+    "Neg",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Sub",
+    "Tile",
+    "Transpose",
+    "Unsqueeze",
+    "Where",
 )
 # From here on a value means "never", and what stands for it: behind a softmax e**-64 is nothing in float32, either. A
 # range that holds it has steps of .001 in 16 bits; one that holds -3e38 has nothing else.
