@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats, Shape, are_finite, hash_parts
+from onnxq.arrays import Array, Floats, Shape, are_finite, as_float32, hash_parts
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import FLOAT_TENSORS, LAYOUT_OPS, GraphIndex, NodeRef, is_large_model
 from onnxq.graph.storage import Spool, StoredArray
@@ -187,7 +187,7 @@ def estimate_importance(index: GraphIndex, site: SitePlan, shape: Shape) -> Floa
         return None
     ones = np.ones((1, 1), np.float32)
     total = sum(ones if weighting is None else weighting for weighting in weightings)
-    return np.asarray(total / np.float32(len(edges)), np.float32)
+    return as_float32(total / np.float32(len(edges)))
 
 
 def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
@@ -205,7 +205,7 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
         or not np.ptp(power)
     ):
         return None
-    weighting = np.asarray(np.maximum(power / power.mean(), _LEAST), np.float32)
+    weighting = as_float32(np.maximum(power / power.mean(), _LEAST))
     return np.expand_dims(weighting, 1 - axis)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_int64
 from onnxq.calibrate.constants import dequantize_constant, find_tensor, quantize_constant
 from onnxq.errors import PlanError
 from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ModelLike
@@ -339,7 +339,7 @@ class PairWriter:
         else:
             codes, column, axis = name("quantized"), name("column"), name("last_axis")
             self.editor.replace_output(node.name, 0, codes)
-            self.editor.add_initializer(scope, axis, np.asarray([-1], np.int64))
+            self.editor.add_initializer(scope, axis, as_int64([-1]))
             # No DequantizeLinear: blocks with computed scales need opset 21, and are several times slower.
             chain = [
                 ("Gather", [scale, node.inputs[1]], name("row_scale"), "row_scale_node", {}),

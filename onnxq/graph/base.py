@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, Integers, Interval, Shape
+from onnxq.arrays import Array, Integers, Interval, Shape, as_int64
 from onnxq.sites import Edge, Edges, Names, Site, TensorId
 
 QUANTIZE = "QuantizeLinear"
@@ -245,7 +245,7 @@ class Graph(ABC):
         value = node.attrs.get(name)
         if value is None:
             value = self.input_value(node, k)
-        return None if value is None else np.asarray(value, np.int64).reshape(-1)
+        return None if value is None else as_int64(value).reshape(-1)
 
     def read_clip(self, node: NodeRef) -> Interval | None:
         """Both ends of a Relu or Clip, infinite where it has none; None where one is computed."""

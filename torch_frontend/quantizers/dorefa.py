@@ -21,6 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from onnxq import observers
+from onnxq.arrays import as_float32, as_int32
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
@@ -75,7 +76,7 @@ class LeastValue:
             )
             fix = "use another quantizer here, by a rule with `tensor` and `set: {quantizer: lsq}`"
             raise CalibrationError("activation", cause, fix, code="Q509")
-        return QParams(np.asarray(self.scale, np.float32), np.asarray(0, np.int32), "DoReFa")
+        return QParams(as_float32(self.scale), as_int32(0), "DoReFa")
 
 
 @register_quantizer("dorefa")

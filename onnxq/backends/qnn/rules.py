@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from onnxq.arrays import as_float32, as_int32
 from onnxq.backends import surroundings
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
 from onnxq.sites import Role
@@ -70,9 +71,7 @@ def _is_spread_out(result: QParams) -> bool:
 
 
 def _fix_range(spec: QuantSpec, scale: float, zero_point: int) -> QParams:
-    return QParams(
-        np.asarray(scale, np.float32), np.asarray(zero_point, np.int32), FIXED, spec.levels
-    )
+    return QParams(as_float32(scale), as_int32(zero_point), FIXED, spec.levels)
 
 
 def _adapt_second(k: int, spec: QuantSpec) -> QuantSpec:

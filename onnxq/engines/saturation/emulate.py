@@ -22,7 +22,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.annotate.operators import Operand, find_operands, find_saturating
-from onnxq.arrays import Floats, Integers, Mask
+from onnxq.arrays import Floats, Integers, Mask, as_float32
 from onnxq.backends.base import Data
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.graph.integer_operators import NodeWriter, read_integer_operators
@@ -112,9 +112,7 @@ def _find_scale(index: GraphIndex, operand: Operand) -> Floats | None:
     scale = None if operand.dequantize is None else index.input_value(operand.dequantize, 1)
     if scale is None or scale.size not in (1, len(operand.sums)):
         return None
-    return np.asarray(scale, np.float32).reshape(-1) * np.float32(
-        operand.node.attrs.get("alpha", 1.0)
-    )
+    return as_float32(scale).reshape(-1) * np.float32(operand.node.attrs.get("alpha", 1.0))
 
 
 class _ExcessWriter(NodeWriter):

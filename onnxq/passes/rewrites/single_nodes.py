@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import GraphProto
 
-from onnxq.arrays import Array, Integers, are_finite
+from onnxq.arrays import Array, Integers, are_finite, as_int64
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs, copy_proto, get_index, rebuild, walk_graphs
 from onnxq.graph.scopes import iterate_subgraphs, list_defined, rename_reads
 from onnxq.passes.base import RunContext
@@ -362,7 +362,7 @@ def _find_amounts(index: GraphIndex, node: NodeRef) -> _Amounts | None:
     axes = index.input_value(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
     if not rank or axes is None:
         return None
-    places = np.asarray(axes, np.int64).reshape(-1) % rank
+    places = as_int64(axes).reshape(-1) % rank
     if node.op_type == "Pad":
         return _Amounts(1, np.concatenate([places, places + rank]), np.zeros(2 * rank, np.int64))
     if node.op_type == "CenterCropPad":
@@ -379,7 +379,7 @@ def _find_amounts(index: GraphIndex, node: NodeRef) -> _Amounts | None:
 
 def _read_sizes(index: GraphIndex, node: NodeRef) -> Integers | None:
     sizes = index.find_sizes(index.find_input(node, 0))
-    return None if sizes is None else np.asarray(sizes, np.int64)
+    return None if sizes is None else as_int64(sizes)
 
 
 def _write_amounts(edit: Edit, node: NodeRef, amounts: _Amounts) -> str:

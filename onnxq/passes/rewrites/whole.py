@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_int64
 from onnxq.graph import GraphIndex, NodeRef, infer_shapes, walk_from
 from onnxq.graph.convert import write_out_operators
 from onnxq.passes.base import RunContext
@@ -184,7 +184,7 @@ def _read_sizes(index: GraphIndex, node: NodeRef) -> np.ndarray | None:
         return None
     # Since opset 18 the last part may be smaller than the others.
     largest = -(-size // count)
-    return np.asarray([min(largest, size - k * largest) for k in range(count)], np.int64)
+    return as_int64([min(largest, size - k * largest) for k in range(count)])
 
 
 @rewrite_nodes("reciprocals")
