@@ -92,7 +92,7 @@ def check_constants(index: GraphIndex) -> None:
                     for count, kind in ((nans, "NaN"), (infinities, "inf"))
                     if count
                 )
-                cause = f"is a weight of {node.name} ({node.op_type}) and holds {counts}"
+                cause = f"is a weight of {node.title} and holds {counts}"
                 raise CalibrationError(tensor, cause, "repair the float model", code="Q503")
 
 

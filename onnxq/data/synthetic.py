@@ -178,7 +178,7 @@ def _is_called(value: ValueInfo, *parts: str) -> bool:
 
 def _has_tokens(value: ValueInfo) -> bool:
     """True for integers [batch, tokens]."""
-    return value.dtype in _INTS and len(value.shape or ()) == 2
+    return value.dtype in _INTS and value.rank == 2
 
 
 def _find_past(value: ValueInfo) -> str | None:
@@ -364,9 +364,7 @@ def _choose_shapes(inputs: Inputs, dims: Mapping[str, int], other: int | None) -
     if decoder is not None:
         _add_lengths(inputs, decoder, sizes, other)
     return {
-        value.name: tuple(
-            _choose_size(value, axis, sizes, other) for axis in range(len(value.shape or ()))
-        )
+        value.name: tuple(_choose_size(value, axis, sizes, other) for axis in range(value.rank))
         for value in inputs
     }
 
@@ -400,7 +398,7 @@ def _choose_size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int 
 
 
 def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
-    rank = len(value.shape or ())
+    rank = value.rank
     # [layers, batch, features] is how recurrent networks keep their state.
     if axis == 0 or (rank == 3 and axis == 1 and isinstance((value.shape or ())[0], int)):
         return 1
@@ -433,9 +431,7 @@ class _SampleDrawer:
         listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         self._decoder = find_decoder(inputs)
         # Symbols of all axes, and the size of those that are as long as the caches.
-        self._axes = {
-            v.name: [name_axis(v, axis) for axis in range(len(v.shape or ()))] for v in inputs
-        }
+        self._axes = {v.name: [name_axis(v, axis) for axis in range(v.rank)] for v in inputs}
         sizes = {
             key: size
             for name, shape in shapes.items()

@@ -52,6 +52,11 @@ class ValueInfo:
     # None if the rank is unknown.
     shape: Dims | None
 
+    @property
+    def rank(self) -> int:
+        """The number of axes; 0 where it is unknown."""
+        return len(self.shape or ())
+
 
 ValueInfos = tuple[ValueInfo, ...]
 
@@ -72,6 +77,11 @@ class NodeRef:
     scope: str
     # Position in the order the model runs in, all scopes together: a subgraph's nodes come before its parent.
     order: int = field(compare=False)
+
+    @property
+    def title(self) -> str:
+        """Its name and its operator, for messages."""
+        return f"{self.name} ({self.op_type})"
 
     @property
     def result(self) -> TensorId:

@@ -151,6 +151,12 @@ RULES = (
 _NARROW = (2, 3, 4, 5, 6, 7, 8)
 _weight = partial(Capability, role=Role.WEIGHT, symmetric=(True,), storage=("int8",))
 _channel = partial(_weight, granularity=(PerTensor, PerChannel))
+_matrix = partial(
+    Capability,
+    role=Role.WEIGHT,
+    ops=("MatMul", "Gemm"),
+    granularity=(PerTensor, PerChannel, PerBlock),
+)
 CAPABILITIES = (
     Capability(role=Role.ACTIVATION, storage=("uint8",)),
     # With a zero point these are dequantized in front of the kernel.
@@ -160,26 +166,12 @@ CAPABILITIES = (
 )
 # Beside float data only the kernel of matrices reads integers; others have their weights dequantized at every run.
 WEIGHT_ONLY = (
-    Capability(
-        role=Role.WEIGHT,
-        ops=("MatMul", "Gemm"),
-        bits=_NARROW,
-        storage=("int8", "uint8"),
-        granularity=(PerTensor, PerChannel, PerBlock),
-    ),
-    Capability(
-        role=Role.WEIGHT,
-        ops=("MatMul", "Gemm"),
-        bits=(2, 3, 4),
-        storage=("int4", "uint4"),
-        granularity=(PerTensor, PerChannel, PerBlock),
-        opset=21,
-    ),
+    _matrix(bits=_NARROW),
+    _matrix(bits=(2, 3, 4), storage=("int4", "uint4"), opset=21),
     Capability(
         role=Role.WEIGHT,
         ops=("Conv",),
         bits=_NARROW,
-        storage=("int8", "uint8"),
         granularity=(PerTensor, PerChannel),
         warning="OpenVINO dequantizes the weights of Conv at every run: a smaller file for a slower model",
     ),

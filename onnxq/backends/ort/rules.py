@@ -48,9 +48,7 @@ def _check_gemm(c: Candidate) -> str | None:
 def _check_matmul(c: Candidate) -> str | None:
     if c.is_constant(0):
         return "the constant stands on the left: no quantized kernel takes it"
-    weight = c.tensor(1)
-    shape = c.index.find_shape(weight)
-    if c.is_constant(1) and (shape is None or len(shape) != 2):
+    if c.is_constant(1) and c.rank(1) != 2:
         return "its weight is not a matrix"
     return None
 
@@ -259,11 +257,10 @@ WEIGHT_ONLY = (
     _matmul(bits=(2, 3, 4), storage=("int4", "uint4")),
     # The type is one of opset 25.
     _matmul(bits=(2,), storage=("int2", "uint2"), opset=25),
-    _matmul(bits=_NARROW, storage=("int8", "uint8")),
+    _matmul(bits=_NARROW),
     _weight(
         ops=("Conv", "Gemm"),
         bits=_NARROW,
-        storage=("int8", "uint8"),
         warning="ORT has no weight-only kernel for Conv and Gemm: their weights are dequantized at every run, "
         "a smaller file for a slower model",
     ),
@@ -271,7 +268,6 @@ WEIGHT_ONLY = (
     _weight(
         ops=("LSTM", "GRU"),
         bits=_NARROW,
-        storage=("int8", "uint8"),
         warning="ORT has no weight-only kernel for LSTM and GRU: their weights are dequantized at every run, "
         "a smaller file for a slower model",
     ),

@@ -17,9 +17,7 @@ from onnxq.spec import PerBlock, PerChannel, PerTensor
 
 
 def _check_weighted(c: Candidate) -> str | None:
-    if not c.is_constant(1):
-        return "its weight is computed at run time"
-    return check_data(c)
+    return check_data(c) if c.is_constant(1) else "its weight is computed at run time"
 
 
 def _check_matmul(c: Candidate) -> str | None:
@@ -91,6 +89,7 @@ _capability = partial(
 )
 _BYTES = ("int8", "uint8")
 _WIDER = (*_BYTES, "int16", "uint16", "int4", "uint4")
+_blocks = partial(_capability, role=Role.WEIGHT, granularity=(PerTensor, PerChannel, PerBlock))
 
 CAPABILITIES = (
     _capability(role=Role.ACTIVATION, storage=_BYTES),
@@ -99,15 +98,8 @@ CAPABILITIES = (
     # Types and blocks that ONNX has from opset 21 on.
     _capability(role=Role.ACTIVATION, storage=_WIDER, opset=21),
     _capability(role=Role.OUTPUT, storage=_WIDER, opset=21),
-    _capability(
-        role=Role.WEIGHT, storage=_WIDER, granularity=(PerTensor, PerChannel, PerBlock), opset=21
-    ),
-    _capability(
-        role=Role.WEIGHT,
-        storage=("int2", "uint2"),
-        granularity=(PerTensor, PerChannel, PerBlock),
-        opset=25,
-    ),
+    _blocks(storage=_WIDER, opset=21),
+    _blocks(storage=("int2", "uint2"), opset=25),
 )
 
 VIRTUAL = Target(

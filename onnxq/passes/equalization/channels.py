@@ -52,7 +52,7 @@ class ChannelFlow(Generic[LabelT]):
         for k in inputs:
             label = self.find_label(node, k)
             if label is not None:
-                self.hold_label(label, f"{node.name} ({node.op_type}) reads {node.inputs[k]}")
+                self.hold_label(label, f"{node.title} reads {node.inputs[k]}")
 
     def find_label(self, node: NodeRef, k: int) -> LabelT | None:
         """The label of input k of a node; None where it has none."""
