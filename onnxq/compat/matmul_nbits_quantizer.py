@@ -46,7 +46,7 @@ _SETTINGS: OptionTable = {
     ),
 }
 # Without samples, blocks have the scale of least error; RTN takes the one of their range.
-_OBSERVERS: Mapping[str, Overrides] = {
+_OBSERVERS = {
     **{name: {} for name in ("DEFAULT", "k_quant", "GPTQ", "HQQ")},
     "RTN": {"weights.observer": "minmax"},
 }

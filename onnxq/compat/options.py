@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from onnxq.compat.overrides import TensorOverrides
 
 Overrides = dict[str, Any]
+# Of the values of an argument, by their names there.
+Meanings = Mapping[str, Overrides]
 
 
 class CompatWarning(UserWarning):
@@ -86,7 +88,7 @@ def _look_up(table: Mapping[Any, Overrides]) -> Callable[[Any], Overrides]:
     return lambda value: table.get(value, {})
 
 
-def _look_up_type(tensors: str, table: Mapping[str, Overrides]) -> Callable[[str], Overrides]:
+def _look_up_type(tensors: str, table: Meanings) -> Callable[[str], Overrides]:
     """By the name of a type. tensors: the section of the configuration that it is for."""
 
     def find(value: str) -> Overrides:
@@ -110,7 +112,7 @@ _WEIGHT_SCHEMES: Mapping[bool, Overrides] = {
     True: {"weights.scheme": "symmetric", "weights.signed": True},
     False: {"weights.scheme": "asymmetric"},
 }
-_ACTIVATIONS: Mapping[str, Overrides] = {
+_ACTIVATIONS: Meanings = {
     # The unsigned type is ours: kernels drop a Relu in front of a pair only where 0 is the lowest level.
     "QUInt8": {},
     "QInt16": {"activations.bits": 16, "activations.signed": True},
@@ -118,7 +120,7 @@ _ACTIVATIONS: Mapping[str, Overrides] = {
     "QInt4": {"activations.bits": 4, "activations.signed": True},
     "QUInt4": {"activations.bits": 4},
 }
-_WEIGHTS: Mapping[str, Overrides] = {
+_WEIGHTS: Meanings = {
     "QUInt8": {"weights.scheme": "asymmetric", "weights.signed": False},
     "QInt16": {"weights.bits": 16},
     "QUInt16": {"weights.bits": 16, "weights.scheme": "asymmetric", "weights.signed": False},
@@ -126,11 +128,11 @@ _WEIGHTS: Mapping[str, Overrides] = {
     "QUInt4": {"weights.bits": 4, "weights.scheme": "asymmetric", "weights.signed": False},
 }
 # As on the NPU, whose kernels read no other sign and scheme: with the zero point moved, the steps are the same.
-_WHOLE_ACTIVATIONS: Mapping[str, Overrides] = {
+_WHOLE_ACTIVATIONS: Meanings = {
     **{kind: {"activations.bits": 16} for kind in ("QInt16", "QUInt16")},
     **{kind: {"activations.bits": 4} for kind in ("QInt4", "QUInt4")},
 }
-_WHOLE_WEIGHTS: Mapping[str, Overrides] = {
+_WHOLE_WEIGHTS: Meanings = {
     **{kind: {"weights.bits": 16} for kind in ("QInt16", "QUInt16")},
     **{kind: {"weights.bits": 4, "weights.storage": "int4"} for kind in ("QInt4", "QUInt4")},
 }

@@ -12,7 +12,7 @@ from functools import partial
 
 from onnxq.arrays import Shape
 from onnxq.backends import surroundings
-from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.backends.cpu_costs import read_costs
 from onnxq.backends.openvino.misreads import (
     ACTIVATIONS,
@@ -46,7 +46,7 @@ def _list_sum_inputs(c: Candidate) -> Indices:
 
 
 # EfficientNet-Lite0: 26.3 -> 26.8 dB, and no slower.
-def _explain_behind_stem(c: Candidate, maker: Candidate | None) -> str | None:
+def _explain_behind_stem(c: Candidate, maker: Candidate | None) -> Reason:
     """The reader of the depthwise convolution of a stem, which stays float."""
     data = None if maker is None else maker.tensor(0)
     name = None if data is None else surroundings.find_backbone(c.index, data)
@@ -207,7 +207,7 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     return (1, 0) if node.op_type == "MatMul" and len(shape) == 2 else None
 
 
-def _check_tensors(rule: PlacementRule, c: Candidate) -> str | None:
+def _check_tensors(rule: PlacementRule, c: Candidate) -> Reason:
     """The rule's own check, and why a tensor that it wants a pair at takes none."""
     tensors = list(map(c.tensor, rule.list_inputs(c)))
     if rule.output is Output.PAIR:

@@ -13,7 +13,7 @@ from functools import partial
 
 from onnxq.arrays import Shape
 from onnxq.backends import surroundings
-from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.backends.cpu_costs import read_costs
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
@@ -24,7 +24,7 @@ from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor
 _CLIPS = ("Relu", "Clip")
 
 
-def _check_conv(c: Candidate) -> str | None:
+def _check_conv(c: Candidate) -> Reason:
     if not c.is_constant(1):
         return "its weight is computed at run time: no quantized kernel takes it"
     if c.tensor(2) is not None and not c.is_constant(2):
@@ -32,7 +32,7 @@ def _check_conv(c: Candidate) -> str | None:
     return None
 
 
-def _check_gemm(c: Candidate) -> str | None:
+def _check_gemm(c: Candidate) -> Reason:
     if not c.is_constant(1) or c.is_constant(0):
         return "its weight is computed at run time: no quantized kernel takes it"
     if c.node.transposes_data:
@@ -45,7 +45,7 @@ def _check_gemm(c: Candidate) -> str | None:
     return surroundings.explain_columns(c)
 
 
-def _check_matmul(c: Candidate) -> str | None:
+def _check_matmul(c: Candidate) -> Reason:
     if c.is_constant(0):
         return "the constant stands on the left: no quantized kernel takes it"
     if c.is_constant(1) and c.rank(1) != 2:
@@ -53,7 +53,7 @@ def _check_matmul(c: Candidate) -> str | None:
     return None
 
 
-def _check_constant_weight(c: Candidate) -> str | None:
+def _check_constant_weight(c: Candidate) -> Reason:
     """The reason why int8 does not pay: a MatMul of two activations has a kernel, and it is slower."""
     return (
         None
@@ -62,19 +62,19 @@ def _check_constant_weight(c: Candidate) -> str | None:
     )
 
 
-def _check_maxpool(c: Candidate) -> str | None:
+def _check_maxpool(c: Candidate) -> Reason:
     return surroundings.check_max_pool(c) or (
         None if c.rank(0) in (None, 4) else "only 2-D pooling has a uint8 kernel"
     )
 
 
-def _check_recurrent(c: Candidate) -> str | None:
+def _check_recurrent(c: Candidate) -> Reason:
     if not c.is_constant(1) or not c.is_constant(2):
         return "its weights are computed at run time: no quantized kernel takes them"
     return None
 
 
-def _check_lstm(c: Candidate) -> str | None:
+def _check_lstm(c: Candidate) -> Reason:
     if c.attr("layout", 0):
         return "its batch comes first (layout 1): no quantized kernel takes it"
     return _check_recurrent(c)

@@ -16,7 +16,7 @@ import numpy as np
 
 from onnxq.arrays import as_float32, as_int32
 from onnxq.backends import surroundings
-from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.sites import Role
 from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -25,19 +25,19 @@ _CLIPS = ("Relu", "Clip")
 _SPREAD_OUT = 2.0**-10
 
 
-def _check_conv(c: Candidate) -> str | None:
+def _check_conv(c: Candidate) -> Reason:
     if c.node.op_type == "ConvTranspose" and c.node.groups > 1:
         return "the NPU computes transposed convolutions of one channel a group wrongly, and refuses other groups"
     return surroundings.check_weighted(c)
 
 
-def _check_matrix(c: Candidate) -> str | None:
+def _check_matrix(c: Candidate) -> Reason:
     return surroundings.check_weighted(c) or (
         None if c.rank(1) == 2 else "its weight is not a matrix"
     )
 
 
-def _check_clip(c: Candidate) -> str | None:
+def _check_clip(c: Candidate) -> Reason:
     fusing = c.index.maker(c.node, 0, *_FUSING)
     # With a second reader the result without the Relu is needed as well.
     if fusing is None or c.index.find_sole_reader(fusing.result) is None:

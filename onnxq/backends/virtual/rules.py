@@ -10,28 +10,28 @@ from __future__ import annotations
 
 from functools import partial
 
-from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.backends.surroundings import check_data
 from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 
 
-def _check_weighted(c: Candidate) -> str | None:
+def _check_weighted(c: Candidate) -> Reason:
     return check_data(c) if c.is_constant(1) else "its weight is computed at run time"
 
 
-def _check_matmul(c: Candidate) -> str | None:
+def _check_matmul(c: Candidate) -> Reason:
     rank = c.rank(1)
     if rank is not None and rank != 2:
         return "its weight is not a matrix"
     return _check_weighted(c)
 
 
-def _check_product(c: Candidate) -> str | None:
+def _check_product(c: Candidate) -> Reason:
     return "one operand is constant" if c.is_constant(0) or c.is_constant(1) else None
 
 
-def _check_two_operands(c: Candidate) -> str | None:
+def _check_two_operands(c: Candidate) -> Reason:
     # Only Softmax reads the sum: one operand is a mask.
     readers = c.index.list_consumers(c.node.result)
     if readers and all(c.index.find_node(reader.node).op_type == "Softmax" for reader in readers):
@@ -41,14 +41,14 @@ def _check_two_operands(c: Candidate) -> str | None:
     return _check_product(c)
 
 
-def _check_softmax(c: Candidate) -> str | None:
+def _check_softmax(c: Candidate) -> Reason:
     maker = c.index.find_producer(c.tensor(0))
     if maker is not None and maker.op_type in ("Add", "Sub", "Where"):
         return "reads scores that may be masked with -inf, which no range holds"
     return check_data(c)
 
 
-def _check_resize(c: Candidate) -> str | None:
+def _check_resize(c: Candidate) -> Reason:
     mode = c.attr("mode", "nearest")
     return (
         "nearest values stay on their levels" if mode in ("nearest", b"nearest") else check_data(c)
