@@ -20,6 +20,8 @@ Group = tuple[TensorId, ...]
 Signature = tuple[tuple[str, Shape], ...]
 # In bytes.
 TensorSizes = dict[TensorId, int]
+# The samples of a batch, one by one.
+Singles = Callable[[Batch], Iterable[Feeds]]
 
 _MEMORY_LIMIT = 2**30
 # Batches among which the largest is found, to size the groups by.
@@ -75,7 +77,7 @@ class Taps:
         return self._pack_tensors(self.tensors, max(first, key=_count_values))
 
     def run(
-        self, group: Group, batches: Iterable[Batch], singles: Callable[[Batch], Iterable[Feeds]]
+        self, group: Group, batches: Iterable[Batch], singles: Singles
     ) -> Iterator[tuple[Batch, TensorId, Array]]:
         """Every non-empty value of the group's tensors, batch by batch; the caller owns the arrays.
 
@@ -182,9 +184,7 @@ class _Runner:
         # NOTE: without optimizations a tensor's bits do not depend on what else is tapped or on the batch.
         self._session = Session(tapped.proto, optimize=False, arena=False)
 
-    def values(
-        self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]
-    ) -> Iterator[tuple[TensorId, Array]]:
+    def values(self, batch: Batch, singles: Singles) -> Iterator[tuple[TensorId, Array]]:
         """The values of the tensors, each released by this object as it is yielded."""
         for outputs in self._run_batch(batch, singles):
             size = sum(value.nbytes for value in outputs.values())
@@ -200,9 +200,7 @@ class _Runner:
                 self._untrimmed = 0
                 trim_memory()
 
-    def _run_batch(
-        self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]
-    ) -> Iterator[ArrayDict]:
+    def _run_batch(self, batch: Batch, singles: Singles) -> Iterator[ArrayDict]:
         names = list(self._outputs.values())
         # A Reshape inside may have the size of one sample, whatever the inputs declare.
         if batch.count > 1:

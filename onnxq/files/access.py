@@ -24,6 +24,7 @@ from onnxq.files import scratch
 EXISTS_FIX = "choose another name, or overwrite it with `force=True`"
 _INPUT_FIX = "choose another name; inputs are never overwritten"
 
+AnyPath = str | Path
 # Device and inode, which identify a file whatever its name.
 _Identity = tuple[int, int]
 
@@ -42,7 +43,7 @@ class _Guard:
 _guards: ContextVar[tuple[_Guard, ...]] = ContextVar("onnxq_guards", default=())
 
 
-def check_outputs(model: str | Path, *outputs: str | Path | None, force: bool = False) -> None:
+def check_outputs(model: AnyPath, *outputs: AnyPath | None, force: bool = False) -> None:
     """Raise OutputError for an output that is the input, exists without `force`, or cannot be written.
 
     model: path of the input, "" if it is no file.
@@ -73,9 +74,7 @@ def check_outputs(model: str | Path, *outputs: str | Path | None, force: bool = 
 
 
 @contextmanager
-def guard_outputs(
-    model: str | Path, *outputs: str | Path | None, force: bool = False
-) -> Iterator[None]:
+def guard_outputs(model: AnyPath, *outputs: AnyPath | None, force: bool = False) -> Iterator[None]:
     """Call `check_outputs`; in the block raise OutputError as soon as a file is read that an output would replace."""
     check_outputs(model, *outputs, force=force)
     with suppress(
@@ -91,7 +90,7 @@ def guard_outputs(
         _guards.reset(token)
 
 
-def name_folder(output: str | Path | None) -> Path | None:
+def name_folder(output: AnyPath | None) -> Path | None:
     """The path of a folder for results, if one is asked for. Raises OutputError for text that names none."""
     if output == "-":
         cause = "is the standard output elsewhere, and here it would be a folder of this name"
@@ -123,7 +122,7 @@ def prepare_folder(folder: Path, names: Iterable[str], *, parents: bool = False)
                 folder.rmdir()
 
 
-def register_input(path: str | Path) -> None:
+def register_input(path: AnyPath) -> None:
     """Register a file as an input. Raises OutputError if the running command would overwrite it."""
     guards = _guards.get()
     key = _find_identity(Path(path)) if guards else None
@@ -373,9 +372,7 @@ _CALIBRATIONS = {
 }
 
 
-def read_input(
-    path: str | Path, error: type[OnnxqError], *, limit: int, pipes: bool = False
-) -> bytes:
+def read_input(path: AnyPath, error: type[OnnxqError], *, limit: int, pipes: bool = False) -> bytes:
     """Read an input file of at most `limit` bytes.
 
     error: the class to raise for larger files, and for devices and pipes. pipes: read them as well.
@@ -395,7 +392,7 @@ def read_input(
 
 
 def read_text(
-    path: str | Path, error: type[OnnxqError], fix: str, *, limit: int = 64 * MIB, code: str = ""
+    path: AnyPath, error: type[OnnxqError], fix: str, *, limit: int = 64 * MIB, code: str = ""
 ) -> str:
     """Read the text of a file or pipe, without a byte order mark. Raises `error` (fix, code) if that fails."""
     try:
@@ -427,7 +424,7 @@ def shorten_error(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def check_input_kind(path: str | Path, error: type[OnnxqError], *, pipes: bool = False) -> None:
+def check_input_kind(path: AnyPath, error: type[OnnxqError], *, pipes: bool = False) -> None:
     """Raise `error` for a device or (unless pipes) a pipe, OutputError for an output of the running command.
 
     Raises OSError for a path that does not exist.

@@ -21,6 +21,7 @@ from onnxq.progress import Progress, count_items
 
 # Of each axis its size or its symbol.
 NamedSizes = tuple[int | str, ...]
+NamedShapes = dict[str, NamedSizes]
 # A size of an input that has no symbol.
 _UNNAMED = "?"
 _SIZE = r"[1-9]\d*"
@@ -66,14 +67,14 @@ def settle_sizes(
     }
 
 
-def _read_shapes(inputs: Iterable[ValueInfo]) -> dict[str, NamedSizes]:
+def _read_shapes(inputs: Iterable[ValueInfo]) -> NamedShapes:
     return {
         value.name: tuple(_UNNAMED if dim is None else dim for dim in value.shape or ())
         for value in inputs
     }
 
 
-def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, NamedSizes]:
+def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> NamedShapes:
     """The shape of every input, with the sizes that the configuration fixes."""
     shapes = _read_shapes(inputs)
     for text in config.fix:
@@ -114,7 +115,7 @@ def _is_fixed(shape: NamedSizes) -> bool:
 
 def _add_sample_sizes(
     shapes: Mapping[str, NamedSizes], data: Dataset, progress: Progress
-) -> dict[str, NamedSizes]:
+) -> NamedShapes:
     """The shapes with the sizes that all samples share in place of symbols."""
     sample_sizes: dict[str, list[set[int]]] = {
         name: [set() for _ in shape] for name, shape in shapes.items()
@@ -125,7 +126,7 @@ def _add_sample_sizes(
                 # An optional input, or one of unknown rank, has no axes to be fixed.
                 for of_axis, size in zip(sizes, feeds[name].shape, strict=False):
                     of_axis.add(int(size))
-    shared: dict[str, NamedSizes] = {}
+    shared: NamedShapes = {}
     for name, shape in shapes.items():
         axes = zip(shape, sample_sizes[name], strict=True)
         shared[name] = tuple(

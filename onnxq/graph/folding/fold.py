@@ -57,6 +57,8 @@ _SCALARS = {"Range": (0, 1, 2), "Loop": (1,), "DFT": (2,)}
 _ROUNDS = 10
 # By their names.
 Nodes = dict[str, NodeRef]
+# The values of tensors that depend on constants alone.
+Folded = dict[TensorId, TensorProto]
 
 
 def fold_constants(model: M) -> M:
@@ -92,7 +94,7 @@ class _Plan:
     # To remove.
     nodes: Nodes
     # Initializers that are still read.
-    tensors: dict[TensorId, TensorProto]
+    tensors: Folded
     # Identity outputs and their sources.
     same: dict[TensorId, TensorId]
 
@@ -127,7 +129,7 @@ class _Folding:
     def make_plan(self) -> _Plan:
         """Find what can be folded now; nodes that fail or grow too much are left out with all that depends on them."""
         refused: set[str] = set()
-        computed: dict[TensorId, TensorProto] = {}
+        computed: Folded = {}
         # Again without those that were refused: what depends on them cannot be folded either.
         while True:
             nodes = self._find_foldable(refused)
@@ -239,7 +241,7 @@ class _Folding:
             t = source
         return t
 
-    def _compute_values(self, nodes: Nodes, wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
+    def _compute_values(self, nodes: Nodes, wanted: list[TensorId]) -> Folded:
         """The values of the tensors asked for, as far as there are any."""
         # Without ORT, which would copy a weight in and out.
         moved = {t: array for t in wanted if (array := self._move_weight(t)) is not None}
@@ -267,7 +269,7 @@ class _Folding:
             dtype = node.attrs.get("to", dtype) if node.op_type == "Cast" else dtype
         return array
 
-    def _evaluate_nodes(self, nodes: Nodes, wanted: list[TensorId]) -> dict[TensorId, TensorProto]:
+    def _evaluate_nodes(self, nodes: Nodes, wanted: list[TensorId]) -> Folded:
         """The part of the model that makes `wanted`, in names that fit one scope, computed."""
         names: dict[TensorId, str] = {}
         constants: dict[str, TensorProto] = {}
