@@ -210,8 +210,9 @@ def _read_pair_operand(
     index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int, pair_weights: PairWeights
 ) -> Operand | None:
     pair = _find_weight(index, index.maker(node, k))
-    source = _find_data_source(index, node, product.data)
-    if pair is None or source is None:
+    # Nodes that only move the data may stand between.
+    source = index.find_producer(index.find_origin(index.find_input(node, product.data), _MOVES))
+    if pair is None or source is None or not is_dequantize(source):
         return None
     weight, values, dequantize = pair
     # ONNX Runtime's integer kernels are for float32 graphs only. 0: the type is not declared.
@@ -271,12 +272,6 @@ def _quantize_weight(
         np.asarray(quantize(value, qparams, spec)).astype(np.int8),
         node,
     )
-
-
-def _find_data_source(index: GraphIndex, node: NodeRef, k: int) -> NodeRef | None:
-    """The DequantizeLinear of the data that a node reads at input k, also through nodes that only move it."""
-    maker = index.find_producer(index.find_origin(index.find_input(node, k), _MOVES))
-    return maker if is_dequantize(maker) else None
 
 
 def _turns_uint8(index: GraphIndex, source: NodeRef) -> bool:

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array, Arrays, InputShapes, Shape, are_finite
+from onnxq.arrays import Array, Arrays, InputShapes, are_finite
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape, get_length
 from onnxq.data.sources import SampleSource
@@ -256,7 +256,14 @@ def make_synthetic(
     rows = {name: count - count // 8 for name, count in rows.items()}
 
     def draw(other: int | None = None, lengths: bool = True) -> Dataset:
-        shapes = _choose_shapes(inputs, dims or {}, other)
+        sizes = dict(dims or {})
+        decoder = find_decoder(inputs)
+        if decoder is not None:
+            _add_lengths(inputs, decoder, sizes, other)
+        shapes = {
+            value.name: tuple(_choose_size(value, axis, sizes, other) for axis in range(value.rank))
+            for value in inputs
+        }
         drawer = _SampleDrawer(inputs, shapes, seed, rows, lengths)
         source = SampleSource(
             samples, drawer.draw_sample, lambda i: f"synthetic sample {i}", drawer.notes
@@ -356,17 +363,6 @@ def _find_running(draw: Callable[[int | None, bool], Dataset], session: Session)
             return dataset
     cause = f"the model runs with none of the sizes tried ({next(iter(failures.values()))})"
     raise DataError("synthetic inputs", cause, f"name sizes with `fix=…`, {_FIX}", code="Q216")
-
-
-def _choose_shapes(inputs: Inputs, dims: Mapping[str, int], other: int | None) -> dict[str, Shape]:
-    sizes = dict(dims)
-    decoder = find_decoder(inputs)
-    if decoder is not None:
-        _add_lengths(inputs, decoder, sizes, other)
-    return {
-        value.name: tuple(_choose_size(value, axis, sizes, other) for axis in range(value.rank))
-        for value in inputs
-    }
 
 
 def _add_lengths(

@@ -8,12 +8,12 @@ LayerNormalization in front of opset 17; onnx's tools refuse those. GroupNormali
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
 
 from onnxq.graph.base import MICROSOFT, NodeRef
 from onnxq.graph.index import find_opset
@@ -205,7 +205,11 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
     ):
         replace_items(target.value_info, source.value_info)
         if scope:
-            _learn_types((*target.input, *target.output), (*source.input, *source.output))
+            for old, new in zip(
+                (*target.input, *target.output), (*source.input, *source.output), strict=True
+            ):
+                if new.type.WhichOneof("value"):
+                    old.type.CopyFrom(new.type)
     return result
 
 
@@ -229,9 +233,3 @@ def _repeat_constants(graph: GraphProto, outer: Mapping[str, TensorProto]) -> No
                 body, {name: tensor for name, tensor in known.items() if name not in own}
             )
             body.initializer.extend(known[name] for name in list_captures(body) if name in known)
-
-
-def _learn_types(target: Iterable[ValueInfoProto], source: Iterable[ValueInfoProto]) -> None:
-    for old, new in zip(target, source, strict=True):
-        if new.type.WhichOneof("value"):
-            old.type.CopyFrom(new.type)

@@ -205,18 +205,13 @@ def _make_lines(result: Variants) -> terminal.SheetRows:
     for device in dict.fromkeys(
         device for variant in result.variants for device in variant.lacking
     ):
-        for names, dtypes in _group_lacking(result, device).items():
+        groups: dict[Names, list[str]] = {}
+        for variant in result.variants:
+            if variant.lacking.get(device):
+                groups.setdefault(variant.lacking[device], []).append(variant.dtype)
+        for names, dtypes in groups.items():
             yield f"no {device}", f"kernel in {', '.join(dtypes)}: {', '.join(names)}"
     yield "data", result.data
-
-
-def _group_lacking(result: Variants, device: str) -> dict[Names, list[str]]:
-    """Variants by the operators that the device has no kernel for."""
-    groups: dict[Names, list[str]] = {}
-    for variant in result.variants:
-        if variant.lacking.get(device):
-            groups.setdefault(variant.lacking[device], []).append(variant.dtype)
-    return groups
 
 
 def _list_warnings(result: Variants) -> Iterator[Caution]:
