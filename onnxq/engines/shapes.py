@@ -17,15 +17,15 @@ from onnxq.wording import format_shape
 
 Sizes = tuple[Shape, Shape, Shape]
 # By the names of inputs.
-Profile = dict[str, Sizes]
+SizeProfile = dict[str, Sizes]
 
 _fault = partial(ConfigError, code="Q315")
 _FORM = "write it as input:1x3x224x224 or input:MIN,OPT,MAX with sizes joined by x"
 
 
-def parse_shapes(texts: Iterable[str]) -> Profile:
+def parse_shapes(texts: Iterable[str]) -> SizeProfile:
     """`name:1x3x32x32` or `name:1x3x32x32,4x3x32x32,8x3x32x32` -> (min, opt, max). Raises ConfigError."""
-    found: Profile = {}
+    found: SizeProfile = {}
     for text in texts:
         # From the right: exporters put colons into names, like "serving_default:0".
         name, _, sizes = text.rpartition(":")
@@ -64,13 +64,13 @@ def demand_sizes(
 
 def make_profile(
     index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
-) -> tuple[Profile, Names]:
+) -> tuple[SizeProfile, Names]:
     """(min, opt, max) of every dynamic input, and the names of those that were guessed.
 
     Raises ConfigError for an unknown input, sizes that do not fit its shape, or when no guess fits the model.
     """
     inputs = {value.name: value for value in index.inputs}
-    found: Profile = {}
+    found: SizeProfile = {}
     for name, sizes in given.items():
         if name not in inputs:
             raise _fault(
@@ -136,9 +136,9 @@ def _guess_sizes(
     return {name: tuple(int(size) for size in array.shape) for name, array in sample.items()}
 
 
-def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> Profile:
+def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> SizeProfile:
     """(least, first, largest) size of every axis of every input over the samples."""
-    found: Profile = {}
+    found: SizeProfile = {}
     for feeds in samples:
         for name in (value.name for value in index.inputs):
             shape = tuple(int(size) for size in feeds[name].shape)

@@ -114,7 +114,7 @@ def _rewrite(
     reports: list[PassReport] = []
     if types.computes:
         reports.append(
-            PassReport(_WIDEN, (f"{FLOAT_TYPES[types.computes]} is computed in float32",), ())
+            PassReport(_WIDEN, (f"{FLOAT_TYPES[types.computes]} is computed in float32",))
         )
     if dense is not proto:
         reports.append(PassReport(_DENSE, ("sparse weights are stored densely",)))

@@ -475,7 +475,7 @@ def _predict_costs(
     """The change of the model's time with each group in float, as a share; {} where no times are predicted."""
     note = read_plan_note(measured.quantized)
     if note is not None and note.target != config.target:
-        config = load_config(None, target=note.target)
+        config = load_config(target=note.target)
     if not groups or not find_target(config.target).costs:
         return {}
     shapes = observe_shapes(measured.state.model, measured.samples.take(1, 0).samples())

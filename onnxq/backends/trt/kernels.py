@@ -127,9 +127,7 @@ def read_inspector(text: str) -> Kernels:
     raw = json.loads(text)
     layers: Iterable[Any] = raw.get("Layers", ()) if isinstance(raw, dict) else raw
     return tuple(
-        _read_layer(layer)
-        if isinstance(layer, dict)
-        else Kernel(name=str(layer), kind="", nodes=())
+        _read_layer(layer) if isinstance(layer, dict) else Kernel(name=str(layer), kind="")
         for layer in layers
     )
 

@@ -304,7 +304,7 @@ class _Comparison:
                 if error.run in points or not diverges(error, plain):
                     continue
                 node = self.index.find_producer(TensorId(name))
-                worst = self.sums.tallies.find_worst_sample(name, error.run, OFF)
+                worst = self.sums.tallies.find_worst_sample(name, error.run)
                 points[error.run] = make_point(
                     error, name, node, Counterpart(name, None), self.sums.steps[name], worst
                 )
