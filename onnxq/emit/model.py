@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from onnx import ModelProto, helper
 
-from onnxq.arrays import Shape
+from onnxq.arrays import Shape, as_int64
 from onnxq.backends import find_target
 from onnxq.backends.base import FitsMatrix
 from onnxq.calibrate.constants import find_tensor
@@ -246,7 +246,7 @@ def _write_matrix(
     pixels = math.prod(sides)
 
     def write_reshape(tensor: str, *shape: int) -> str:
-        return add("Reshape", [tensor, hold(np.array(shape, np.int64))])
+        return add("Reshape", [tensor, hold(as_int64(shape))])
 
     def swap_axes(tensor: str, output: str = "") -> str:
         return add("Transpose", [tensor], output, perm=(1, 0, 2, 3))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxq.arrays import Array, ArrayDict, Integers
+from onnxq.arrays import Array, ArrayDict, Integers, as_int64
 from onnxq.evaluation.selections import Selection, Selections, name_own
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import Names, TensorId
@@ -64,7 +64,7 @@ class AgreementSums:
                 rows, mine, theirs = _number_items(selection, choice, other)
                 shared = np.isin(mine, theirs).sum()
                 counts = self._counts.setdefault(selection.node, np.zeros(3, np.int64))
-                counts += np.array([rows, mine.size, shared], np.int64)
+                counts += as_int64([rows, mine.size, shared])
 
     def results(self) -> ChoiceAgreements:
         """The agreement in each selection over the samples so far."""
