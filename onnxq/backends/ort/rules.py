@@ -48,7 +48,7 @@ def _check_gemm(c: Candidate) -> Reason:
 def _check_matmul(c: Candidate) -> Reason:
     if c.is_constant(0):
         return "the constant stands on the left: no quantized kernel takes it"
-    if c.is_constant(1) and c.rank(1) != 2:
+    if c.is_constant(1) and c.index.find_rank(c.tensor(1)) != 2:
         return "its weight is not a matrix"
     return None
 
