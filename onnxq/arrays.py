@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -22,6 +22,8 @@ ArrayDict = dict[str, Array]
 RunValues = Mapping[str, Any]
 # Fixed sizes of a tensor.
 Shape = tuple[int, ...]
+# Those of inputs, by their names.
+InputShapes = Mapping[str, Shape]
 # Some of a tensor's axes.
 Axes = tuple[int, ...]
 # Both ends of a range of values.
@@ -41,6 +43,26 @@ def list_other_axes(array: Array, axis: int) -> Axes:
 def are_finite(values: Any) -> bool:
     """True where no value is infinite or NaN."""
     return bool(np.isfinite(values).all())
+
+
+def as_float32(values: ArrayLike) -> Floats:
+    """An array of float32: the very one, where it is one already."""
+    return np.asarray(values, np.float32)
+
+
+def as_float64(values: ArrayLike) -> Array64:
+    """An array of float64: the very one, where it is one already."""
+    return np.asarray(values, np.float64)
+
+
+def as_int32(values: ArrayLike) -> NDArray[np.int32]:
+    """An array of int32: the very one, where it is one already."""
+    return np.asarray(values, np.int32)
+
+
+def as_int64(values: ArrayLike) -> Integers:
+    """An array of int64: the very one, where it is one already."""
+    return np.asarray(values, np.int64)
 
 
 def are_scales(values: Array) -> bool:

@@ -136,6 +136,7 @@ class LeftFloat:
 
 
 Unquantized = Refusal | LeftFloat
+UnquantizedNodes = tuple[Unquantized, ...]
 
 
 def split_unquantized(entries: Iterable[Unquantized]) -> tuple[Refusals, tuple[LeftFloat, ...]]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from onnxq.errors import ConfigError
-from onnxq.sites import Names
 from onnxq.wording import Word
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def describe_granularity(grain: Granularity) -> str:
 
 
 # ONNX type -> (width in bits, signed).
-STORAGE_BITS: dict[str, tuple[int, bool]] = {
+STORAGE_BITS = {
     "int2": (2, True),
     "uint2": (2, False),
     "int4": (4, True),
@@ -108,7 +107,7 @@ class ElementType:
 
 
 # ONNX's types by their names in lower case: those of QuantSpec, then those that files of other tools hold as well.
-ELEMENT_TYPES: dict[str, ElementType] = {
+ELEMENT_TYPES = {
     **{
         name: ElementType(bits, signed, name == FLOAT8)
         for name, (bits, signed) in STORAGE_BITS.items()
@@ -171,7 +170,7 @@ class FloatType(Word):
 
 
 # By their numbers in ONNX.
-FLOAT_TYPES: dict[int, FloatType] = {kind.onnx_type: kind for kind in FloatType}
+FLOAT_TYPES = {kind.onnx_type: kind for kind in FloatType}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,7 +382,7 @@ def describe_spec(spec: QuantSpec) -> str:
 
 
 # Observers that weights have, and their options.
-WEIGHT_OBSERVERS: dict[str, Names] = {"minmax": (), "mse": ("signed_scales",)}
+WEIGHT_OBSERVERS = {"minmax": (), "mse": ("signed_scales",)}
 
 
 @dataclass(frozen=True)

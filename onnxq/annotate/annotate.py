@@ -77,5 +77,4 @@ def strip_notes(source: ModelSource) -> Inspection:
     )
     parts = [*keys, f"metadata of {noted} nodes", f"{attributes} attributes `bits`"]
     warnings = (*warnings, Caution("W106", f"taken out: {', '.join(parts)}"))
-    name = name_file(source)
-    return Inspection(model, find_pairs(model), source=name, warnings=warnings)
+    return Inspection(model, find_pairs(model), source=name_file(source), warnings=warnings)

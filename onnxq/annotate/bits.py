@@ -15,8 +15,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto
 
 from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
-from onnxq.annotate.operators import OperatorInfo, WeightSums
-from onnxq.arrays import Array, Integers, Interval, are_finite
+from onnxq.annotate.operators import OperatorInfo, SaturatingWeights
+from onnxq.arrays import Array, Integers, Interval, are_finite, as_float64, as_int64
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY
 from onnxq.errors import PlanError
@@ -152,7 +152,7 @@ class Inspection:
     # As the plan in the model's metadata says; None without one.
     float_types: PrecisionPlan | None = None
     # int8 weights of nodes with 8-bit data, with the sums that can overflow; () where that was not looked for.
-    weights: tuple[WeightSums, ...] = ()
+    weights: SaturatingWeights = ()
     # () where the notes were not compared.
     disagreements: tuple[Disagreement, ...] = ()
 
@@ -210,7 +210,7 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
         zero = None
         storage = _find_type_name(index, chain.source)
     return Numbers(
-        scale=None if scale is None else np.asarray(scale, np.float64),
+        scale=None if scale is None else as_float64(scale),
         zero_point=None if zero is None else _to_int64(zero),
         storage=storage,
         granularity=grain,
@@ -340,7 +340,7 @@ def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     spec = QuantSpec(
         bits=width, signed=signed, symmetric=False, granularity=chain_qparams.granularity
     )
-    return np.asarray(quantize(value, qparams, spec), np.int64)
+    return as_int64(quantize(value, qparams, spec))
 
 
 def _read_bounds(index: GraphIndex, clip: NodeRef) -> Interval | None:

@@ -277,7 +277,11 @@ def _build_view(
         )
     for node in stand_ins:
         traced = _trace_source(taken_out, node.result)
-        _make_identity(editor, node, traced.name if traced != node.result else node.inputs[0])
+        editor.set_op(node.name, "Identity")
+        first, *others = node.list_edges()
+        editor.replace_input(first, traced.name if traced != node.result else node.inputs[0])
+        for edge in others:
+            editor.replace_input(edge, "")
     editor.remove_unused()
     return editor.export()
 
@@ -287,15 +291,6 @@ def _trace_source(taken_out: Mapping[TensorId, TensorId], tensor: TensorId) -> T
     while tensor in taken_out:
         tensor = taken_out[tensor]
     return tensor
-
-
-def _make_identity(editor: Editor[ModelLike], node: NodeRef, source: str) -> None:
-    """Make the node an Identity on `source`."""
-    editor.set_op(node.name, "Identity")
-    first, *others = node.list_edges()
-    editor.replace_input(first, source)
-    for edge in others:
-        editor.replace_input(edge, "")
 
 
 def describe_quantized(pairs: int, operators: int) -> str:

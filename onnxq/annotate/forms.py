@@ -19,7 +19,7 @@ from onnxq.annotate.bits import Levels, Notes, PairInfo, PairInfos, read_clip_le
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.read import ATTRIBUTE, drop_clip, find_pairs
 from onnxq.annotate.write import make_record, warn_of_sites
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float32
 from onnxq.emit.pairs import PairWriter
 from onnxq.errors import OnnxqError
 from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ensure_opset, walk_all_nodes
@@ -212,16 +212,14 @@ class _FormWriter:
         if isinstance(grain, PerChannel):
             sides = [1] * len(shape)
             sides[grain.axis] = -1
-        scale, zero = (
-            np.asarray(x, np.float32).reshape(sides) for x in (qparams.scale, qparams.zero_point)
-        )
+        scale, zero = (as_float32(x).reshape(sides) for x in (qparams.scale, qparams.zero_point))
         # A constant is stored in float: Quant rounds it itself.
         floats = None if chain.quantize is not None else (self._read_codes(chain) - zero) * scale
         numbers = {
             "float": floats,
             "scale": scale,
             "zero_point": zero,
-            "bits": np.asarray(spec.bits, np.float32),
+            "bits": as_float32(spec.bits),
         }
         for k, (part, value) in enumerate(numbers.items()):
             name = (chain.outer or chain.quantize or node).inputs[0]

@@ -34,9 +34,7 @@ _NAMES = re.compile(
 )
 PairWeights = Callable[[NodeRef, Array], Array | None]
 # Operators that quantize their data themselves, always to uint8.
-_SELF_QUANTIZING = frozenset(
-    {"DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"}
-)
+_SELF_QUANTIZING = ("DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul")
 # Bits of the types that count; int32 and wider are accumulators, shapes and indices.
 _INTEGERS: dict[int, int] = {
     TensorProto.INT8: 8,
@@ -124,6 +122,9 @@ class WeightSums:
         return self.rows > 0 and not self.exact
 
 
+SaturatingWeights = tuple[WeightSums, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Operand:
     """A weight with its quantized values."""
@@ -161,7 +162,7 @@ class Operand:
         )
 
 
-def find_saturating(index: GraphIndex, sums: IntegerSums | None = None) -> tuple[WeightSums, ...]:
+def find_saturating(index: GraphIndex, sums: IntegerSums | None = None) -> SaturatingWeights:
     """Every int8 weight that an inexact kernel multiplies by 8-bit data, in the order of execution; safe ones too.
 
     sums: of the engine's kernels; None for those of ONNX Runtime.
@@ -209,8 +210,9 @@ def _read_pair_operand(
     index: GraphIndex, node: NodeRef, product: IntegerProduct, k: int, pair_weights: PairWeights
 ) -> Operand | None:
     pair = _find_weight(index, index.maker(node, k))
-    source = _find_data_source(index, node, product.data)
-    if pair is None or source is None:
+    # Nodes that only move the data may stand between.
+    source = index.find_producer(index.find_origin(index.find_input(node, product.data), _MOVES))
+    if pair is None or source is None or not is_dequantize(source):
         return None
     weight, values, dequantize = pair
     # ONNX Runtime's integer kernels are for float32 graphs only. 0: the type is not declared.
@@ -270,12 +272,6 @@ def _quantize_weight(
         np.asarray(quantize(value, qparams, spec)).astype(np.int8),
         node,
     )
-
-
-def _find_data_source(index: GraphIndex, node: NodeRef, k: int) -> NodeRef | None:
-    """The DequantizeLinear of the data that a node reads at input k, also through nodes that only move it."""
-    maker = index.find_producer(index.find_origin(index.find_input(node, k), _MOVES))
-    return maker if is_dequantize(maker) else None
 
 
 def _turns_uint8(index: GraphIndex, source: NodeRef) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from onnx import ModelProto
 
-from onnxq.arrays import Array, Interval, are_finite
+from onnxq.arrays import Array, Interval, are_finite, as_float32
 from onnxq.errors import ModelError
 from onnxq.graph import Editor, GraphIndex, ensure_opset, infer_shapes, inline_functions, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
@@ -43,7 +43,7 @@ T = TypeVar("T")
 _Apply = Callable[..., T]
 # Way of rounding -> the operator of ONNX, and what is added to the magnitude where that is rounded: ways that are alike
 # on both sides of 0.
-_ROUNDING: dict[str, tuple[str, float | None]] = {
+_ROUNDING = {
     "ROUND": ("Round", None),
     "HALF_EVEN": ("Round", None),
     "CEIL": ("Ceil", None),
@@ -82,7 +82,7 @@ class _Grid:
     @property
     def limits(self) -> _Steps:
         """The steps that cut levels off."""
-        return ("Min", np.asarray(self.high, np.float32)), ("Max", np.asarray(self.low, np.float32))
+        return ("Min", as_float32(self.high)), ("Max", as_float32(self.low))
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
             fault = "computed at run time" if value is None else "not finite"
             fix = "export it with constant numbers"
             raise ModelError(node.name, f"its input {k} is {fault}", fix, code="Q518")
-        return np.asarray(value, np.float32)
+        return as_float32(value)
 
     scale = read(1)
     if not (scale > 0).all():
@@ -364,7 +364,7 @@ class _Writer:
         return result
 
     def _add(self, node: NodeRef, base: str, part: str, value: ArrayLike) -> str:
-        return self.editor.add_constant(node.scope, f"{base}/{part}", np.asarray(value, np.float32))
+        return self.editor.add_constant(node.scope, f"{base}/{part}", as_float32(value))
 
     def _add_integers(
         self, node: NodeRef, base: str, part: str, value: Array, spec: QuantSpec
@@ -395,5 +395,5 @@ def _apply_steps(steps: _Steps, x: T, apply: _Apply[T]) -> T:
 
 
 def _compute(op_type: str, *values: Array, **constants: ArrayLike) -> Array:
-    floats = [np.asarray(value, np.float32) for value in constants.values()]
+    floats = [as_float32(value) for value in constants.values()]
     return _NUMPY[op_type](*values, *floats)

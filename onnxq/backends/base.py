@@ -137,7 +137,9 @@ class Candidate:
 # and of its result, and the taps of its kernel.
 FitsMatrix = Callable[[Shape, Shape, int], bool]
 # The reason against a candidate, for people; None without one.
-Check = Callable[[Candidate], str | None]
+# Why a node does not qualify, does not pay or stays float; None where it does none of that.
+Reason = str | None
+Check = Callable[[Candidate], Reason]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +256,7 @@ class Capability:
 
 # Why an operator stays float whatever it would gain, given itself and the operator that makes its data, if one does;
 # None where it may be quantized.
-Exclusion = Callable[[Candidate, Candidate | None], str | None]
+Exclusion = Callable[[Candidate, Candidate | None], Reason]
 
 
 def _refuse_nothing(candidate: Candidate, kind: FloatType) -> str:

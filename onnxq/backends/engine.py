@@ -60,6 +60,9 @@ class Tensor:
         return size
 
 
+Tensors = tuple[Tensor, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
     """One kernel of a built model."""
@@ -69,10 +72,10 @@ class Kernel:
     kind: str
     # Names of the ONNX nodes it computes, wholly or in part.
     nodes: Names = ()
-    inputs: tuple[Tensor, ...] = ()
+    inputs: Tensors = ()
     # Constants it reads.
-    weights: tuple[Tensor, ...] = ()
-    outputs: tuple[Tensor, ...] = ()
+    weights: Tensors = ()
+    outputs: Tensors = ()
     # The implementation, "" where the engine hides it.
     tactic: str = ""
     # It lays data out anew, copies it or converts its type, and computes nothing.

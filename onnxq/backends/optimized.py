@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import onnx
 
-from onnxq.backends.engine import ENGINE, LOG, Engine, Kernel, Kernels, KernelWords, Tensor
+from onnxq.backends.engine import ENGINE, LOG, Engine, Kernel, Kernels, KernelWords, Tensor, Tensors
 from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, name_nodes
 from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.graph.scopes import walk_graphs
@@ -121,22 +121,26 @@ class _NodeFinder:
 
 
 # Kernels that ORT puts behind one of its own: a tensor with a new name only passes through them.
-_RELAYS = frozenset(
-    {"Transpose", "Cast", "Reshape", "Squeeze", "Unsqueeze", "QuantizeLinear", "DequantizeLinear"}
+_RELAYS = (
+    "Transpose",
+    "Cast",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "QuantizeLinear",
+    "DequantizeLinear",
 )
 
 
 # Kernels that lay out, copy or convert data and compute nothing.
-_MOVES = frozenset(
-    {
-        "Transpose",
-        "Cast",
-        "Reshape",
-        "ReorderInput",
-        "ReorderOutput",
-        "MemcpyFromHost",
-        "MemcpyToHost",
-    }
+_MOVES = (
+    "Transpose",
+    "Cast",
+    "Reshape",
+    "ReorderInput",
+    "ReorderOutput",
+    "MemcpyFromHost",
+    "MemcpyToHost",
 )
 
 
@@ -145,7 +149,7 @@ def _make_kernel(
 ) -> Kernel:
     read = after.list_reads(node)
 
-    def describe(tensors: Iterable[TensorId]) -> tuple[Tensor, ...]:
+    def describe(tensors: Iterable[TensorId]) -> Tensors:
         return tuple(_describe_tensor(tensor, index, after) for tensor in tensors)
 
     weights = describe(tensor for tensor in read if after.is_constant(tensor))
@@ -179,21 +183,19 @@ def _describe_tensor(tensor: TensorId, index: GraphIndex, after: GraphIndex) -> 
 
 # The graph with the names of the model's tensors, before they are laid out anew.
 OPTIMIZED = "optimized.onnx"
-_ACTIVATIONS = frozenset(
-    (
-        "Relu",
-        "Clip",
-        "LeakyRelu",
-        "HardSwish",
-        "HardSigmoid",
-        "Sigmoid",
-        "Gelu",
-        "Elu",
-        "PRelu",
-        "Tanh",
-        "Mul",
-        "Mish",
-    )
+_ACTIVATIONS = (
+    "Relu",
+    "Clip",
+    "LeakyRelu",
+    "HardSwish",
+    "HardSigmoid",
+    "Sigmoid",
+    "Gelu",
+    "Elu",
+    "PRelu",
+    "Tanh",
+    "Mul",
+    "Mish",
 )
 _SIGNED = (
     "its input is int8, which ONNX Runtime on x86 turns into uint8 one tensor at a time and not everywhere: quantize "

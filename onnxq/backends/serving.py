@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from onnxq.arrays import RunValues
 from onnxq.backends import building
 from onnxq.backends.engine import Engine, Job, TimedModel, Timing
 from onnxq.errors import ModelError, VerificationError
@@ -41,7 +42,7 @@ class ServedRunner:
         self.name, self.seconds = name, 0.0
         self._folder, self._ask, self._inputs = folder, ask, inputs
 
-    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
+    def infer(self, feeds: Feeds) -> RunValues:
         """One sample: arrays by name. Raises ModelError where the engine fails, or takes too long."""
         given: JsonObject = {name: value for name, value in feeds.items() if name in self._inputs}
         write_values(self._folder / FEEDS, given)

@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Container, Mapping
 
-from onnxq.backends.base import REMEDY, Candidate, Exclusion
+from onnxq.backends.base import REMEDY, Candidate, Exclusion, Reason
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.base import counts_in_floats
 from onnxq.sites import TensorId
@@ -123,10 +123,12 @@ def _find_gated(index: Graph, sources: list[TensorId]) -> TensorId | None:
     """x of x * gate(x); None for any other product. sources: the two factors."""
     for k in (0, 1):
         gate = index.find_producer(sources[k])
-        if gate is not None and gate.op_type in ("Sigmoid", "HardSigmoid", "Tanh"):
-            inner = list_computed_inputs(index, gate)
-            if inner == [sources[1 - k]]:
-                return sources[1 - k]
+        if (
+            gate is not None
+            and gate.op_type in ("Sigmoid", "HardSigmoid", "Tanh")
+            and list_computed_inputs(index, gate) == [sources[1 - k]]
+        ):
+            return sources[1 - k]
     return None
 
 
@@ -235,8 +237,7 @@ def _find_products_behind(index: Graph, node: NodeRef) -> list[NodeRef]:
     found = []
     # Forward a result has several readers, so more nodes are seen at the same depth.
     while pending and len(seen) < 4 * _REACH:
-        at = pending.popleft()
-        for edge in index.list_consumers(at.result):
+        for edge in index.list_consumers(pending.popleft().result):
             reader = index.find_node(edge.node)
             if reader.name in seen:
                 continue
@@ -299,7 +300,7 @@ _SPECTRAL = _LINEAR | {
 _FRONT_END = 200
 
 
-def explain_log_front_end(candidate: Candidate, _: Candidate | None) -> str | None:
+def explain_log_front_end(candidate: Candidate, _: Candidate | None) -> Reason:
     """A spectrogram front end: a product (STFT, CQT, filters) whose output reaches a Log, or a filter in front of one.
 
     On the NPU also what stands between them, which elsewhere has no pairs of its own.
@@ -347,7 +348,7 @@ _SQUARES = _LINEAR | {"Pow", "Mul", "Add", "ReduceSumSquare"}
 _TRANSFORM = _PREPROCESSING | _SQUARES | {"Conv", "MatMul", "Gemm"}
 
 
-def explain_magnitude(candidate: Candidate, _: Candidate | None) -> str | None:
+def explain_magnitude(candidate: Candidate, _: Candidate | None) -> Reason:
     """A transform of a network's input whose output reaches the root of a sum of squares: the size of a spectrum.
 
     silero_vad, on 4,500 frames, calibrated on 64 loud and quiet ones: 17.0 dB quantized and 24.1 with it float, 96 and
@@ -365,7 +366,7 @@ def explain_magnitude(candidate: Candidate, _: Candidate | None) -> str | None:
     return None
 
 
-def explain_counting(candidate: Candidate, _: Candidate | None) -> str | None:
+def explain_counting(candidate: Candidate, _: Candidate | None) -> Reason:
     """Positions and counts that an exporter computes in floats: a step of int8 is another number."""
     counts = counts_in_floats(candidate.index, candidate.node)
     return "counts in whole numbers, which are cast to integers behind it" if counts else None
@@ -380,7 +381,7 @@ SENSITIVE: Mapping[str, Exclusion] = {
 
 
 # EfficientNet-Lite0: .805 -> .859 and 2.0-2.3x -> 2.2-2.6x with the two rules.
-def explain_stem(candidate: Candidate, _: Candidate | None = None) -> str | None:
+def explain_stem(candidate: Candidate, _: Candidate | None = None) -> Reason:
     """The first convolution of a network of pictures."""
     if candidate.node.op_type != "Conv":
         return None
@@ -404,7 +405,7 @@ def _reads_graph_input(candidate: Candidate, through: Container[str] = _PREPROCE
     return 0 < len(way) <= _PREPROCESSED and way[-1] in inputs
 
 
-def explain_stem_depthwise(candidate: Candidate, maker: Candidate | None) -> str | None:
+def explain_stem_depthwise(candidate: Candidate, maker: Candidate | None) -> Reason:
     """A depthwise convolution of a large map, with a stem in front of it."""
     if candidate.node.op_type != "Conv":
         return None
@@ -420,12 +421,12 @@ def explain_stem_depthwise(candidate: Candidate, maker: Candidate | None) -> str
     return "depthwise right behind the stem, on a large map: int8 gains nothing and amplifies the noise"
 
 
-def check_data(c: Candidate) -> str | None:
+def check_data(c: Candidate) -> Reason:
     """Why the first input is none that a pair stands at."""
     return "its data is constant" if c.is_constant(0) else None
 
 
-def check_weighted(c: Candidate) -> str | None:
+def check_weighted(c: Candidate) -> Reason:
     """Why a product is not one of computed data and a constant weight, with a constant bias if it has one."""
     if not c.is_constant(1):
         return "its weight is computed at run time"
@@ -434,7 +435,7 @@ def check_weighted(c: Candidate) -> str | None:
     return check_data(c)
 
 
-def check_gemm(c: Candidate) -> str | None:
+def check_gemm(c: Candidate) -> Reason:
     """Why a Gemm is more than a product and a bias."""
     factors = (c.node.read_float("alpha", 1.0), c.node.read_float("beta", 1.0))
     if c.node.transposes_data or factors != (1.0, 1.0):
@@ -442,7 +443,7 @@ def check_gemm(c: Candidate) -> str | None:
     return explain_columns(c) or check_weighted(c)
 
 
-def explain_columns(c: Candidate) -> str | None:
+def explain_columns(c: Candidate) -> Reason:
     """Why the constant C input of a Gemm is no bias."""
     # An int32 bias has the scales of the weight's columns, one for each.
     bias = c.constant(2)
@@ -453,19 +454,19 @@ def explain_columns(c: Candidate) -> str | None:
     return "its C input does not hold one bias a column"
 
 
-def check_all_computed(c: Candidate) -> str | None:
+def check_all_computed(c: Candidate) -> Reason:
     """Why not every input takes a pair."""
     return "one operand is constant" if any(map(c.is_constant, range(len(c.node.inputs)))) else None
 
 
-def check_two_activations(c: Candidate) -> str | None:
+def check_two_activations(c: Candidate) -> Reason:
     """Why the operands are not two activations, each with a scale of its own."""
     if c.is_constant(0) or c.is_constant(1):
         return "one operand is constant"
     return "both operands are the same tensor" if c.node.inputs[0] == c.node.inputs[1] else None
 
 
-def check_gate(c: Candidate) -> str | None:
+def check_gate(c: Candidate) -> Reason:
     """Why a Mul is not a squeeze-excite gate: a map times one value per channel."""
     first = c.shape(0)
     second = c.shape(1)
@@ -478,12 +479,12 @@ def check_gate(c: Candidate) -> str | None:
     return check_two_activations(c)
 
 
-def check_max_pool(c: Candidate) -> str | None:
+def check_max_pool(c: Candidate) -> Reason:
     """Why a MaxPool does more than to pick values."""
     return "its indices are read" if len(list(filter(None, c.node.outputs))) > 1 else None
 
 
-def check_resize(c: Candidate) -> str | None:
+def check_resize(c: Candidate) -> Reason:
     """Why a Resize does more than to repeat values."""
     return (
         None

@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats, Shape, are_finite, hash_parts
+from onnxq.arrays import Array, Floats, Shape, are_finite, as_float32, hash_parts
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import FLOAT_TENSORS, LAYOUT_OPS, GraphIndex, NodeRef, is_large_model
 from onnxq.graph.storage import Spool, StoredArray
@@ -24,7 +24,7 @@ from onnxq.numerics.weights import fake_quant_weight, find_saturating_sums, quan
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, open_array
-from onnxq.sites import Edge, Indices, Site, TensorId
+from onnxq.sites import Edge, Site, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from onnxq.wording import join_names
 from onnxq.workers import WorkPiece
@@ -92,7 +92,7 @@ def check_constants(index: GraphIndex) -> None:
                     for count, kind in ((nans, "NaN"), (infinities, "inf"))
                     if count
                 )
-                cause = f"is a weight of {node.name} ({node.op_type}) and holds {counts}"
+                cause = f"is a weight of {node.title} and holds {counts}"
                 raise CalibrationError(tensor, cause, "repair the float model", code="Q503")
 
 
@@ -163,7 +163,7 @@ def name_site(site: str) -> Iterator[None]:
 
 
 # Where each has its scale, and its bias if it has one.
-_NORMS: dict[str, Indices] = {
+_NORMS = {
     "LayerNormalization": (1, 2),
     "RMSNormalization": (1,),
     "SimplifiedLayerNormalization": (1,),
@@ -187,7 +187,7 @@ def estimate_importance(index: GraphIndex, site: SitePlan, shape: Shape) -> Floa
         return None
     ones = np.ones((1, 1), np.float32)
     total = sum(ones if weighting is None else weighting for weighting in weightings)
-    return np.asarray(total / np.float32(len(edges)), np.float32)
+    return as_float32(total / np.float32(len(edges)))
 
 
 def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
@@ -205,7 +205,7 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
         or not np.ptp(power)
     ):
         return None
-    weighting = np.asarray(np.maximum(power / power.mean(), _LEAST), np.float32)
+    weighting = as_float32(np.maximum(power / power.mean(), _LEAST))
     return np.expand_dims(weighting, 1 - axis)
 
 

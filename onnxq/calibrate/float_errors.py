@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from onnxq.arrays import Array64
+from onnxq.arrays import Array64, as_int64
 from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, get_index
 from onnxq.graph.base import RANDOM_OPS
 from onnxq.graph.light import WeightStore, bare_proto, copy_proto, copy_store, rebuild
@@ -114,7 +114,7 @@ class _TwinWriter:
         """The model with twins in all scopes."""
         out = copy_proto(model)
         self.taken.update((_ONE, _ZERO))
-        out.graph.initializer.append(encode_tensor(_ONE, np.array([1], np.int64)))
+        out.graph.initializer.append(encode_tensor(_ONE, as_int64([1])))
         out.graph.initializer.append(encode_tensor(_ZERO, np.zeros(1, np.float32)))
         for scope, graph in walk_graphs(out.graph):
             self.nodes = []

@@ -137,8 +137,7 @@ def observe_part(
 
     Raises PlanError for a plan that needs no samples.
     """
-    index = get_index(proto)
-    watch, _ = _plan_observers(index, _list_missing(plan, _list_known(plan)))
+    watch, _ = _plan_observers(get_index(proto), _list_missing(plan, _list_known(plan)))
     if not watch.readers:
         cause = "no activation has a scale that is fixed beforehand: there is nothing to calibrate"
         raise PlanError(plan.model, cause, "quantize without parts", code="Q405")

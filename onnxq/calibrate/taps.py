@@ -18,6 +18,10 @@ from onnxq.sites import TensorId
 
 Group = tuple[TensorId, ...]
 Signature = tuple[tuple[str, Shape], ...]
+# In bytes.
+TensorSizes = dict[TensorId, int]
+# The samples of a batch, one by one.
+Singles = Callable[[Batch], Iterable[Feeds]]
 
 _MEMORY_LIMIT = 2**30
 # Batches among which the largest is found, to size the groups by.
@@ -59,7 +63,7 @@ class Taps:
         # The model that is run; made when first needed.
         self._run_model = None if lay_out else proto
         # Bytes of each tensor, by the shapes of the inputs.
-        self._sizes: dict[Signature, dict[TensorId, int]] = {}
+        self._sizes: dict[Signature, TensorSizes] = {}
         self._shapes: Shapes | None = None
         # The session of the last group, which the next run may be of too.
         self._open: tuple[Group, _Runner] | None = None
@@ -73,7 +77,7 @@ class Taps:
         return self._pack_tensors(self.tensors, max(first, key=_count_values))
 
     def run(
-        self, group: Group, batches: Iterable[Batch], singles: Callable[[Batch], Iterable[Feeds]]
+        self, group: Group, batches: Iterable[Batch], singles: Singles
     ) -> Iterator[tuple[Batch, TensorId, Array]]:
         """Every non-empty value of the group's tensors, batch by batch; the caller owns the arrays.
 
@@ -123,7 +127,7 @@ class Taps:
             )
         return self._sizes[signature]
 
-    def _read_sizes(self, feeds: Feeds) -> dict[TensorId, int] | None:
+    def _read_sizes(self, feeds: Feeds) -> TensorSizes | None:
         """Bytes by the declared shapes; None where one is not known."""
         known: dict[str, int] = {}
         for value in self._index.inputs:
@@ -145,7 +149,7 @@ class Taps:
             sizes_of_tensors[tensor] = math.prod(sizes) * self._find_itemsize(tensor)
         return sizes_of_tensors
 
-    def _bound_sizes(self, signature: Signature) -> dict[TensorId, int] | None:
+    def _bound_sizes(self, signature: Signature) -> TensorSizes | None:
         """Upper bounds from an observed batch; None where they exceed the limit."""
         for earlier, sizes in self._sizes.items():
             ratio = (
@@ -155,7 +159,7 @@ class Taps:
                 return {tensor: int(ratio * size) for tensor, size in sizes.items()}
         return None
 
-    def _observe_sizes(self, batch: Batch) -> dict[TensorId, int]:
+    def _observe_sizes(self, batch: Batch) -> TensorSizes:
         if self._shapes is None:
             self._shapes = Shapes(self._proto, self.tensors)
         try:
@@ -180,9 +184,7 @@ class _Runner:
         # NOTE: without optimizations a tensor's bits do not depend on what else is tapped or on the batch.
         self._session = Session(tapped.proto, optimize=False, arena=False)
 
-    def values(
-        self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]
-    ) -> Iterator[tuple[TensorId, Array]]:
+    def values(self, batch: Batch, singles: Singles) -> Iterator[tuple[TensorId, Array]]:
         """The values of the tensors, each released by this object as it is yielded."""
         for outputs in self._run_batch(batch, singles):
             size = sum(value.nbytes for value in outputs.values())
@@ -198,9 +200,7 @@ class _Runner:
                 self._untrimmed = 0
                 trim_memory()
 
-    def _run_batch(
-        self, batch: Batch, singles: Callable[[Batch], Iterable[Feeds]]
-    ) -> Iterator[ArrayDict]:
+    def _run_batch(self, batch: Batch, singles: Singles) -> Iterator[ArrayDict]:
         names = list(self._outputs.values())
         # A Reshape inside may have the size of one sample, whatever the inputs declare.
         if batch.count > 1:

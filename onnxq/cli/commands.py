@@ -309,7 +309,7 @@ EXPORT = ModelCommand(
             "tensor-quant-overrides.",
         ),
         click.Option(["--model"], metavar="MODEL", help="The network that a plan is for."),
-        make_output("The file.", metavar="OUT"),
+        make_output("The file."),
         *_WRITING,
     ],
     function="export_calibration:export_calibration",

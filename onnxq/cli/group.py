@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from importlib import import_module
@@ -30,7 +30,7 @@ from onnxq.errors import (
     replace_surrogates,
 )
 from onnxq.nearest import suggest_names
-from onnxq.sites import JsonObject
+from onnxq.sites import JsonObject, Settings
 from onnxq.wording import use_translation
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class ModelCommand(click.Command):
         return function
 
 
-def _list_inputs(arguments: Mapping[str, Any]) -> list[str]:
+def _list_inputs(arguments: Settings) -> list[str]:
     """The files that a command reads, of which large ones take time."""
     files = [arguments.get(name) for name in ("model", "quantized", "plan")]
     return [*filter(None, files), *arguments.get("models", ())]

@@ -48,8 +48,8 @@ def _read_areas() -> tuple[Area, ...]:
 
 
 # In the order of the page and of `onnxq explain`.
-AREAS: tuple[Area, ...] = _read_areas()
-CODES: dict[str, Code] = {code.id: code for area in AREAS for code in area.codes}
+AREAS = _read_areas()
+CODES = {code.id: code for area in AREAS for code in area.codes}
 
 # The page is in git and compared with this text by a test.
 _HEAD = """# Errors, refusals and warnings by code

@@ -346,7 +346,11 @@ def _describe_size(sqnr_db: float, code_steps: float) -> str:
 
 
 def _make_layer_table(difference: Difference, view: TextView) -> Parts:
-    layers, more = _select_layers(difference, view)
+    order = {name: k for k, name in enumerate(difference.worst)}
+    ranked = sorted(difference.layers, key=lambda layer: order.get(layer.name, len(order)))
+    # The worst are selected, and listed in the order of the network.
+    shown, more = select_rows(ranked, view)
+    chosen = {layer.name for layer in shown}
     runs = list(dict.fromkeys(error.run for layer in difference.layers for error in layer.accuracy))
     others = list(
         dict.fromkeys(error.run for layer in difference.layers for error in layer.engines)
@@ -356,20 +360,14 @@ def _make_layer_table(difference: Difference, view: TextView) -> Parts:
     columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
     if view.verbose:
         columns += ("cosine", "max abs", "max rel", "read at")
-    rows = (_make_layer_row(layer, runs, others, view.verbose) for layer in layers)
+    rows = (
+        _make_layer_row(layer, runs, others, view.verbose)
+        for layer in difference.layers
+        if layer.name in chosen
+    )
     right = [column for column in columns if column not in ("tensor", "op", "read at")]
     yield make_table(columns, rows, right=right, names=("tensor", "read at"))
     yield from list_more(more)
-
-
-def _select_layers(difference: Difference, view: TextView) -> tuple[Sequence[LayerDiff], str]:
-    """The layers to list, in the order of the network, and how many there are beside them."""
-    order = {name: k for k, name in enumerate(difference.worst)}
-    ranked = sorted(difference.layers, key=lambda layer: order.get(layer.name, len(order)))
-    # The worst are selected, and listed in the order of the network.
-    shown, more = select_rows(ranked, view)
-    chosen = {layer.name for layer in shown}
-    return [layer for layer in difference.layers if layer.name in chosen], more
 
 
 def _make_layer_row(

@@ -338,8 +338,7 @@ def _leave_missing_float(
 
 
 def _add_float_rule(config: Config, nodes: Causes) -> Config:
-    rule = Rule(node=match_names(nodes), set=RuleSet(float=True))
-    return config.add_rules(rule)
+    return config.add_rules(Rule(node=match_names(nodes), set=RuleSet(float=True)))
 
 
 def _make_parts(imported: Imported, view: terminal.TextView) -> terminal.Parts:

@@ -10,6 +10,7 @@ from onnxq.compat.calibrate import read_samples
 from onnxq.compat.options import (
     CallLists,
     CompatOption,
+    OptionTable,
     Overrides,
     convert_options,
     name_value,
@@ -19,6 +20,7 @@ from onnxq.compat.options import (
 from onnxq.compat.quant_utils import QuantFormat
 from onnxq.compat.theirs import hand_on, import_theirs
 from onnxq.errors import ConfigError
+from onnxq.sites import Settings
 
 if TYPE_CHECKING:
     import onnx
@@ -29,7 +31,7 @@ Names = Sequence[str] | None
 _STORAGE = {2: ("int2", "uint2"), 4: ("int4", "uint4"), 8: ("int8", "uint8")}
 _PACKED = {2: ("int4", "uint4")}
 _BY_ERROR = "scales and rounding are chosen by the error that they cause"
-_SETTINGS: Mapping[str, CompatOption] = {
+_SETTINGS: OptionTable = {
     "ratios": CompatOption({}, reason=_BY_ERROR),
     "percdamp": CompatOption(0.01, reason=_BY_ERROR),
     "actorder": CompatOption(False, reason="weights keep their order, which MatMulNBits reads"),
@@ -44,7 +46,7 @@ _SETTINGS: Mapping[str, CompatOption] = {
     ),
 }
 # Without samples, blocks have the scale of least error; RTN takes the one of their range.
-_OBSERVERS: Mapping[str, Overrides] = {
+_OBSERVERS = {
     **{name: {} for name in ("DEFAULT", "k_quant", "GPTQ", "HQQ")},
     "RTN": {"weights.observer": "minmax"},
 }
@@ -116,7 +118,7 @@ class MatMulNBitsQuantizer:
         wish = read_selection(
             self.model.model, CallLists(sorted(ops), None, sorted(self.nodes_to_exclude))
         )
-        custom: Mapping[str, Mapping[str, Any]] = config.customized_weight_config or {}
+        custom: Mapping[str, Settings] = config.customized_weight_config or {}
         # In front of the lists: the first rule that matches wins.
         own = [
             {"node": match_any([node]), "set": self._convert_custom(entry)}
@@ -156,7 +158,7 @@ class MatMulNBitsQuantizer:
             **_OBSERVERS.get(config.algorithm, {}),
         }
 
-    def _convert_custom(self, entry: Mapping[str, Any]) -> Overrides:
+    def _convert_custom(self, entry: Settings) -> Overrides:
         """One of `customized_weight_config`, as the `set` of a rule."""
         symmetric = entry.get("scheme", "sym" if self.is_symmetric else "asym") == "sym"
         return self._describe_blocks(

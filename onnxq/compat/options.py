@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from onnxq.compat.overrides import TensorOverrides
 
 Overrides = dict[str, Any]
+# Of the values of an argument, by their names there.
+Meanings = Mapping[str, Overrides]
 
 
 class CompatWarning(UserWarning):
@@ -79,11 +81,14 @@ class CompatOption:
     reason: str = ""
 
 
+OptionTable = Mapping[str, CompatOption]
+
+
 def _look_up(table: Mapping[Any, Overrides]) -> Callable[[Any], Overrides]:
     return lambda value: table.get(value, {})
 
 
-def _look_up_type(tensors: str, table: Mapping[str, Overrides]) -> Callable[[str], Overrides]:
+def _look_up_type(tensors: str, table: Meanings) -> Callable[[str], Overrides]:
     """By the name of a type. tensors: the section of the configuration that it is for."""
 
     def find(value: str) -> Overrides:
@@ -107,7 +112,7 @@ _WEIGHT_SCHEMES: Mapping[bool, Overrides] = {
     True: {"weights.scheme": "symmetric", "weights.signed": True},
     False: {"weights.scheme": "asymmetric"},
 }
-_ACTIVATIONS: Mapping[str, Overrides] = {
+_ACTIVATIONS: Meanings = {
     # The unsigned type is ours: kernels drop a Relu in front of a pair only where 0 is the lowest level.
     "QUInt8": {},
     "QInt16": {"activations.bits": 16, "activations.signed": True},
@@ -115,7 +120,7 @@ _ACTIVATIONS: Mapping[str, Overrides] = {
     "QInt4": {"activations.bits": 4, "activations.signed": True},
     "QUInt4": {"activations.bits": 4},
 }
-_WEIGHTS: Mapping[str, Overrides] = {
+_WEIGHTS: Meanings = {
     "QUInt8": {"weights.scheme": "asymmetric", "weights.signed": False},
     "QInt16": {"weights.bits": 16},
     "QUInt16": {"weights.bits": 16, "weights.scheme": "asymmetric", "weights.signed": False},
@@ -123,11 +128,11 @@ _WEIGHTS: Mapping[str, Overrides] = {
     "QUInt4": {"weights.bits": 4, "weights.scheme": "asymmetric", "weights.signed": False},
 }
 # As on the NPU, whose kernels read no other sign and scheme: with the zero point moved, the steps are the same.
-_WHOLE_ACTIVATIONS: Mapping[str, Overrides] = {
+_WHOLE_ACTIVATIONS: Meanings = {
     **{kind: {"activations.bits": 16} for kind in ("QInt16", "QUInt16")},
     **{kind: {"activations.bits": 4} for kind in ("QInt4", "QUInt4")},
 }
-_WHOLE_WEIGHTS: Mapping[str, Overrides] = {
+_WHOLE_WEIGHTS: Meanings = {
     **{kind: {"weights.bits": 16} for kind in ("QInt16", "QUInt16")},
     **{kind: {"weights.bits": 4, "weights.storage": "int4"} for kind in ("QInt4", "QUInt4")},
 }
@@ -141,7 +146,7 @@ _RUN_TIME = (
 _NPU = "it is for accelerators that onnxq has no target for"
 _KERNELS = "kernels of this target read activations with a zero point, and weights without one"
 
-ARGUMENTS: Mapping[str, CompatOption] = {
+ARGUMENTS: OptionTable = {
     "quant_format": CompatOption("QDQ", lambda _: {"emit": "qoperator"}),
     # Weights have one scale per output channel in any case: it costs no time.
     "per_channel": CompatOption(False),
@@ -155,7 +160,7 @@ ARGUMENTS: Mapping[str, CompatOption] = {
         None, lambda names: {"provider": str(names[0])} if names else {}
     ),
 }
-DYNAMIC_EXTRAS: Mapping[str, CompatOption] = {
+DYNAMIC_EXTRAS: OptionTable = {
     "extra.Sigmoid.nnapi": CompatOption(False, reason=_NPU),
     "ActivationSymmetric": CompatOption(False, reason=_RUN_TIME),
     "ActivationRestrictedAsymmetric": CompatOption(False, reason=_NPU),
@@ -167,7 +172,7 @@ DYNAMIC_EXTRAS: Mapping[str, CompatOption] = {
     "MatMulConstBOnly": CompatOption(),
     "DefaultTensorType": CompatOption(reason="types that the model does not declare are inferred"),
 }
-STATIC_EXTRAS: Mapping[str, CompatOption] = {
+STATIC_EXTRAS: OptionTable = {
     **DYNAMIC_EXTRAS,
     "ActivationSymmetric": CompatOption(False, _look_up(_SYMMETRIC)),
     "CalibTensorRangeSymmetric": CompatOption(False, _look_up(_SYMMETRIC)),
@@ -224,13 +229,13 @@ STATIC_EXTRAS: Mapping[str, CompatOption] = {
     CONVERTS: CompatOption(True),
 }
 # Those of targets that take whole graphs.
-WHOLE_ARGUMENTS: Mapping[str, CompatOption] = {
+WHOLE_ARGUMENTS: OptionTable = {
     **ARGUMENTS,
     "quant_format": CompatOption("QDQ", reason="the engines of this target read pairs"),
     "activation_type": CompatOption("QInt8", _look_up_type("activations", _WHOLE_ACTIVATIONS)),
     "weight_type": CompatOption("QInt8", _look_up_type("weights", _WHOLE_WEIGHTS)),
 }
-WHOLE_EXTRAS: Mapping[str, CompatOption] = {
+WHOLE_EXTRAS: OptionTable = {
     **STATIC_EXTRAS,
     "ActivationSymmetric": CompatOption(False, reason=_KERNELS),
     "CalibTensorRangeSymmetric": CompatOption(False, reason=_KERNELS),
@@ -254,9 +259,7 @@ def name_value(value: Any) -> Any:
     return getattr(value, "name", value)
 
 
-def convert_options(
-    arguments: Settings, table: Mapping[str, CompatOption]
-) -> tuple[Overrides, list[Caution]]:
+def convert_options(arguments: Settings, table: OptionTable) -> tuple[Overrides, list[Caution]]:
     """Overrides for our configuration, and a warning for each argument that means nothing here.
 
     arguments: by name; table: of all names there are.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxq.compat.options import CompatOption, convert_options, warn_caller
+from onnxq.compat.options import CompatOption, OptionTable, convert_options, warn_caller
 from onnxq.compat.theirs import hand_on
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ _INFERS = "sizes are observed on samples when the model is quantized"
 ONE_FILE = "weights beside the model go into one file, `MODEL_data`"
 # At its default, those over 4 KB go there.
 LEAST_BYTES = CompatOption(1024, lambda size: {"least": int(size)})
-_OPTIONS: Mapping[str, CompatOption] = {
+_OPTIONS: OptionTable = {
     "skip_optimization": CompatOption(False),
     "skip_onnx_shape": CompatOption(False),
     "skip_symbolic_shape": CompatOption(False),

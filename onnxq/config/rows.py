@@ -21,6 +21,7 @@ from onnxq.errors import OnnxqError
 from onnxq.sites import JsonObject, Mark
 
 _T = TypeVar("_T")
+Convert = Callable[[Any], Any]
 # Of types that only the run knows.
 _TUPLE: Any = tuple
 _DICT: Any = dict
@@ -43,8 +44,8 @@ class Form:
     """
 
     kind: Any
-    read: Callable[[Any], Any] = keep_value
-    write: Callable[[Any], Any] = keep_value
+    read: Convert = keep_value
+    write: Convert = keep_value
     flat: bool = False
 
     @property
@@ -53,7 +54,7 @@ class Form:
         return self.kind if self.read is keep_value else Annotated[self.kind, read_by(self.read)]
 
 
-def read_by(read: Callable[[Any], Any]) -> AfterValidator:
+def read_by(read: Convert) -> AfterValidator:
     """Annotate a type with this: its values are converted by `read`, whose errors become faults of the entry."""
 
     def convert(value: Any) -> Any:

@@ -155,7 +155,7 @@ _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _LONGEST_HEADER = 10_000
 _DAMAGED = "copy or make it again; it may be truncated"
 # What zipfile says by the class alone, or in words about the archive.
-_FAULTS: dict[type[Exception], str] = {
+_FAULTS = {
     EOFError: "it ends too early",
     zipfile.BadZipFile: "its checksum is wrong",
 }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from onnxq.arrays import Array, Arrays, Shape
+from onnxq.arrays import Array, Arrays, InputShapes
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 from onnxq.nearest import suggest_names
@@ -141,7 +141,7 @@ def _suggest_layout(shape: Sequence[int], value: ValueInfo) -> str:
 
 def make_rank_error(shape: Sequence[int], value: ValueInfo, where: str) -> DataError:
     """Make the error for a shape that is neither one input nor a stack of them."""
-    rank = len(value.shape or ())
+    rank = value.rank
     near = "add the batch axis, e.g. array[None]" if len(shape) == rank - 1 else _RIGHT_SHAPE
     wants = f"the model wants {rank}, {format_shape(value)}, or {rank + 1} with one sample per leading index"
     return make_input_error(
@@ -207,9 +207,9 @@ def refuse_empty(where: str | Path) -> DataError:
     return DataError(where, cause, "give it at least one sample", code="Q203")
 
 
-def get_length(value: ValueInfo, inputs: Inputs, shapes: Mapping[str, Shape]) -> int:
+def get_length(value: ValueInfo, inputs: Inputs, shapes: InputShapes) -> int:
     """The longest axis of open size behind the batch, which an input of lengths tells; 0 for other inputs."""
-    if not is_integer(value) or len(value.shape or ()) > 1 or "len" not in value.name.lower():
+    if not is_integer(value) or value.rank > 1 or "len" not in value.name.lower():
         return 0
     opened = (
         size

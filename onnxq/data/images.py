@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float32
 from onnxq.config import ImageConfig
 from onnxq.data.fit import Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.data.sources import SampleSource, read_lazily
@@ -87,8 +87,8 @@ def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
     else:
         low, high = config.range
         scaled = pixels.astype(np.float32) * np.float32((high - low) / 255.0) + np.float32(low)
-        scaled -= np.asarray(config.mean or (0.0,), np.float32)
-        scaled /= np.asarray(config.std or (1.0,), np.float32)
+        scaled -= as_float32(config.mean or (0.0,))
+        scaled /= as_float32(config.std or (1.0,))
         array = scaled.astype(want)
     # Pixels come as [H, W, C].
     if config.layout == "NCHW":

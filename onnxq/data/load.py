@@ -108,7 +108,7 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 # Files that are text whatever the configuration says; with a tokenizer all others are, too.
-_TEXT = frozenset({".txt", ".text", ".md", ".rst"})
+_TEXT = (".txt", ".text", ".md", ".rst")
 # For messages: everything that `load_data` reads from a path.
 _KINDS = (
     ".npz, .npy, .pb or Polygraphy .json files, folders of them, ONNX test_data_set_* folders, folders of images, "

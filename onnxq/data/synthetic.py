@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array, Arrays, Shape, are_finite
+from onnxq.arrays import Array, Arrays, InputShapes, are_finite
 from onnxq.data.dataset import Dataset
 from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape, get_length
 from onnxq.data.sources import SampleSource
@@ -104,7 +104,7 @@ def _make_quarter(down: float, right: float) -> Transform:
 
 
 # Each is applied in order. Often there is time for the first three only.
-_TRANSFORMS: tuple[tuple[Transform, ...], ...] = (
+_TRANSFORMS = (
     (_invert_values,),
     (_make_quarter(0, 1), _turn_image),
     (_make_quarter(1, 0), lambda value, axes: np.flip(value, axes[1])),
@@ -113,8 +113,8 @@ _TRANSFORMS: tuple[tuple[Transform, ...], ...] = (
 )
 
 
-_INTS = frozenset({TensorProto.INT32, TensorProto.INT64})
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+_INTS = (TensorProto.INT32, TensorProto.INT64)
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _is_called(value: ValueInfo, *parts: str) -> bool:
 
 def _has_tokens(value: ValueInfo) -> bool:
     """True for integers [batch, tokens]."""
-    return value.dtype in _INTS and len(value.shape or ()) == 2
+    return value.dtype in _INTS and value.rank == 2
 
 
 def _find_past(value: ValueInfo) -> str | None:
@@ -208,8 +208,8 @@ _SIZES = (
     ("sample", 16000),
 )
 # Operators that may stand between an input and the Gather that looks it up; between a Gather and its table.
-_PASSED = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
-_STORED = frozenset({"Cast", "DequantizeLinear"})
+_PASSED = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+_STORED = ("Cast", "DequantizeLinear")
 # Pixels: the side of ImageNet's crops.
 _IMAGE_SIDE = 224
 # Of an axis whose name says nothing.
@@ -256,7 +256,14 @@ def make_synthetic(
     rows = {name: count - count // 8 for name, count in rows.items()}
 
     def draw(other: int | None = None, lengths: bool = True) -> Dataset:
-        shapes = _choose_shapes(inputs, dims or {}, other)
+        sizes = dict(dims or {})
+        decoder = find_decoder(inputs)
+        if decoder is not None:
+            _add_lengths(inputs, decoder, sizes, other)
+        shapes = {
+            value.name: tuple(_choose_size(value, axis, sizes, other) for axis in range(value.rank))
+            for value in inputs
+        }
         drawer = _SampleDrawer(inputs, shapes, seed, rows, lengths)
         source = SampleSource(
             samples, drawer.draw_sample, lambda i: f"synthetic sample {i}", drawer.notes
@@ -358,19 +365,6 @@ def _find_running(draw: Callable[[int | None, bool], Dataset], session: Session)
     raise DataError("synthetic inputs", cause, f"name sizes with `fix=…`, {_FIX}", code="Q216")
 
 
-def _choose_shapes(inputs: Inputs, dims: Mapping[str, int], other: int | None) -> dict[str, Shape]:
-    sizes = dict(dims)
-    decoder = find_decoder(inputs)
-    if decoder is not None:
-        _add_lengths(inputs, decoder, sizes, other)
-    return {
-        value.name: tuple(
-            _choose_size(value, axis, sizes, other) for axis in range(len(value.shape or ()))
-        )
-        for value in inputs
-    }
-
-
 def _add_lengths(
     inputs: Inputs, decoder: DecoderInputs, sizes: dict[str, int], other: int | None
 ) -> None:
@@ -400,7 +394,7 @@ def _choose_size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int 
 
 
 def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
-    rank = len(value.shape or ())
+    rank = value.rank
     # [layers, batch, features] is how recurrent networks keep their state.
     if axis == 0 or (rank == 3 and axis == 1 and isinstance((value.shape or ())[0], int)):
         return 1
@@ -422,7 +416,7 @@ class _SampleDrawer:
     def __init__(
         self,
         inputs: Inputs,
-        shapes: Mapping[str, Shape],
+        shapes: InputShapes,
         seed: int,
         rows: Mapping[str, int],
         lengths: bool,
@@ -433,9 +427,7 @@ class _SampleDrawer:
         listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         self._decoder = find_decoder(inputs)
         # Symbols of all axes, and the size of those that are as long as the caches.
-        self._axes = {
-            v.name: [name_axis(v, axis) for axis in range(len(v.shape or ()))] for v in inputs
-        }
+        self._axes = {v.name: [name_axis(v, axis) for axis in range(v.rank)] for v in inputs}
         sizes = {
             key: size
             for name, shape in shapes.items()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from onnx import ModelProto, helper
 
-from onnxq.arrays import Shape
+from onnxq.arrays import Shape, as_int64
 from onnxq.backends import find_target
 from onnxq.backends.base import FitsMatrix
 from onnxq.calibrate.constants import find_tensor
@@ -54,8 +54,7 @@ def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
             cause = "this node has no place for a bias"
             raise PlanError(bias.edge, cause, "plan this model again", code="Q404")
         base = f"{name_part(bias.edge, 'float')}/corrected"
-        name = editor.add_constant(node.scope, base, bias.values)
-        editor.replace_input(bias.edge, name)
+        editor.replace_input(bias.edge, editor.add_constant(node.scope, base, bias.values))
     editor.remove_unused()
     return editor.export()
 
@@ -247,7 +246,7 @@ def _write_matrix(
     pixels = math.prod(sides)
 
     def write_reshape(tensor: str, *shape: int) -> str:
-        return add("Reshape", [tensor, hold(np.array(shape, np.int64))])
+        return add("Reshape", [tensor, hold(as_int64(shape))])
 
     def swap_axes(tensor: str, output: str = "") -> str:
         return add("Transpose", [tensor], output, perm=(1, 0, 2, 3))
@@ -426,8 +425,7 @@ def read_records(proto: ModelLike, index: GraphIndex) -> dict[str, object]:
     text = map_entries(proto.metadata_props).get(BITS_KEY, "{}")
     names = {node.name for node in index.nodes}
     try:
-        records = json.loads(text)
-        return {name: record for name, record in records.items() if name in names}
+        return {name: record for name, record in json.loads(text).items() if name in names}
     except (json.JSONDecodeError, AttributeError):
         # NOTE: another tool may have damaged the note; `annotate` warns of it, and the pairs do not depend on it.
         return {}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_int64
 from onnxq.calibrate.constants import dequantize_constant, find_tensor, quantize_constant
 from onnxq.errors import PlanError
 from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ModelLike
@@ -30,7 +30,8 @@ from onnxq.spec import PerBlock, QParams
 
 # Lowest and highest value, as numpy scalars of the type that is bounded.
 Bounds = tuple[np.generic | float, np.generic | float]
-
+# Names of a constant's integers, of its scale and of its zero point.
+PairNames = tuple[str, str, str]
 
 # Activations that only cut their values off.
 _CLAMPS = ("Relu", "Clip")
@@ -72,9 +73,9 @@ class PairWriter:
         self.paired: dict[TensorId, str] = {}
         self.records: dict[str, Record] = {}
         # By group: the names of integers, scale and zero point that a table shares with its transpose.
-        self.shared: dict[str, tuple[str, str, str]] = {}
+        self.shared: dict[str, PairNames] = {}
         # The same of captured weights, by their numbers.
-        self.outside: dict[Hashable, tuple[str, str, str]] = {}
+        self.outside: dict[Hashable, PairNames] = {}
 
     def connect_existing(self, site: SitePlan) -> None:
         """Let the site's consumers read a pair that the model came with. Those that read one already stay."""
@@ -264,7 +265,7 @@ class PairWriter:
 
     def _store_constant(
         self, site: SitePlan, qparams: QParams, value: Array, whole: Sequence[Edge]
-    ) -> tuple[str, str, str]:
+    ) -> PairNames:
         """Names of a constant's integers, in its own layout, scale and zero point. whole: all readers but lookups."""
         scope = site.site.scope
         storage = site.spec.storage
@@ -301,7 +302,7 @@ class PairWriter:
 
     def _store_outside(
         self, site: SitePlan, qparams: QParams, codes: Array, tensor: TensorId
-    ) -> tuple[str, str, str]:
+    ) -> PairNames:
         """Names of the integers, scale and zero point of a captured weight, stored once for equal numbers."""
         arrays = (np.asarray(qparams.scale), np.asarray(qparams.zero_point), codes)
         key = (tensor, site.spec, *(hashlib.sha256(array.tobytes()).digest() for array in arrays))
@@ -338,7 +339,7 @@ class PairWriter:
         else:
             codes, column, axis = name("quantized"), name("column"), name("last_axis")
             self.editor.replace_output(node.name, 0, codes)
-            self.editor.add_initializer(scope, axis, np.asarray([-1], np.int64))
+            self.editor.add_initializer(scope, axis, as_int64([-1]))
             # No DequantizeLinear: blocks with computed scales need opset 21, and are several times slower.
             chain = [
                 ("Gather", [scale, node.inputs[1]], name("row_scale"), "row_scale_node", {}),

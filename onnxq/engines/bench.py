@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxq.annotate import read_plan_note
-from onnxq.arrays import Shape
+from onnxq.arrays import InputShapes
 from onnxq.backends import Engine, find_backend, find_engine
 from onnxq.backends.building import build_engine, check_library
 from onnxq.backends.engine import ENGINE, BuildState, EngineTimes, Job, TimedModel, Timing, Untimed
@@ -82,7 +82,7 @@ class Bench:
     device: str = ""
     provider: str = ""
     untimed: Untimed | None = None
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    shapes: InputShapes = field(default_factory=dict)
     data: str = ""
     synthetic: bool = False
     warnings: Cautions = ()

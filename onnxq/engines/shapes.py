@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from onnxq.arrays import Arrays, Shape
+from onnxq.arrays import Arrays, InputShapes, Shape
 from onnxq.data.sources import fits_whole
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import ConfigError, DataError, OnnxqError
@@ -16,14 +16,16 @@ from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import format_shape
 
 Sizes = tuple[Shape, Shape, Shape]
+# By the names of inputs.
+SizeProfile = dict[str, Sizes]
 
 _fault = partial(ConfigError, code="Q315")
 _FORM = "write it as input:1x3x224x224 or input:MIN,OPT,MAX with sizes joined by x"
 
 
-def parse_shapes(texts: Iterable[str]) -> dict[str, Sizes]:
+def parse_shapes(texts: Iterable[str]) -> SizeProfile:
     """`name:1x3x32x32` or `name:1x3x32x32,4x3x32x32,8x3x32x32` -> (min, opt, max). Raises ConfigError."""
-    found: dict[str, Sizes] = {}
+    found: SizeProfile = {}
     for text in texts:
         # From the right: exporters put colons into names, like "serving_default:0".
         name, _, sizes = text.rpartition(":")
@@ -62,13 +64,13 @@ def demand_sizes(
 
 def make_profile(
     index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
-) -> tuple[dict[str, Sizes], Names]:
+) -> tuple[SizeProfile, Names]:
     """(min, opt, max) of every dynamic input, and the names of those that were guessed.
 
     Raises ConfigError for an unknown input, sizes that do not fit its shape, or when no guess fits the model.
     """
     inputs = {value.name: value for value in index.inputs}
-    found: dict[str, Sizes] = {}
+    found: SizeProfile = {}
     for name, sizes in given.items():
         if name not in inputs:
             raise _fault(
@@ -113,7 +115,7 @@ def _check_sizes(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
 
 
 def _guess_sizes(
-    proto: ModelLike, inputs: Sequence[ValueInfo], known: Mapping[str, Shape]
+    proto: ModelLike, inputs: Sequence[ValueInfo], known: InputShapes
 ) -> dict[str, Shape]:
     """Sizes the model runs with; those that names and ranks suggest where ONNX Runtime cannot tell."""
     dims: dict[str, int] = {}
@@ -134,9 +136,9 @@ def _guess_sizes(
     return {name: tuple(int(size) for size in array.shape) for name, array in sample.items()}
 
 
-def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> dict[str, Sizes]:
+def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> SizeProfile:
     """(least, first, largest) size of every axis of every input over the samples."""
-    found: dict[str, Sizes] = {}
+    found: SizeProfile = {}
     for feeds in samples:
         for name in (value.name for value in index.inputs):
             shape = tuple(int(size) for size in feeds[name].shape)

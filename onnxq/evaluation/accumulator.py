@@ -171,8 +171,7 @@ def _format_indices(indices: NDArray[np.intp], size: int) -> str:
     """Sorted indices as a slice where they are one, else as the first runs of them."""
     steps = np.diff(indices)
     if steps.size and (steps == steps[0]).all():
-        step = int(steps[0])
-        return _format_run(int(indices[0]), int(indices[-1]), size, step)
+        return _format_run(int(indices[0]), int(indices[-1]), size, int(steps[0]))
     runs = np.split(indices, 1 + np.flatnonzero(steps > 1))
     texts = [_format_run(int(run[0]), int(run[-1]), size) for run in runs[:3]]
     return texts[0] if len(runs) == 1 else f"({', '.join([*texts, '…'][: len(runs)])})"

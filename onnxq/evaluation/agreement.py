@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from onnxq.arrays import Array, ArrayDict, Integers
+from onnxq.arrays import Array, ArrayDict, Integers, as_int64
 from onnxq.evaluation.selections import Selection, Selections, name_own
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.sites import Names, TensorId
@@ -40,6 +40,9 @@ class ChoiceAgreement:
         return self.shared / self.chosen if self.chosen else 1.0
 
 
+ChoiceAgreements = tuple[ChoiceAgreement, ...]
+
+
 @dataclass
 class AgreementSums:
     """Choices counted sample by sample."""
@@ -61,9 +64,9 @@ class AgreementSums:
                 rows, mine, theirs = _number_items(selection, choice, other)
                 shared = np.isin(mine, theirs).sum()
                 counts = self._counts.setdefault(selection.node, np.zeros(3, np.int64))
-                counts += np.array([rows, mine.size, shared], np.int64)
+                counts += as_int64([rows, mine.size, shared])
 
-    def results(self) -> tuple[ChoiceAgreement, ...]:
+    def results(self) -> ChoiceAgreements:
         """The agreement in each selection over the samples so far."""
         agreements = []
         settled = self.selections.settled

@@ -19,6 +19,7 @@ from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike, is_large_model
 from onnxq.numerics.machine import map_in_threads, share_cores
+from onnxq.progress import Tick
 from onnxq.runtime import Feeds, Session
 from onnxq.spec import FLOAT_TYPES, FloatType
 from onnxq.workers import count_threads
@@ -37,6 +38,8 @@ _QUANTILE = 1.645
 
 # By output: the sums of each of its arrays, of which a sequence has several.
 SampleErrors = dict[str, list[ErrorAccumulator]]
+# Of a run, by name.
+Outputs = Mapping[str, object]
 
 
 @dataclass(eq=False)
@@ -49,9 +52,7 @@ class ModelErrors:
     # Noise and signal of each sample, by output.
     _samples: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
-    def update(
-        self, feeds: Arrays, reference: Mapping[str, object], got: Mapping[str, object]
-    ) -> None:
+    def update(self, feeds: Arrays, reference: Outputs, got: Outputs) -> None:
         """Add one run. Strings do not count, nor do values that the model's own mask input leaves out."""
         self.add(measure_sample(feeds, reference, got, self.top_k))
 
@@ -176,9 +177,7 @@ def _to_spread(share: float) -> float:
     return 10.0 * math.log10(1.0 + share)
 
 
-def measure_sample(
-    feeds: Arrays, reference: Mapping[str, object], got: Mapping[str, object], top_k: int = 0
-) -> SampleErrors:
+def measure_sample(feeds: Arrays, reference: Outputs, got: Outputs, top_k: int = 0) -> SampleErrors:
     """The errors of one run by themselves, for `ModelErrors.add`, which may be that of another process."""
     errors: SampleErrors = {}
     for name, pairs in pair_outputs(feeds, reference, got):
@@ -194,7 +193,7 @@ def compare_models(
     pairs: Mapping[str, tuple[ModelRunner, ModelRunner]],
     samples: Iterable[Arrays],
     *,
-    on_sample: Callable[[], None] = lambda: None,
+    on_sample: Tick = lambda: None,
 ) -> dict[str, ModelErrors]:
     """Run each (reference, other) pair of sessions over the samples; per label, their errors.
 
@@ -236,7 +235,7 @@ def _find_written(feeds: Arrays, shape: Shape) -> Any:
 
 
 def pair_outputs(
-    feeds: Arrays, reference: Mapping[str, object], got: Mapping[str, object]
+    feeds: Arrays, reference: Outputs, got: Outputs
 ) -> Iterator[tuple[str, list[tuple[Array, Array]]]]:
     """The arrays of each output beside those of another run, without padding; strings are left out.
 
@@ -310,7 +309,7 @@ def _describe_type(value: ValueInfoProto, floats: FloatType | None) -> bytes:
 # Bytes of outputs that are kept, 64 MiB; those of further samples are computed again.
 _MOST_BYTES = 2**26
 
-Run = Callable[[Feeds], Mapping[str, object]]
+Run = Callable[[Feeds], Outputs]
 # A run, a sample, the float outputs for it, and what the run is fed.
 _FedRun = tuple[Run, Feeds, Arrays, Feeds]
 
@@ -397,7 +396,7 @@ class FloatOutputs:
         *,
         limit: int | None = None,
         threads: int = 0,
-        tick: Callable[[], None] = lambda: None,
+        tick: Tick = lambda: None,
     ) -> list[ModelErrors]:
         """Return the errors of each run over all samples. limit: the most samples to run. tick: called after each.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from onnxq.arrays import ArrayDict
+from onnxq.arrays import ArrayDict, RunValues
 from onnxq.config import Config
 from onnxq.data.scripts import find_function, guard_user_code
 from onnxq.errors import ConfigError, DataError
@@ -46,7 +46,7 @@ class MetricModel:
         """An onnxruntime.InferenceSession."""
         return self._session.native
 
-    def __call__(self, feeds: Mapping[str, Any] | Feeds) -> ArrayDict:
+    def __call__(self, feeds: RunValues | Feeds) -> ArrayDict:
         """All outputs by name for one dictionary of inputs."""
         return {str(name): value for name, value in self._session.run(feeds).items()}
 

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 
-from onnxq.evaluation.agreement import ChoiceAgreement
+from onnxq.evaluation.agreement import ChoiceAgreements
 from onnxq.sites import Cautions, Names, Refusals
 from onnxq.wording import abbreviate, show_html
 
@@ -86,7 +86,7 @@ class Profile:
     prefixes: tuple[PrefixError, ...] = ()
     joint: tuple[JointCost, ...] = ()
     fixed: Refusals = ()
-    choices: tuple[ChoiceAgreement, ...] = ()
+    choices: ChoiceAgreements = ()
     warnings: Cautions = ()
     source: str = ""
     quantized: str = ""

@@ -14,7 +14,7 @@ from functools import partial
 
 from onnxq.data import Dataset
 from onnxq.errors import ConfigError
-from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement
+from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreements
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.profile import (
     KINDS,
@@ -186,7 +186,7 @@ def measure_sensitivity(
 
 def _compare_choices(
     toggled: ToggledModel, reference: FloatOutputs, setting: Setting
-) -> tuple[ChoiceAgreement, ...]:
+) -> ChoiceAgreements:
     """How far the model's own choices, with these switches on, are the float model's."""
     selections = reference.selections
     sums = AgreementSums(selections)

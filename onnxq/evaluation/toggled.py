@@ -18,7 +18,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from onnxq.annotate.bits import read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains
 from onnxq.annotate.read import describe_pair
-from onnxq.arrays import Array, ArrayDict
+from onnxq.arrays import Array, ArrayDict, as_float32
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.selections import find_selections
 from onnxq.evaluation.trials import Switchboard, score_settings
@@ -38,7 +38,7 @@ from onnxq.sites import Edge, Names, Refusal, Refusals, Role, TensorId
 from onnxq.spec import QuantSpec
 
 # Operators whose constants passes rewrite: weights, biases, and the Add that holds a MatMul's bias.
-_CORRECTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Add"})
+_CORRECTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ class _ToggleWork(ConstantSwitches):
             storage=stored_qparams.storage,
         )
         rounded = dequantize(stored.astype(spec.numpy_storage), qparams, spec)
-        feed = self.add_input(f"onnxq/{lookup.name}", rounded, np.asarray(plain, np.float32))
+        feed = self.add_input(f"onnxq/{lookup.name}", rounded, as_float32(plain))
         ids = self.by_name[lookup.name].input[1]
         self.branches[chain.last.name] = helper.make_node(
             "Gather", [feed, ids], chain.last.outputs[:1], name=chain.last.name

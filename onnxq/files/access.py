@@ -19,16 +19,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnxq.errors import OnnxqError, OutputError, replace_surrogates
-from onnxq.files.scratch import (
-    lock_new_file,
-    make_temporary_name,
-    remove_leftovers,
-    remove_stale_files,
-)
+from onnxq.files import scratch
 
 EXISTS_FIX = "choose another name, or overwrite it with `force=True`"
 _INPUT_FIX = "choose another name; inputs are never overwritten"
 
+AnyPath = str | Path
 # Device and inode, which identify a file whatever its name.
 _Identity = tuple[int, int]
 
@@ -47,7 +43,7 @@ class _Guard:
 _guards: ContextVar[tuple[_Guard, ...]] = ContextVar("onnxq_guards", default=())
 
 
-def check_outputs(model: str | Path, *outputs: str | Path | None, force: bool = False) -> None:
+def check_outputs(model: AnyPath, *outputs: AnyPath | None, force: bool = False) -> None:
     """Raise OutputError for an output that is the input, exists without `force`, or cannot be written.
 
     model: path of the input, "" if it is no file.
@@ -78,15 +74,13 @@ def check_outputs(model: str | Path, *outputs: str | Path | None, force: bool = 
 
 
 @contextmanager
-def guard_outputs(
-    model: str | Path, *outputs: str | Path | None, force: bool = False
-) -> Iterator[None]:
+def guard_outputs(model: AnyPath, *outputs: AnyPath | None, force: bool = False) -> Iterator[None]:
     """Call `check_outputs`; in the block raise OutputError as soon as a file is read that an output would replace."""
     check_outputs(model, *outputs, force=force)
     with suppress(
         OSError
     ):  # Without a temporary folder: a step that needs one raises its own error.
-        remove_leftovers(Path(tempfile.gettempdir()))
+        scratch.remove_leftovers(Path(tempfile.gettempdir()))
     paths = [Path(output) for output in outputs if output is not None]
     targets = {key: path for path in paths if (key := _find_identity(path)) is not None}
     token = _guards.set((*_guards.get(), _Guard(targets)))
@@ -96,7 +90,7 @@ def guard_outputs(
         _guards.reset(token)
 
 
-def name_folder(output: str | Path | None) -> Path | None:
+def name_folder(output: AnyPath | None) -> Path | None:
     """The path of a folder for results, if one is asked for. Raises OutputError for text that names none."""
     if output == "-":
         cause = "is the standard output elsewhere, and here it would be a folder of this name"
@@ -128,7 +122,7 @@ def prepare_folder(folder: Path, names: Iterable[str], *, parents: bool = False)
                 folder.rmdir()
 
 
-def register_input(path: str | Path) -> None:
+def register_input(path: AnyPath) -> None:
     """Register a file as an input. Raises OutputError if the running command would overwrite it."""
     guards = _guards.get()
     key = _find_identity(Path(path)) if guards else None
@@ -233,7 +227,7 @@ def _leads_to_standard_stream(path: Path) -> bool:
 
 def _probe_folder(folder: Path, path: Path) -> None:
     """Check that files can be made in the folder of an output, and remove leftovers of ended runs there."""
-    trial = folder / make_temporary_name()
+    trial = folder / scratch.make_temporary_name()
     try:
         os.close(os.open(trial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         trial.unlink(missing_ok=True)
@@ -245,7 +239,7 @@ def _probe_folder(folder: Path, path: Path) -> None:
     finally:
         with suppress(OSError):  # still there if a signal came between the two calls
             trial.unlink(missing_ok=True)
-    remove_stale_files(folder)
+    scratch.remove_stale_files(folder)
 
 
 def _find_identity(path: Path) -> _Identity | None:
@@ -287,7 +281,7 @@ def replace_files(
         if os.path.lexists(target) and not (overwrite or is_stream(target)):
             raise OutputError(str(target), "exists already", EXISTS_FIX, code="Q601")
     refuse_inputs(targets, inputs)
-    remove_stale_files(targets[0].parent)
+    scratch.remove_stale_files(targets[0].parent)
     temporary: list[Path] = []
     try:
         with ExitStack() as stack:
@@ -331,10 +325,10 @@ def _open_temporary(target: Path, temporary: list[Path], stack: ExitStack) -> Bi
         if is_stream(target):
             file = target.open("wb")
         else:
-            temporary.append(target.with_name(make_temporary_name()))
+            temporary.append(target.with_name(scratch.make_temporary_name()))
             file = temporary[-1].open("xb")
         stack.callback(_close_quietly, file)
-        if is_stream(target) or lock_new_file(file.fileno(), temporary[-1]):
+        if is_stream(target) or scratch.lock_new_file(file.fileno(), temporary[-1]):
             return file
         temporary.pop()  # another run removed it before it was locked
 
@@ -351,7 +345,7 @@ def _replace_all(temporary: list[Path], targets: Sequence[Path]) -> None:
     try:
         for target in targets:
             if os.path.lexists(target):
-                aside.append((target.with_name(make_temporary_name()), target))
+                aside.append((target.with_name(scratch.make_temporary_name()), target))
                 os.replace(target, aside[-1][0])
         for path, target in reversed(list(zip(temporary, targets, strict=True))):
             placed.append(target)
@@ -378,9 +372,7 @@ _CALIBRATIONS = {
 }
 
 
-def read_input(
-    path: str | Path, error: type[OnnxqError], *, limit: int, pipes: bool = False
-) -> bytes:
+def read_input(path: AnyPath, error: type[OnnxqError], *, limit: int, pipes: bool = False) -> bytes:
     """Read an input file of at most `limit` bytes.
 
     error: the class to raise for larger files, and for devices and pipes. pipes: read them as well.
@@ -400,7 +392,7 @@ def read_input(
 
 
 def read_text(
-    path: str | Path, error: type[OnnxqError], fix: str, *, limit: int = 64 * MIB, code: str = ""
+    path: AnyPath, error: type[OnnxqError], fix: str, *, limit: int = 64 * MIB, code: str = ""
 ) -> str:
     """Read the text of a file or pipe, without a byte order mark. Raises `error` (fix, code) if that fails."""
     try:
@@ -432,7 +424,7 @@ def shorten_error(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def check_input_kind(path: str | Path, error: type[OnnxqError], *, pipes: bool = False) -> None:
+def check_input_kind(path: AnyPath, error: type[OnnxqError], *, pipes: bool = False) -> None:
     """Raise `error` for a device or (unless pipes) a pipe, OutputError for an output of the running command.
 
     Raises OSError for a path that does not exist.

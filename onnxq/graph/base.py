@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, Integers, Interval, Shape
+from onnxq.arrays import Array, Integers, Interval, Shape, as_int64
 from onnxq.sites import Edge, Edges, Names, Site, TensorId
 
 QUANTIZE = "QuantizeLinear"
@@ -52,6 +52,11 @@ class ValueInfo:
     # None if the rank is unknown.
     shape: Dims | None
 
+    @property
+    def rank(self) -> int:
+        """The number of axes; 0 where it is unknown."""
+        return len(self.shape or ())
+
 
 ValueInfos = tuple[ValueInfo, ...]
 
@@ -72,6 +77,11 @@ class NodeRef:
     scope: str
     # Position in the order the model runs in, all scopes together: a subgraph's nodes come before its parent.
     order: int = field(compare=False)
+
+    @property
+    def title(self) -> str:
+        """Its name and its operator, for messages."""
+        return f"{self.name} ({self.op_type})"
 
     @property
     def result(self) -> TensorId:
@@ -245,7 +255,7 @@ class Graph(ABC):
         value = node.attrs.get(name)
         if value is None:
             value = self.input_value(node, k)
-        return None if value is None else np.asarray(value, np.int64).reshape(-1)
+        return None if value is None else as_int64(value).reshape(-1)
 
     def read_clip(self, node: NodeRef) -> Interval | None:
         """Both ends of a Relu or Clip, infinite where it has none; None where one is computed."""

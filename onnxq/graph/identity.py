@@ -32,6 +32,8 @@ _ROUNDS = 2
 _SIZES = 8
 # Integer constants up to this many entries are structure (axes, shapes, pads); larger ones are weights.
 _STRUCTURAL = 64
+# What tells the tensors of a graph apart, as hashes.
+Colours = dict[TensorId, str]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def hash_topology(index: GraphIndex) -> str:
     return hash_parts(*sorted(structure), *interface, *functions)
 
 
-def compute_structural_ids(model: ModelLike | GraphIndex) -> dict[TensorId, str]:
+def compute_structural_ids(model: ModelLike | GraphIndex) -> Colours:
     """Return an id for every tensor of every scope (functions are opaque): equal for the same tensor of another export.
 
     Tensors that are exact mirror images of each other share one. A changed operator or shape upstream or downstream
@@ -106,9 +108,9 @@ def index_named(proto: ModelLike) -> GraphIndex:
     return get_index(proto if has_unique_names(bare_proto(proto)) else name_nodes(proto))
 
 
-def _colour_tensors(index: GraphIndex) -> dict[TensorId, str]:
+def _colour_tensors(index: GraphIndex) -> Colours:
     if index.colours is None:
-        colours: dict[TensorId, str] = {}
+        colours: Colours = {}
         for _ in range(_ROUNDS):
             origins = _colour_forward(index, colours)
             becomes = _colour_backward(index, origins)
@@ -118,8 +120,8 @@ def _colour_tensors(index: GraphIndex) -> dict[TensorId, str]:
     return dict(index.colours)
 
 
-def _colour_forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[TensorId, str]:
-    colours: dict[TensorId, str] = {}
+def _colour_forward(index: GraphIndex, known: Colours) -> Colours:
+    colours: Colours = {}
     # By position: exporters give inputs other names.
     for k, value in enumerate(index.inputs):
         colours[TensorId(value.name)] = hash_parts("input", str(k), str(value.dtype))
@@ -148,7 +150,7 @@ def _colour_forward(index: GraphIndex, known: dict[TensorId, str]) -> dict[Tenso
     return colours
 
 
-def _hash_leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> str:
+def _hash_leaf(index: GraphIndex, t: TensorId, colours: Colours) -> str:
     """A constant, or the input of a subgraph, which is known by its parent's inputs and its own position."""
     if index.is_constant(t):
         shape = index.find_shape(t) or ()
@@ -178,7 +180,7 @@ def _hash_leaf(index: GraphIndex, t: TensorId, colours: dict[TensorId, str]) -> 
     )
 
 
-def _colour_backward(index: GraphIndex, origins: dict[TensorId, str]) -> dict[TensorId, str]:
+def _colour_backward(index: GraphIndex, origins: Colours) -> Colours:
     uses: defaultdict[TensorId, list[str]] = defaultdict(list)
     for k, value in enumerate(index.outputs):
         t = index.resolve_tensor(value.name, "")

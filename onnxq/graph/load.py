@@ -33,6 +33,7 @@ from onnxq.graph.skeleton import MESSAGE_LIMIT, read_skeleton
 from onnxq.graph.storage import (
     Extent,
     OpenFile,
+    ReadBytes,
     StoredArray,
     check_tensors,
     count_tensor_bytes,
@@ -199,7 +200,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 # Files that are often given in place of a model: offset and first bytes, cause, fix.
-_IMPOSTORS: tuple[tuple[int, bytes, str, str], ...] = (
+_IMPOSTORS = (
     (
         0,
         b"version https://git-lfs",
@@ -434,7 +435,7 @@ _WORTH_MAPPING = 1 << 26
 
 def read_lazily(
     path: Path, read: Callable[[Path], bytes], parse: Callable[[bytes, Path], ModelProto]
-) -> tuple[ModelProto, WeightStore, dict[Path, int]]:
+) -> tuple[ModelProto, WeightStore, ReadBytes]:
     """A model file with stubs for its large weights, their store, and the bytes in use of each data file.
 
     read: all bytes of a file, with the errors for one that is none. parse: the model in bytes, likewise.

@@ -11,7 +11,7 @@ or 8 bits, packed little end first; so are the zero points of a column, which ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -228,11 +228,7 @@ def read_nbits(proto: M) -> M:
     proto: with every node named. It is raised to the opset of blocks, or stays where that is not possible. Operators
     with float zero points, or an order of their own (g_idx), stay.
     """
-    index = GraphIndex(proto)
-    products = [
-        (node, blocks) for node in index.nodes if (blocks := _read_product(index, node)) is not None
-    ]
-    editor = _open_editor(proto) if products else None
+    products, editor = _find_blocks(proto, _read_product)
     if editor is None:
         return proto
     weights: dict[tuple[str, str], str] = {}
@@ -252,13 +248,20 @@ def read_nbits(proto: M) -> M:
     return editor.export()
 
 
-def _open_editor(proto: M) -> Editor[M] | None:
-    """An editor of the model at the opset of blocks; None where it cannot be raised to that."""
+def _find_blocks(
+    proto: M, read: Callable[[GraphIndex, NodeRef], Blocks | None]
+) -> tuple[list[tuple[NodeRef, Blocks]], Editor[M] | None]:
+    """The nodes that hold blocks, and an editor of the model at their opset.
+
+    None without such nodes, and where the model cannot be raised to that.
+    """
+    index = GraphIndex(proto)
+    holders = [(node, blocks) for node in index.nodes if (blocks := read(index, node)) is not None]
     try:
-        return Editor(ensure_opset(proto, _BLOCKS_OPSET))
+        return holders, Editor(ensure_opset(proto, _BLOCKS_OPSET)) if holders else None
     except ModelError:
         # The file is right as it is, and is only looked at.
-        return None
+        return holders, None
 
 
 def read_lookups(proto: M) -> M:
@@ -266,17 +269,12 @@ def read_lookups(proto: M) -> M:
 
     See `read_nbits`. A table that MatMulNBits reads, too, gets codes of its own: a product reads them transposed.
     """
-    index = GraphIndex(proto)
-    lookups = [
-        (node, blocks) for node in index.nodes if (blocks := _read_table(index, node)) is not None
-    ]
-    editor = _open_editor(proto) if lookups else None
+    lookups, editor = _find_blocks(proto, _read_table)
     if editor is None:
         return proto
     for node, blocks in lookups:
         inputs = [_add_pair(editor, node.scope, node.inputs[0], blocks), node.inputs[1]]
-        attrs = {"axis": node.read_int("gather_axis", 0)}
-        editor.replace_node(node, "Gather", inputs, attrs=attrs)
+        editor.replace_node(node, "Gather", inputs, attrs={"axis": node.read_int("gather_axis", 0)})
     editor.remove_unused()
     return editor.export()
 

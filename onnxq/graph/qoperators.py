@@ -217,8 +217,7 @@ class _QOperatorWriter:
         bias: str,
     ) -> list[str]:
         """The inputs of an operator on integers, each where its form has it."""
-        reads = form.place_reads(len(node.inputs))
-        parts = {read: halves.get(k) for k, read in enumerate(reads)}
+        parts = {read: halves.get(k) for k, read in enumerate(form.place_reads(len(node.inputs)))}
         parts |= {} if result is None else {form.result: result}
         places = dict.fromkeys(form.bias, bias) if bias else {}
         # In their order, as zero points may be made.

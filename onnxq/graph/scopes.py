@@ -26,9 +26,10 @@ H = TypeVar("H", bound=Hashable)
 
 # Both are names of ONNX's own domain.
 OWN_DOMAINS = ("", "ai.onnx")
+ScopedGraphs = Iterator[tuple[str, GraphProto]]
 
 
-def iterate_subgraphs(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
+def iterate_subgraphs(node: NodeProto) -> ScopedGraphs:
     """Yield a node's subgraphs as (attribute label, graph); a list attribute's members are labelled name[i]."""
     for attr in node.attribute:
         if attr.type == AttributeProto.GRAPH:
@@ -43,13 +44,13 @@ def join_scope(scope: str, node_name: str, label: str) -> str:
     return f"{scope}/{node_name}.{label}" if scope else f"{node_name}.{label}"
 
 
-def walk_graphs(graph: GraphProto, scope: str = "") -> Iterator[tuple[str, GraphProto]]:
+def walk_graphs(graph: GraphProto, scope: str = "") -> ScopedGraphs:
     """Yield every (scope, graph) from the outside in, parents in file order."""
     yield scope, graph
     yield from _walk_bodies(graph, scope)
 
 
-def _walk_bodies(graph: GraphProto | FunctionProto, scope: str) -> Iterator[tuple[str, GraphProto]]:
+def _walk_bodies(graph: GraphProto | FunctionProto, scope: str) -> ScopedGraphs:
     for node in graph.node:
         for label, subgraph in iterate_subgraphs(node):
             yield from walk_graphs(subgraph, join_scope(scope, node.name, label))

@@ -8,12 +8,12 @@ LayerNormalization in front of opset 17; onnx's tools refuse those. GroupNormali
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
 
 from onnxq.graph.base import MICROSOFT, NodeRef
 from onnxq.graph.index import find_opset
@@ -31,7 +31,7 @@ from onnxq.graph.storage import omit_weights
 from onnxq.sites import Indices
 
 # Domains of operators that onnx or ONNX Runtime define; those of others come from libraries and plugins.
-_USUAL = frozenset({"", "ai.onnx", "ai.onnx.ml", MICROSOFT})
+_USUAL = ("", "ai.onnx", "ai.onnx.ml", MICROSOFT)
 
 # Operators that ONNX Runtime has in ONNX's domain, and the opset from which ONNX has them as well.
 _BORROWED: Mapping[str, float] = {
@@ -39,7 +39,7 @@ _BORROWED: Mapping[str, float] = {
     "SimplifiedLayerNormalization": math.inf,
 }
 # Functions of ONNX whose body depends on the node: onnx's inference looks into no such body.
-_UNINFERRED = frozenset({"GroupNormalization"})
+_UNINFERRED = ("GroupNormalization",)
 # A tensor that is nowhere: a Reshape to a shape of which nothing is known.
 _NOWHERE = "onnxq/nowhere"
 
@@ -205,7 +205,11 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
     ):
         replace_items(target.value_info, source.value_info)
         if scope:
-            _learn_types((*target.input, *target.output), (*source.input, *source.output))
+            for old, new in zip(
+                (*target.input, *target.output), (*source.input, *source.output), strict=True
+            ):
+                if new.type.WhichOneof("value"):
+                    old.type.CopyFrom(new.type)
     return result
 
 
@@ -229,9 +233,3 @@ def _repeat_constants(graph: GraphProto, outer: Mapping[str, TensorProto]) -> No
                 body, {name: tensor for name, tensor in known.items() if name not in own}
             )
             body.initializer.extend(known[name] for name in list_captures(body) if name in known)
-
-
-def _learn_types(target: Iterable[ValueInfoProto], source: Iterable[ValueInfoProto]) -> None:
-    for old, new in zip(target, source, strict=True):
-        if new.type.WhichOneof("value"):
-            old.type.CopyFrom(new.type)

@@ -24,6 +24,8 @@ _VARINT = 0
 _EIGHT = 1
 _BYTES = 2
 _FOUR = 5
+# Offset and length by a number.
+Extents = dict[int, tuple[int, int]]
 
 
 class Buffer(Protocol):
@@ -44,14 +46,14 @@ class _Field:
     end: int
 
 
-def read_skeleton(data: Buffer, least: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
+def read_skeleton(data: Buffer, least: int) -> tuple[bytes, Extents]:
     """The encoded model without the raw_data of initializers of the main graph that have `least` bytes of it or more.
 
     Returns it with offset and length of what was left out, by the number of the initializer. Raises ValueError for
     bytes that are no encoded message.
     """
     parts: list[bytes] = []
-    left_out: dict[int, tuple[int, int]] = {}
+    left_out: Extents = {}
     count = 0
     for field in _walk_fields(data, 0, len(data)):
         if field.number != _GRAPH or field.kind != _BYTES:
@@ -69,7 +71,7 @@ def read_skeleton(data: Buffer, least: int) -> tuple[bytes, dict[int, tuple[int,
 
 
 def _strip_tensor(
-    data: Buffer, tensor: _Field, least: int, number: int, left_out: dict[int, tuple[int, int]]
+    data: Buffer, tensor: _Field, least: int, number: int, left_out: Extents
 ) -> bytes:
     """The encoded field of an initializer, without its raw_data where that is long."""
     if tensor.end - tensor.content < least:

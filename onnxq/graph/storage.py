@@ -40,10 +40,10 @@ STUB_LOCATION = "onnxq/held"
 Omitted = dict[tuple[str, str], TensorProto]
 # Of a file, see `OpenFile.stamp`.
 Stamp = tuple[int, ...]
+# How much is read of each file.
+ReadBytes = dict[Path, int]
 # By their names in lower case, as in QuantSpec; which of them there are depends on the onnx release.
-TENSOR_TYPES: dict[str, int] = {
-    name.lower(): number for name, number in TensorProto.DataType.items()
-}
+TENSOR_TYPES = {name.lower(): number for name, number in TensorProto.DataType.items()}
 # Other types fill the bytes that numpy has for them.
 _BITS = {
     TENSOR_TYPES[name]: kind.bits for name, kind in ELEMENT_TYPES.items() if name in TENSOR_TYPES
@@ -362,7 +362,7 @@ def cut_bytes(array: Array) -> Iterator[bytes]:
 
 
 # Keys of the ONNX format; ONNX Runtime adds names that begin with "prepacked".
-_KEYS = frozenset(("location", "offset", "length", "checksum", "basepath"))
+_KEYS = ("location", "offset", "length", "checksum", "basepath")
 _fault = partial(ModelError, code="Q107")
 
 
@@ -400,13 +400,13 @@ def load_external(
     proto: ModelProto,
     path: Path,
     keep: Callable[[TensorProto, Extent], bool] | None = None,
-) -> dict[Path, int]:
+) -> ReadBytes:
     """Read every external tensor of the model at `path` into the proto, in place; the bytes in use of each file.
 
     keep: called with the initializers of the main graph; True for one that it has made a stub of, which is not read.
     Raises ModelError for a location that is missing, absolute, outside the model's folder, or too short.
     """
-    read: dict[Path, int] = {}
+    read: ReadBytes = {}
     main = {id(tensor): tensor for tensor in proto.graph.initializer} if keep is not None else {}
     for tensor in walk_tensors(proto):
         if not is_external(tensor):
@@ -417,7 +417,7 @@ def load_external(
     return read
 
 
-def _find_extent(tensor: TensorProto, path: Path, read: dict[Path, int]) -> Extent:
+def _find_extent(tensor: TensorProto, path: Path, read: ReadBytes) -> Extent:
     """Where an external tensor of the model at `path` lies; its bytes are added to those `read` from its file.
 
     Raises ModelError as `load_external` does.

@@ -17,7 +17,7 @@ from onnxq.graph.light import WeightStore
 from onnxq.graph.storage import TENSOR_TYPES, is_stub
 
 # How Constant spells its value; "sparse_value" is decoded apart.
-_CONSTANT_DTYPES: dict[str, int] = {
+_CONSTANT_DTYPES = {
     "value_float": TensorProto.FLOAT,
     "value_floats": TensorProto.FLOAT,
     "value_int": TensorProto.INT64,

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float64
 from onnxq.interop.aimet import TOOL, make_table, refuse_kind
 from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, make_entry
 from onnxq.interop.json_tables import list_numbers, open_table, write_table
@@ -67,15 +67,11 @@ def _read_entry(row: JsonObject, line: int) -> TensorScale:
 def _read_scale(row: JsonObject) -> Array:
     """The scales, those in two steps multiplied."""
     if "per_block_int_scale" in row:
-        return np.asarray(row["per_block_int_scale"], np.float64) * np.asarray(
-            row["per_channel_float_scale"], np.float64
-        )
+        return as_float64(row["per_block_int_scale"]) * as_float64(row["per_channel_float_scale"])
     scale = row["y_scale"]
     if not isinstance(scale, Mapping):
-        return np.asarray(scale, np.float64)
-    steps, unit, zero = (
-        np.asarray(scale.get(key, 0), np.float64) for key in ("x", "x_scale", "x_zero_point")
-    )
+        return as_float64(scale)
+    steps, unit, zero = (as_float64(scale.get(key, 0)) for key in ("x", "x_scale", "x_zero_point"))
     if scale.get("block_size") is not None:
         raise NoGridError("a scale whose own scale is of blocks")
     # One scale for each channel, along an axis of its own.

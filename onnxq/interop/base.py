@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import are_scales
+from onnxq.arrays import are_scales, as_float32, as_float64, as_int32
 from onnxq.errors import ConfigError
 from onnxq.sites import Names, Role
 from onnxq.spec import Granularity, PerTensor, QParams, QuantSpec
@@ -42,10 +42,10 @@ class TensorScale:
 
     def make_qparams(self, origin: str) -> QParams:
         """The numbers, as plans have them."""
-        scale = np.asarray(self.scale, np.float32)
+        scale = as_float32(self.scale)
         return QParams(
             scale,
-            np.broadcast_to(np.asarray(self.zero_point, np.int32), scale.shape).copy(),
+            np.broadcast_to(as_int32(self.zero_point), scale.shape).copy(),
             origin,
         )
 
@@ -139,7 +139,7 @@ def make_entry(
 
     Raises ValueError with the fault of wrong numbers, NoGridError for those of no pair.
     """
-    scale, zero = (np.asarray(value, np.float64) for value in numbers)
+    scale, zero = (as_float64(value) for value in numbers)
     if not are_scales(scale):
         raise ValueError(f"the scale of {name} is not a positive, finite number")
     # Files write the one scale of a tensor as a number or as a list of one.

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, are_scales
+from onnxq.arrays import Array, are_scales, as_float32, as_float64
 from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.graph import Dims, GraphIndex, NodeRef
@@ -179,13 +179,13 @@ def _make_qparams(site: str, spec: QuantSpec, scale: Array, zero: Array) -> QPar
         raise _fault(
             site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape"
         )
-    steps = np.asarray(scale, np.float32)
+    steps = as_float32(scale)
     if not are_scales(steps):
         raise _fault(
             site, "its scale is not a positive, finite number", "calibrate the quantizer again"
         )
     # Learned zero points are floats; the grid they stand for is that of the rounded one.
-    codes = np.rint(np.asarray(zero, np.float64))
+    codes = np.rint(as_float64(zero))
     # NaN is inside no bounds.
     if not ((codes >= spec.qmin) & (codes <= spec.qmax)).all():
         raise _fault(

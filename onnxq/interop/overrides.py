@@ -11,9 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float64
 from onnxq.interop.base import (
     ImportFormat,
     NoGridError,
@@ -64,16 +62,14 @@ def _read_rows(
         raise NoGridError("a reduced range, whose levels are those of no width of bits")
     if {"scale", "zero_point"} <= set(first):
         keys = ("scale", "zero_point")
-        numbers: list[Array] = [
-            np.array([row[key] for row in rows], np.float64).reshape(-1) for key in keys
-        ]
+        numbers: list[Array] = [as_float64([row[key] for row in rows]).reshape(-1) for key in keys]
         bits, signed = _read_type(first, bool((numbers[1] < 0).any()) or axis is not None)
     elif {"rmin", "rmax"} <= set(first):
         bits, signed = _read_type(first, axis is not None)
         spec = QuantSpec(
             bits=bits, signed=signed, symmetric=bool(first.get("symmetric", axis is not None))
         )
-        low, high = (np.array([row[key] for row in rows], np.float64) for key in ("rmin", "rmax"))
+        low, high = (as_float64([row[key] for row in rows]) for key in ("rmin", "rmax"))
         qparams = qparams_from_range(low, high, spec)
         numbers = [qparams.scale, qparams.zero_point]
     else:

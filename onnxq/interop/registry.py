@@ -20,7 +20,7 @@ from onnxq.interop.trt_ranges import TENSORRT_RANGES
 from onnxq.nearest import suggest_names
 
 # The first one that recognizes a file reads it; a file that none recognizes gets the error of the first one.
-FORMATS: tuple[ImportFormat, ...] = (
+FORMATS = (
     TENSORRT_CACHE,
     TENSORRT_RANGES,
     AIMET_0,

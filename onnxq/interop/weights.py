@@ -28,7 +28,7 @@ _CHUNK = 2**22
 # Operators between a weight as it is stored and the node that multiplies by it.
 _LAYOUT = frozenset({"Transpose", "Cast", "Identity", "Reshape"})
 # Ends of names that say nothing of the module.
-_PLAIN = frozenset({"weight", "MatMul", "Gemm", "Gather"})
+_PLAIN = ("weight", "MatMul", "Gemm", "Gather")
 # Metadata of nodes that torch.onnx writes: a list of names, the outermost module first.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 # Share of a weight that its values may be off by where only its name was found; rounding to 2 bits takes .4 or so.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from onnxq.arrays import Array, Array64, Floats, are_finite
+from onnxq.arrays import Array, Array64, Floats, are_finite, as_float32, as_float64, as_int32
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.numerics.rounding import cast_scale, quantize
 from onnxq.spec import QParams, QuantSpec
@@ -62,7 +62,7 @@ def qparams_from_range(
     The scale is a normal, finite float32 of at least `scale_floor(spec)`, and every dequantized value is finite.
     Raises CalibrationError on NaN, inf or lo > hi.
     """
-    low, high = np.broadcast_arrays(np.asarray(lo, np.float64), np.asarray(hi, np.float64))
+    low, high = np.broadcast_arrays(as_float64(lo), as_float64(hi))
     _check_ends(low, high, origin)
     # Zero padding, dead channels and the end of a Relu must stay exactly 0.
     low = np.minimum(low, 0.0)
@@ -88,7 +88,7 @@ def qparams_from_range(
             scale = _lower_scale(
                 scale, level, np.full(level.shape, np.float32(limit), np.float64), floor
             )
-    return QParams(scale, np.asarray(zero, np.int32), origin, spec.levels)
+    return QParams(scale, as_int32(zero), origin, spec.levels)
 
 
 def clip_bounds(
@@ -109,7 +109,7 @@ def clip_bounds(
             code="Q504",
         )
     scale = cast_scale(qparams, dtype).astype(np.float32).reshape(())
-    zero = np.asarray(qparams.zero_point, np.int32).reshape(())
+    zero = as_int32(qparams.zero_point).reshape(())
     with np.errstate(over="ignore"):
         ends = [
             ((level - zero).astype(np.float32) * scale).astype(dtype)[()]
@@ -139,7 +139,7 @@ def _check_ends(low: Array64, high: Array64, origin: str) -> None:
 
 
 def _limit_scale(scale: Array, floor: float) -> Floats:
-    return np.asarray(np.clip(scale, floor, _LARGEST), np.float32)
+    return as_float32(np.clip(scale, floor, _LARGEST))
 
 
 def _lower_scale(scale: Floats, level: Array64, limit: Array64, floor: float) -> Floats:
@@ -156,7 +156,7 @@ def _lower_scale(scale: Floats, level: Array64, limit: Array64, floor: float) ->
         # The division is off by at most one rounding, so this ends after a step or two.
         while (beyond := possible & (np.abs(lowered * steps) > size)).any():
             lowered = np.where(beyond, np.nextafter(lowered, np.float32(0)), lowered)
-    return np.asarray(lowered, np.float32)
+    return as_float32(lowered)
 
 
 # |bias| stays below 2**29 steps, a quarter of int32; the rest is for the accumulated products.
@@ -175,7 +175,7 @@ def bias_qparams(x: QParams, w: QParams, count: int) -> QParams:
         raise PlanError(
             "bias", "its input is not quantized per tensor", "use a float bias", code="Q407"
         )
-    scale = np.asarray(x.scale, np.float32).reshape(()) * np.asarray(w.scale, np.float32)
+    scale = as_float32(x.scale).reshape(()) * as_float32(w.scale)
     if np.ndim(w.scale):
         if np.ndim(w.scale) != 1 or count % max(np.size(w.scale), 1):
             raise PlanError(
@@ -186,7 +186,7 @@ def bias_qparams(x: QParams, w: QParams, count: int) -> QParams:
             )
         # The bias lists the channels of the first group, then those of the second …
         scale = np.tile(scale, count // np.size(w.scale))
-    scale = np.asarray(scale, np.float32)
+    scale = as_float32(scale)
     return QParams(scale, np.zeros(scale.shape, np.int32), "activation scale * weight scale")
 
 
@@ -197,8 +197,8 @@ def floor_weight_scale(w_scale: ArrayLike, x_scale: ArrayLike, bias: ArrayLike) 
     w_scale: [] or [channels]; x_scale: []; bias: [count], with count a multiple of the channels (groups).
     Returns float32 of w_scale's shape. Raises PlanError if the shapes do not fit.
     """
-    scale = np.asarray(w_scale, np.float32)
-    size = np.abs(np.asarray(bias, np.float64)).ravel()
+    scale = as_float32(w_scale)
+    size = np.abs(as_float64(bias)).ravel()
     if np.size(x_scale) != 1 or scale.ndim > 1 or size.size % max(scale.size, 1):
         raise PlanError(
             "bias",
@@ -207,7 +207,5 @@ def floor_weight_scale(w_scale: ArrayLike, x_scale: ArrayLike, bias: ArrayLike) 
             code="Q407",
         )
     largest = size.reshape(-1, scale.size).max(axis=0, initial=0.0).reshape(scale.shape)
-    needed = np.maximum(
-        largest / (np.asarray(x_scale, np.float64).reshape(()) * _BIAS_STEPS), _FLOOR[8]
-    )
-    return np.asarray(np.maximum(scale, needed), np.float32)
+    needed = np.maximum(largest / (as_float64(x_scale).reshape(()) * _BIAS_STEPS), _FLOOR[8])
+    return as_float32(np.maximum(scale, needed))

@@ -28,7 +28,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from onnxq.arrays import Array, Array64, Floats, Shape
+from onnxq.arrays import Array, Array64, Floats, Shape, as_float32, as_int32
 from onnxq.errors import PlanError
 from onnxq.numerics.machine import map_parts
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -192,7 +192,7 @@ def align_qparams(qparams: QParams, spec: QuantSpec, shape: Shape, dtype: DTypeL
     # Blocks are channels, too, where each is a row by itself.
     signed = not spec.has_one_scale
     scale = cast_scale(qparams, dtype, signed=signed).astype(np.float32, copy=False)
-    zero = np.asarray(qparams.zero_point, np.int32)
+    zero = as_int32(qparams.zero_point)
     return _shape_to_broadcast(scale, spec, shape), _shape_to_broadcast(zero, spec, shape)
 
 
@@ -261,7 +261,7 @@ DYNAMIC = QuantSpec(signed=False, symmetric=False, dynamic=True)
 
 def choose_dynamic_qparams(x: ArrayLike) -> QParams:
     """Scale and zero point that a run with these values, float32 and finite, computes."""
-    values = np.asarray(x, np.float32)
+    values = as_float32(x)
     # As ONNX defines DynamicQuantizeLinear: the range holds 0.
     low = np.minimum(values.min(initial=0.0), np.float32(0))
     high = np.maximum(values.max(initial=0.0), np.float32(0))
@@ -270,13 +270,13 @@ def choose_dynamic_qparams(x: ArrayLike) -> QParams:
             np.float32(1) if low == high else np.float32((high - low) / np.float32(DYNAMIC.qmax))
         )
         zero = np.rint(np.clip(-low / scale, DYNAMIC.qmin, DYNAMIC.qmax))
-    return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int32), "this run")
+    return QParams(as_float32(scale), as_int32(zero), "this run")
 
 
 def quantize_dynamic(x: ArrayLike) -> tuple[NDArray[np.uint8], QParams]:
     """Quantize float32 values on the scale that they give. Returns the integers, and the scale and zero point."""
     qparams = choose_dynamic_qparams(x)
-    return quantize(np.asarray(x, np.float32), qparams, DYNAMIC), qparams
+    return quantize(as_float32(x), qparams, DYNAMIC), qparams
 
 
 def fake_quant_dynamic(x: ArrayLike) -> Array:

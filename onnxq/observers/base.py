@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnxq.arrays import Array, Array64, Floats, Interval
+from onnxq.arrays import Array, Array64, Floats, Interval, as_float64
 from onnxq.config import Config
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
@@ -230,7 +230,7 @@ class ValueObserver:
             raise make_empty_error(self.name)
         # Closed forms, such as ACIQ's for a Laplace distribution, may lie beyond all that was seen.
         low, high = np.clip(self.choose_range(), self.minimum, self.maximum)
-        return np.asarray(low, np.float64), np.asarray(high, np.float64)
+        return as_float64(low), as_float64(high)
 
     def add_values(self, values: Values) -> None:
         """Add the values of an array."""

@@ -21,6 +21,9 @@ from onnxq.graph import GraphIndex, NodeRef, NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.sites import TensorId
 
+# What values are multiplied by and what is added to them; None where that is not all that is done to them.
+Affine = tuple[Array64, Array64] | None
+
 
 def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int) -> Array | None:
     """a·W. factor: [channels] or []; axis: W's output axis (ConvTranspose: 1, where channels = groups * W.shape[1]).
@@ -47,7 +50,7 @@ def sum_inputs(weight: Array, axis: int) -> Array64:
 
 def compute_batchnorm_scale(
     scale: Array, bias: Array, mean: Array, var: Array, epsilon: float
-) -> tuple[Array64, Array64] | None:
+) -> Affine:
     """(a, c) of a BatchNormalization in inference, a·y + c; [channels] each. None if a variance is -epsilon or less."""
     spread = var.astype(np.float64) + epsilon
     # The operator itself would give NaN or inf, which a folded weight must not spread.
@@ -242,9 +245,7 @@ def list_followers(index: GraphIndex, op: Linear, kinds: frozenset[str]) -> Foll
     return followers
 
 
-def _read_step(
-    index: GraphIndex, op: Linear, node: NodeRef, k: int
-) -> tuple[Array64, Array64] | None:
+def _read_step(index: GraphIndex, op: Linear, node: NodeRef, k: int) -> Affine:
     value = index.input_value(node, 1 - k)
     if value is None or not is_float(value):
         return None
@@ -252,7 +253,7 @@ def _read_step(
     return None if column is None else read_arithmetic(node.op_type, column, k)
 
 
-def read_arithmetic(op_type: str, value: Array64, k: int) -> tuple[Array64, Array64] | None:
+def read_arithmetic(op_type: str, value: Array64, k: int) -> Affine:
     """(a, c) of the map a·x + c that Mul, Div, Add or Sub is, where x is its input k and `value` the other one.
 
     None for a division by x or by zero.
@@ -270,9 +271,7 @@ def read_arithmetic(op_type: str, value: Array64, k: int) -> tuple[Array64, Arra
     return (unit, -value) if k == 0 else (-unit, value)
 
 
-def _read_batchnorm(
-    index: GraphIndex, op: Linear, node: NodeRef, k: int
-) -> tuple[Array64, Array64] | None:
+def _read_batchnorm(index: GraphIndex, op: Linear, node: NodeRef, k: int) -> Affine:
     if (
         k != 0
         # With statistics among its outputs it is an operator of training.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from onnx import TensorProto
 
-from onnxq.arrays import Array, Array64, Arrays
+from onnxq.arrays import Array, Array64, Arrays, as_float32, as_int64
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, find_opset, get_index, infer_shapes
 from onnxq.graph.base import MOVING_OPS, Attrs
@@ -235,11 +235,11 @@ class Edit:
 
     def add_integers(self, scope: str, base: str, values: ArrayLike) -> str:
         """A new initializer of int64 of about this name."""
-        return self.add_constant(scope, base, np.asarray(values, np.int64))
+        return self.add_constant(scope, base, as_int64(values))
 
     def add_float(self, node: NodeRef, part: str, value: float) -> str:
         """A new initializer of one float32, named after a node and its part in it."""
-        return self.add_constant(node.scope, f"{node.name}/{part}", np.asarray(value, np.float32))
+        return self.add_constant(node.scope, f"{node.name}/{part}", as_float32(value))
 
     def set_constant(self, edge: Edge, value: Array) -> None:
         """Give one reader of a constant another value: in place where nobody else reads it, else a copy of its own."""

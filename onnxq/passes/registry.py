@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -55,11 +54,11 @@ _WHOLE = (
     "pool_pads",
     "biases",
 )
-_CONDITIONS: dict[str, Callable[[RunContext, FloatState], bool]] = {
+_CONDITIONS = {
     **dict.fromkeys(_WHOLE, is_for_whole_graphs),
     "fused": lambda _, state: any(node.domain for node in get_index(state.model).nodes),
 }
-REWRITES: tuple[Pass[RunContext, FloatState], ...] = tuple(
+REWRITES = tuple(
     Pass(name, Stage.REWRITE, function, fast=True, applies=_CONDITIONS.get(name, always))
     for name, function in (
         # What ONNX Runtime's optimizer fused is looked at as the operators that it was.

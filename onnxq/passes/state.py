@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, cast
 
-from onnxq.arrays import Shape
+from onnxq.arrays import InputShapes
 from onnxq.graph import GraphIndex, Model, ModelLike, SourceTypes, get_index
 from onnxq.passes.journal import PassReport
 from onnxq.plan import Plan
@@ -41,7 +41,7 @@ class FloatState:
     types: SourceTypes = field(default_factory=SourceTypes)
     rewrites: Names = ()
     rest: Rest | None = None
-    sizes: Mapping[str, Shape] = field(default_factory=dict)
+    sizes: InputShapes = field(default_factory=dict)
     notes: Mapping[str, object] = field(default_factory=dict)
 
     @cached_property

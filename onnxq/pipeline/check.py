@@ -16,7 +16,7 @@ from onnxq.data.synthetic import make_synthetic
 from onnxq.engines.bench import time_placements
 from onnxq.errors import ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.accumulator import OutputAccuracy
-from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement, find_class_scores
+from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreements, find_class_scores
 from onnxq.evaluation.compare import (
     MatchedRunner,
     ModelErrors,
@@ -59,7 +59,7 @@ class ModelCheck:
     samples: int
     notes: Cautions = ()
     segments: int = 0
-    choices: tuple[ChoiceAgreement, ...] = ()
+    choices: ChoiceAgreements = ()
     errors: Mapping[str, ModelErrors] = field(default_factory=dict)
 
 

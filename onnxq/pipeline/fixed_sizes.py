@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from onnx import TensorProto
 
-from onnxq.arrays import Shape
+from onnxq.arrays import InputShapes
 from onnxq.backends import find_target
 from onnxq.config import Config
 from onnxq.data import Dataset, load_data
@@ -19,9 +19,9 @@ from onnxq.graph.precision.widen import NARROW
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, count_items
 
-Sizes = Mapping[str, Shape]
 # Of each axis its size or its symbol.
 NamedSizes = tuple[int | str, ...]
+NamedShapes = dict[str, NamedSizes]
 # A size of an input that has no symbol.
 _UNNAMED = "?"
 _SIZE = r"[1-9]\d*"
@@ -29,7 +29,7 @@ _SIZE = r"[1-9]\d*"
 
 def settle_sizes(
     model: ModelSource, data: object, config: Config, progress: Progress
-) -> tuple[object, Sizes]:
+) -> tuple[object, InputShapes]:
     """The samples, and the shape of every input of which a size is to be fixed; axes that stay free have 0.
 
     Sizes are those of `config.fix`, by symbol or by input; a target that takes whole graphs needs all, and has the
@@ -67,14 +67,14 @@ def settle_sizes(
     }
 
 
-def _read_shapes(inputs: Iterable[ValueInfo]) -> dict[str, NamedSizes]:
+def _read_shapes(inputs: Iterable[ValueInfo]) -> NamedShapes:
     return {
         value.name: tuple(_UNNAMED if dim is None else dim for dim in value.shape or ())
         for value in inputs
     }
 
 
-def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> dict[str, NamedSizes]:
+def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> NamedShapes:
     """The shape of every input, with the sizes that the configuration fixes."""
     shapes = _read_shapes(inputs)
     for text in config.fix:
@@ -115,7 +115,7 @@ def _is_fixed(shape: NamedSizes) -> bool:
 
 def _add_sample_sizes(
     shapes: Mapping[str, NamedSizes], data: Dataset, progress: Progress
-) -> dict[str, NamedSizes]:
+) -> NamedShapes:
     """The shapes with the sizes that all samples share in place of symbols."""
     sample_sizes: dict[str, list[set[int]]] = {
         name: [set() for _ in shape] for name, shape in shapes.items()
@@ -126,7 +126,7 @@ def _add_sample_sizes(
                 # An optional input, or one of unknown rank, has no axes to be fixed.
                 for of_axis, size in zip(sizes, feeds[name].shape, strict=False):
                     of_axis.add(int(size))
-    shared: dict[str, NamedSizes] = {}
+    shared: NamedShapes = {}
     for name, shape in shapes.items():
         axes = zip(shape, sample_sizes[name], strict=True)
         shared[name] = tuple(

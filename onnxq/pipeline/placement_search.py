@@ -50,8 +50,7 @@ def choose_timer(config: Config) -> tuple[Timer, int]:
     Raises VerificationError where the engine cannot be timed here, ConfigError for a target that nothing here times.
     """
     threads = config.verify.threads or 1
-    plugins = config.runtime.plugins
-    timer = find_timer(config.target, threads, plugins)
+    timer = find_timer(config.target, threads, config.runtime.plugins)
     if timer is not None:
         return timer, threads
     if not find_backend(config.target).engines:

@@ -278,7 +278,7 @@ class PrecisionSearch:
     def _refine(self, config: Config) -> PlacedState:
         # What passes report of trial plans is no account of the run, which tells of the plan taken
         # alone.
-        ctx = replace(self.ctx, config=config, journal=[], timers=Timers(silent), progress=silent)
+        ctx = replace(self.ctx, config=config, journal=[], timers=Timers(), progress=silent)
         placed = calibrate_run(ctx, self.model, "")
         return run_stage(list_passes(ctx), Stage.REFINE, ctx, placed)
 
@@ -350,7 +350,7 @@ class PrecisionSearch:
 
     def _write(self, state: PlacedState) -> ModelLike:
         """The model as it will be in its file."""
-        model = build_file(state, note_contents(state.plan, state.model), silent)
+        model = build_file(state, note_contents(state.plan, state.model))
         level = self.ctx.config.output.notes
         return model if level == "full" else leave_out_notes(model, level)
 

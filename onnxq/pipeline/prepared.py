@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from onnx import TensorProto
 
 from onnxq.annotate import describe_quantized, find_operators
 from onnxq.annotate.find import find_chains
-from onnxq.arrays import ArrayDict, Arrays, Shape
+from onnxq.arrays import ArrayDict, Arrays, InputShapes
 from onnxq.backends import find_target
 from onnxq.calibrate.constants import check_constants
 from onnxq.config import Config
@@ -57,7 +57,7 @@ def load_state(
     *,
     plan: Plan | None = None,
     whole: bool = False,
-    sizes: Mapping[str, Shape] | None = None,
+    sizes: InputShapes | None = None,
     computes: int = 0,
     masked_rows: bool = False,
 ) -> FloatState:
@@ -114,7 +114,7 @@ def _rewrite(
     reports: list[PassReport] = []
     if types.computes:
         reports.append(
-            PassReport(_WIDEN, (f"{FLOAT_TYPES[types.computes]} is computed in float32",), ())
+            PassReport(_WIDEN, (f"{FLOAT_TYPES[types.computes]} is computed in float32",))
         )
     if dense is not proto:
         reports.append(PassReport(_DENSE, ("sparse weights are stored densely",)))

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from onnxq.annotate import find_existing
+from onnxq.arrays import InputShapes
 from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.contents import note_contents
@@ -33,7 +34,7 @@ from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.pipeline.configuration import name_model, open_crew
 from onnxq.pipeline.finalize import Result, describe_rest, finalize_run, warn_unmeasured_cpu
-from onnxq.pipeline.fixed_sizes import Sizes, settle_sizes
+from onnxq.pipeline.fixed_sizes import settle_sizes
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal, read_data
 from onnxq.plan import Plan
@@ -269,7 +270,7 @@ def prepare_run(
     with ctx.timers.run("prepare", "preparing the model"):
         # A metric is of all outputs.
         whole = rounds_alone(config, measuring=running) or config.accuracy.metric is not None
-        sizes: Sizes = {}
+        sizes: InputShapes = {}
         if config.fix or find_target(config.target).whole:
             data, sizes = settle_sizes(model, data, config, ctx.progress)
         load = partial(load_state, model, ctx, whole=whole, sizes=sizes, computes=computes)

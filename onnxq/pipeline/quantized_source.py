@@ -10,14 +10,13 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnxq.annotate import OperatorInfo, find_existing, find_operators, read_model
 from onnxq.annotate.existing import is_guard
 from onnxq.annotate.find import find_chains, is_dynamic, is_quantize
 from onnxq.annotate.read import drop_attribute, list_pair_nodes
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float32
 from onnxq.emit import leave_out_notes
 from onnxq.errors import ModelError
 from onnxq.graph import Editor, ModelLike, ModelSource, infer_shapes, inline_functions, name_nodes
@@ -295,7 +294,7 @@ def _make_activation(graph: GraphProto, source: str, name: str, high: float) -> 
         return
     bounds = {f"{name}/low": 0.0, f"{name}/high": high}
     for bound, value in bounds.items():
-        graph.initializer.append(numpy_helper.from_array(np.asarray(value, np.float32), bound))
+        graph.initializer.append(numpy_helper.from_array(as_float32(value), bound))
     yield helper.make_node("Clip", [source, *bounds], [name], f"{name}/Clip")
 
 

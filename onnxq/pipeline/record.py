@@ -58,7 +58,7 @@ from onnxq.workers import use_threads
 # Values of an output that are drawn.
 _POINTS = 200
 # Types of shapes, indices and conditions.
-_COUNTS = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
+_COUNTS = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 # Bits of a float weight.
 _FLOAT_BITS = 32
 _HASH = 16
@@ -372,8 +372,7 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
     costs = {cost.sites[0]: cost for cost in measured.profile.groups if len(cost.sites) == 1}
     quantized = get_index(measured.quantized)
     sources = zip(measured.pairs, measured.tensors, strict=True)
-    model = measured.state.model
-    float_values = observe_distributions(model, sources, measured.samples, progress)
+    float_values = observe_distributions(measured.state.model, sources, measured.samples, progress)
     for pair, tensor in zip(measured.pairs, measured.tensors, strict=True):
         cost = costs.get(pair.name, _NO_COST)
         values = float_values.get(tensor)
@@ -476,7 +475,7 @@ def _predict_costs(
     """The change of the model's time with each group in float, as a share; {} where no times are predicted."""
     note = read_plan_note(measured.quantized)
     if note is not None and note.target != config.target:
-        config = load_config(None, target=note.target)
+        config = load_config(target=note.target)
     if not groups or not find_target(config.target).costs:
         return {}
     shapes = observe_shapes(measured.state.model, measured.samples.take(1, 0).samples())

@@ -14,7 +14,7 @@ from enum import Enum
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float32, as_int32
 from onnxq.config import Config
 from onnxq.errors import ConfigError, ModelError
 from onnxq.evaluation.compare import FloatOutputs
@@ -226,7 +226,7 @@ def _fit_scale(
     zero = np.full(shape, middle) if spec.symmetric else zero + spec.qmin - old.qmin
     # Some tools give a block a negative scale, with which its lowest integer is the furthest from zero; or 0.
     scale = np.where(scale == 0, 1, scale if signed else np.abs(scale))
-    return QParams(np.asarray(scale, np.float32), np.asarray(zero, np.int32), _ORIGIN)
+    return QParams(as_float32(scale), as_int32(zero), _ORIGIN)
 
 
 # Of a step, that values scaled in float32 may lie beside it.
@@ -253,7 +253,7 @@ def _scale_again(
     # By least squares: Σ q·w / Σ q².
     fitted = (levels * value).sum(axes) / np.maximum(squares, 1)
     scale = np.where(squares > 0, fitted, qparams.scale)
-    scaled = replace(qparams, scale=np.asarray(scale, np.float32))
+    scaled = replace(qparams, scale=as_float32(scale))
     steps, own = align_qparams(scaled, spec, value.shape, np.float32)
     exact = (scale > 0).all() and (np.abs(value / steps - levels) < _NEAR).all()
     return scaled if exact and np.array_equal(quantize(value, scaled, spec) - own, levels) else None

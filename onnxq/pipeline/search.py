@@ -134,7 +134,7 @@ def search_precisions(
             front=search.list_front(taken),
             asked=", ".join(filter(None, (size, latency, request.describe()))),
             met=taken.keeps_limits(limits),
-            rules=write_config(taken.config, load_config(None, target=config.target)),
+            rules=write_config(taken.config, load_config(target=config.target)),
         )
 
 

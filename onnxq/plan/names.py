@@ -12,7 +12,7 @@ def site_base(site: Site) -> str:
 
 
 # Part of a pair -> its suffix; a pair's nodes are `<site>/QuantizeLinear` and `<site>/DequantizeLinear`.
-PARTS: dict[str, str] = {
+PARTS = {
     "q_node": f"/{QUANTIZE}",
     "dq_node": f"/{DEQUANTIZE}",
     "dynamic_node": f"/{DYNAMIC}",

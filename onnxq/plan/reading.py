@@ -127,8 +127,7 @@ def _update_bias(
     qparams = site.qparams
     grain = PerChannel(0) if weight is not None and weight.has_channels else PerTensor()
     if weight is not None and grain != site.spec.granularity:
-        spec = replace(site.spec, granularity=grain)
-        return replace(site.without_numbers(), spec=spec), ""
+        return replace(site.without_numbers(), spec=replace(site.spec, granularity=grain)), ""
     if qparams is None:
         return site, ""
     if x is None or w is None:
@@ -229,8 +228,7 @@ def _check_clip(site: SitePlan) -> None:
     low, high = (0.0 if end is None else end for end in site.clip)
     if not site.spec.dynamic:
         cause = "`clip` is for sites on scales of each run, and this one has its range"
-        fix = "take `clip` out"
-        raise PlanError(site.name, cause, fix, code="Q403")
+        raise PlanError(site.name, cause, "take `clip` out", code="Q403")
     if low > 0 or high < 0 or low == high:
         cause = f"`clip` {list(site.clip)} does not hold 0 and a value beside it"
         raise PlanError(

@@ -38,6 +38,7 @@ from onnxq.sites import (
     Role,
     TensorId,
     Unquantized,
+    UnquantizedNodes,
     is_within,
     split_unquantized,
 )
@@ -54,6 +55,8 @@ _GOOD_ROWS_DB = 30.0
 # Rows looked at for that, evenly spread: a table may have gigabytes.
 _JUDGED_ROWS = 4096
 # Bits of the types that tables have.
+# The structural id of each tensor.
+Ids = Mapping[TensorId, str]
 _WIDTHS = {FloatType.FLOAT32.onnx_type: 32, FloatType.FLOAT16.onnx_type: 16}
 
 
@@ -96,7 +99,7 @@ class Table:
 
 def choose_tables(
     problem: PlacementProblem, index: GraphIndex, sites: Sequence[SitePlan]
-) -> tuple[tuple[Table, ...], tuple[Unquantized, ...]]:
+) -> tuple[tuple[Table, ...], UnquantizedNodes]:
     """The tables to quantize beside these sites, and why others stay float.
 
     index: of the prepared model. With `embeddings: auto` those that rules name, and all large ones in mode weight-only
@@ -158,8 +161,7 @@ def _find_tables(
         except OnnxqError as error:
             reasons.append(Refusal(node.name, error.fault, error.fix, EMBEDDING_ROWS, "R103"))
             continue
-        elements = _count_elements(index, tensor)
-        yield Table(tensor, elements, lookups, others, match, spec)
+        yield Table(tensor, _count_elements(index, tensor), lookups, others, match, spec)
 
 
 def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
@@ -274,7 +276,7 @@ class OnnxPlacement(PlacementProblem):
     tables: tuple[Table, ...] = ()
 
     @cached_property
-    def ids(self) -> Mapping[TensorId, str]:
+    def ids(self) -> Ids:
         """Structural ids: the same for every choice of operators."""
         return compute_structural_ids(self.proto)
 
@@ -460,7 +462,7 @@ def _match_signs(existing: Existing, config: Config) -> tuple[Config, Cautions]:
 
 
 def anchor_sites(
-    index: GraphIndex, sites: Iterable[SitePlan], floats: Iterable[str], ids: Mapping[TensorId, str]
+    index: GraphIndex, sites: Iterable[SitePlan], floats: Iterable[str], ids: Ids
 ) -> tuple[SitePlans, dict[str, str]]:
     """The sites with their anchors, and the structural ids of the nodes that they and `floats` name."""
     done = tuple(replace(site, anchor=_find_anchor(index, site, ids)) for site in sites)
@@ -468,14 +470,12 @@ def anchor_sites(
     return done, find_node_ids(index, dict.fromkeys((*readers, *floats)), ids)
 
 
-def find_node_ids(
-    index: GraphIndex, names: Iterable[str], ids: Mapping[TensorId, str]
-) -> dict[str, str]:
+def find_node_ids(index: GraphIndex, names: Iterable[str], ids: Ids) -> dict[str, str]:
     """Structural ids of nodes by name, by which a plan finds them in another export."""
     return {name: _find_node_id(index, name, ids) for name in names}
 
 
-def _find_anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str]) -> str:
+def _find_anchor(index: GraphIndex, site: SitePlan, ids: Ids) -> str:
     """Structural id of the tensor; of the reading node and its input for edges, weights and biases."""
     where = site.consumers[0] if site.role.is_constant and site.consumers else site.site
     if isinstance(where, TensorId):
@@ -483,7 +483,7 @@ def _find_anchor(index: GraphIndex, site: SitePlan, ids: Mapping[TensorId, str])
     return f"{_find_node_id(index, where.node, ids)}/{where.index}"
 
 
-def _find_node_id(index: GraphIndex, name: str, ids: Mapping[TensorId, str]) -> str:
+def _find_node_id(index: GraphIndex, name: str, ids: Ids) -> str:
     return ids.get(index.find_node(name).result, "")
 
 

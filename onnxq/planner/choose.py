@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from onnxq.backends.surroundings import SENSITIVE
 from onnxq.config import Rule
 from onnxq.graph.scopes import walk_from
-from onnxq.planner.cut import Balance, CutProblem, find_balance
+from onnxq.planner.cut import Balance, CutProblem, Sides, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
 from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusal, Role, Unquantized
 
@@ -66,8 +66,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
 def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
     cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
-    tables = problem.costs
-    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in tables.values()]
+    return [cut.time_us(cut.compute_costs(kind), chosen) for kind in problem.costs.values()]
 
 
 def compare_times(before: list[float], after: list[float]) -> float:
@@ -148,7 +147,7 @@ def _warn_of_transposes(problem: PlacementProblem, chosen: frozenset[str]) -> Ca
     return (Caution("W103", text),)
 
 
-def _balance(problem: PlacementProblem, cut: CutProblem, sides: Mapping[str, bool]) -> Balance:
+def _balance(problem: PlacementProblem, cut: CutProblem, sides: Sides) -> Balance:
     return find_balance(cut, sides, problem.costs, problem.engine.weights)
 
 
@@ -293,7 +292,7 @@ def _is_copied(ops: QuantizableOps, op: QuantizableOp, quantized: Collection[str
 
 
 def _decide_side(
-    problem: PlacementProblem, op: QuantizableOp, sides: Mapping[str, bool]
+    problem: PlacementProblem, op: QuantizableOp, sides: Sides
 ) -> tuple[bool, Unquantized | None] | None:
     """The side of one operator, and the reason for people; None where neither pairs nor the person decide.
 
@@ -340,7 +339,7 @@ def _leave_by_rule(op: QuantizableOp, rule: Rule) -> LeftFloat:
     return LeftFloat(op.name, f"left float by {rule.describe()}", BY_PERSON, "F101")
 
 
-def _is_fed(ops: QuantizableOps, op: QuantizableOp, sides: Mapping[str, bool]) -> bool:
+def _is_fed(ops: QuantizableOps, op: QuantizableOp, sides: Sides) -> bool:
     """Every tensor it reads can have a pair that is not there for its sake."""
     for _, tensor in op.data:
         maker = ops.find_integer_maker(tensor)

@@ -24,6 +24,9 @@ from onnxq.backends.costs import Cost, MachineCosts, OpCase
 from onnxq.planner.problem import QuantizableOp, QuantizableOps
 from onnxq.sites import Caution, Cautions, Names, TensorId
 
+# Whether an operator runs in integers, for those whose side is settled.
+Sides = Mapping[str, bool]
+
 
 @dataclass
 class FlowNetwork:
@@ -189,7 +192,7 @@ class CutProblem:
         ops = {op.name: self._find_op_cost(op, cpu) for op in self.ops}
         return PlacementCosts(ops=ops, quantize=quantize, dequantize=dequantize)
 
-    def minimum_cut(self, costs: PlacementCosts, fixed: Mapping[str, bool]) -> frozenset[str]:
+    def minimum_cut(self, costs: PlacementCosts, fixed: Sides) -> frozenset[str]:
         """Names of the operators that run in integers at the least predicted time.
 
         fixed: operators whose side is given (True int8, False float) by a rule or by the person.
@@ -251,7 +254,7 @@ class CutProblem:
         )
         return Cost(cost.float_us, cost.int8_us + own)
 
-    def _tie_follower(self, net: FlowNetwork, op: QuantizableOp, fixed: Mapping[str, bool]) -> None:
+    def _tie_follower(self, net: FlowNetwork, op: QuantizableOp, fixed: Sides) -> None:
         """Adding, pooling and moving never start a quantized region: their inputs must be quantized without them.
 
         Otherwise a few saved bytes would put noise on tensors (attention, residual streams) nobody needs in integers.
@@ -391,7 +394,7 @@ class Balance:
 
 def find_balance(
     problem: CutProblem,
-    fixed: Mapping[str, bool],
+    fixed: Sides,
     tables: Mapping[str, MachineCosts],
     weights: Mapping[str, float] = MappingProxyType({}),
 ) -> Balance:
@@ -462,7 +465,7 @@ def _cut_sums(
     problem: CutProblem,
     costs: Mapping[str, PlacementCosts],
     own_us: Mapping[str, float],
-    fixed: Mapping[str, bool],
+    fixed: Sides,
     weights: Mapping[str, float],
     weigh: Callable[[frozenset[str], PlacementCosts], Balance],
 ) -> list[Balance]:

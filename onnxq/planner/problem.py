@@ -20,7 +20,7 @@ from onnxq.numerics import needs_bound, quantize
 from onnxq.plan import Bound, SitePlan, SitePlans
 from onnxq.planner.requests import Requests
 from onnxq.planner.sums import count_saturating
-from onnxq.sites import Causes, Edge, Edges, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import Causes, Edge, Edges, Refusal, Role, TensorId, Unquantized, UnquantizedNodes
 from onnxq.spec import QuantSpec
 
 # ORT moves pairs through these.
@@ -177,7 +177,7 @@ class QuantizableOps:
     index: Graph
     shapes: Shapes
     all: tuple[QuantizableOp, ...]
-    reasons: tuple[Unquantized, ...]
+    reasons: UnquantizedNodes
     existing: Existing
     complete: frozenset[str]
     partial: Causes

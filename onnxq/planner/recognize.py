@@ -23,6 +23,8 @@ _BIASED = frozenset({"Conv", "ConvTranspose", *_PRODUCTS})
 MOVERS = LAYOUT_OPS | {"Dropout", "Cast"}
 # Candidates that an error names.
 _NEAREST = 3
+# A node and the index of its input.
+Reader = tuple[str, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +41,7 @@ class Recognized:
     nodes: Mapping[str, NodeRef]
     tensors: Mapping[str, tuple[TensorId, ...]]
     sketches: Mapping[TensorId, Sketch]
-    readers: Mapping[str, Sequence[tuple[str, int]]]
+    readers: Mapping[str, Sequence[Reader]]
     joined: Mapping[str, Mapping[str, slice]]
 
     def has_lost(self, name: str) -> bool:
@@ -47,7 +49,7 @@ class Recognized:
         node = self.contents.nodes.get(name)
         return node is not None and name not in self.nodes and node.op_type in MOVERS
 
-    def follow_readers(self, name: str) -> Iterator[tuple[str, int]]:
+    def follow_readers(self, name: str) -> Iterator[Reader]:
         """The inputs, in the plan, to which the values went that a lost node moved."""
         for reader, k in self.readers.get(self.contents.nodes[name].output, ()):
             if self.has_lost(reader):
@@ -123,7 +125,7 @@ class _PatternSearch:
             self.by_size[sketch.size].append(tensor)
         self.nodes = [node for node in index.nodes if not node.scope and node.op_type != "Constant"]
         # Plan's tensor -> its readers in the plan.
-        self.readers: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+        self.readers: defaultdict[str, list[Reader]] = defaultdict(list)
         for name, node in contents.nodes.items():
             for k, read in enumerate(node.inputs):
                 self.readers[read].append((name, k))

@@ -15,8 +15,16 @@ from onnxq.spec import ObserverSpec, QuantSpec
 # The output-channel axis of a weight, by operator: the only one engines compute per channel.
 _WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "LSTM": 1, "GRU": 1, "Gather": 0}
 # Operators between a projection and the output that it makes, beside constants: biases, scales, caps, types.
-_BEHIND_SCORES = frozenset(
-    {"Add", "Mul", "Div", "Tanh", "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+_BEHIND_SCORES = (
+    "Add",
+    "Mul",
+    "Div",
+    "Tanh",
+    "Cast",
+    "Identity",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
 )
 # The reduction axis, along which weights are blocked.
 _BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0, "LSTM": 2, "GRU": 2, "Gather": 1}

@@ -156,8 +156,7 @@ class _Mover:
                 "take one of the two sites out",
                 code="Q403",
             )
-        places = self._list_places(site)
-        for tensor, readers in places:
+        for tensor, readers in self._list_places(site):
             where: Site = tensor
             if where in self.taken:
                 if readers is None:
@@ -178,13 +177,13 @@ class _Mover:
         if site in self.moved:
             return self.moved[site]
         name = site.name if isinstance(site, TensorId) else ""
-        heirs = (self.claims.get(edge) for edge in self._follow_lost(name))
+        readers = (reader for reader, _ in self.recognized.readers.get(name, ()))
+        heirs = (
+            self.claims.get(edge)
+            for reader in filter(self.recognized.has_lost, readers)
+            for edge in self.recognized.follow_readers(reader)
+        )
         return next((self.moved[heir] for heir in heirs if heir in self.moved), site)
-
-    def _follow_lost(self, name: str) -> Iterator[tuple[str, int]]:
-        for reader, _ in self.recognized.readers.get(name, ()):
-            if self.recognized.has_lost(reader):
-                yield from self.recognized.follow_readers(reader)
 
     def _list_places(self, site: SitePlan) -> list[Place]:
         if isinstance(site.site, TensorId) and site.consumers is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float32
 from onnxq.backends import find_backend, find_target
 from onnxq.graph import GraphIndex
 from onnxq.graph.precision.widen import is_narrow
@@ -79,7 +79,7 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, Cautions]:
         if values is not None and qparams is not None and sums:
             scale, zero = align_qparams(qparams, site.spec, values.shape, np.float32)
             weight = read_constant(index, site.site)
-            near = values if weight is None else np.asarray(weight, np.float32) / scale + zero
+            near = values if weight is None else as_float32(weight) / scale + zero
             # Rounding may have had its reasons: what it chose is what to stay near to, not the float weight.
             wanted = np.where(abs(near - values) < 1, near, values)
             site = replace(site, values=limit_sums(values, wanted, site.sum_orders))

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Column
 
 from onnxq.errors import escape_line
-from onnxq.progress import Progress, Task, silent
+from onnxq.progress import Progress, Task, Tick, silent
 from onnxq.report.columns import Text, shorten_name
 from onnxq.report.terminal import format_seconds, write_stream
 
@@ -72,7 +72,7 @@ class _Step:
     # Seconds of the clock.
     begun: float
     # Called after every advance.
-    update: Callable[[], None]
+    update: Tick
     done: int = 0
     # A line has named the step.
     named: bool = False

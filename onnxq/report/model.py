@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from onnxq.arrays import Shape
+from onnxq.arrays import InputShapes
 from onnxq.backends import find_modes, find_target
 from onnxq.config import Config
 from onnxq.engines.diff.measure import SAME_DB
 from onnxq.engines.diff.model import LABELS, OFF, ON, Difference
-from onnxq.evaluation.agreement import ChoiceAgreement
+from onnxq.evaluation.agreement import ChoiceAgreement, ChoiceAgreements
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
 from onnxq.planner import Forced
@@ -238,7 +238,7 @@ class LatencyRatio:
     # 0: all.
     threads: int = 1
     # Of the inputs timed, by name.
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    shapes: InputShapes = field(default_factory=dict)
     # 0 where the model does not say which axis it is.
     batch: int = 1
     # The kind of CPU, of runtime.CPU_KINDS; "" if not determined.
@@ -316,7 +316,7 @@ class Report:
     note_bytes: int = 0
     checks: tuple[OutputCheck, ...] = ()
     # Choices of the float model, on which `checks` compares, and how far those of the quantized one are the same.
-    choices: tuple[ChoiceAgreement, ...] = ()
+    choices: ChoiceAgreements = ()
     # Number of samples of `checks`.
     checked: int = 0
     # Segments that the models were compared in, of which `checks` has the worst; 0 where they ran whole.

@@ -31,6 +31,9 @@ _FIX = "give a page or JSON that `onnxq report` wrote"
 MOST_DB = 200.0
 # Operators that a plot names.
 _LABELLED = 5
+# None where there is no figure.
+Measured = float | None
+Figures = tuple[float, ...]
 # Share of the noise at the outputs from which an operator is marked.
 RED_SHARE = 0.1
 # Below: values cut off; levels that half of the channels have; share of the range that 99 % of the values lie in.
@@ -53,7 +56,7 @@ def make_axes(width: float, height: float) -> Any:
     return pyplot.subplots(figsize=(width, height), layout="constrained")[1]
 
 
-def bound_db(value: float) -> float | None:
+def bound_db(value: float) -> Measured:
     """A figure in dB for the record."""
     return None if math.isnan(value) else round(min(max(value, -MOST_DB), MOST_DB), 2)
 
@@ -91,19 +94,19 @@ class SiteRecord:
     scheme: str
     granularity: str
     # The smallest and the largest; () where they are computed at each run.
-    scales: tuple[float, ...] = ()
+    scales: Figures = ()
     # The smallest and the largest value that the integers can hold; () of several scales.
-    range: tuple[float, ...] = ()
+    range: Figures = ()
     # Share of the values outside.
-    clipped: float | None = None
+    clipped: Measured = None
     # Only this is quantized; all but this.
-    isolated_db: float | None = None
-    left_out_db: float | None = None
+    isolated_db: Measured = None
+    left_out_db: Measured = None
     values: ValueBars | None = None
     # Largest magnitudes of channels or groups of them; of a weight, of its input channels, against their outputs.
-    channels: tuple[float, ...] = ()
+    channels: Figures = ()
     # Of the channel in the middle, with a scale that channels share.
-    levels: float | None = None
+    levels: Measured = None
 
     def list_causes(self) -> Iterator[str]:
         """Name what is wrong with its range, in sentences."""
@@ -133,14 +136,14 @@ class OperatorRecord:
     moves: int = 0
     # Of the noise at the outputs, in the sum of all operators alone.
     share: float = 0.0
-    isolated_db: float | None = None
-    left_out_db: float | None = None
+    isolated_db: Measured = None
+    left_out_db: Measured = None
     # dB that leaving it float brings back.
-    gain_db: float | None = None
+    gain_db: Measured = None
     # Quantized from the start up to here.
-    cumulative_db: float | None = None
+    cumulative_db: Measured = None
     # Of its first result, against float.
-    own_db: float | None = None
+    own_db: Measured = None
     # Why it stayed float, and the code of that.
     reason: str = ""
     code: str = ""
@@ -165,7 +168,7 @@ class Advice:
     # Bytes that the file grows by.
     size: int
     # Change of the model's predicted time, as a share of it; None where nothing predicts it.
-    cost: float | None = None
+    cost: Measured = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +179,8 @@ class OutputRecord:
     # SQNR in dB by run.
     runs: Mapping[str, float] = field(default_factory=dict)
     # Some of its numbers, of both models.
-    float_values: tuple[float, ...] = ()
-    values: tuple[float, ...] = ()
+    float_values: Figures = ()
+    values: Figures = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,14 +190,14 @@ class FrontPoint:
     # How many operators have each.
     precisions: Mapping[str, int]
     # None of the first, by which others are predicted.
-    predicted_db: float | None = None
+    predicted_db: Measured = None
     sqnr_db: float
     predicted_bytes: int | None = None
     bytes: int
-    predicted_ms: float | None = None
+    predicted_ms: Measured = None
     # These two where they were asked for.
-    latency_ms: float | None = None
-    metric: float | None = None
+    latency_ms: Measured = None
+    metric: Measured = None
     # It keeps all limits.
     holds: bool = True
     taken: bool = False
@@ -217,14 +220,14 @@ class ReportRecord:
     grade: str = ""
     verdict: str = ""
     # Times as fast as float.
-    speed: float | None = None
+    speed: Measured = None
     data: str = ""
     samples: int = 0
     synthetic: bool = False
     source_bytes: int = 0
     quantized_bytes: int = 0
     # Of the worst output in any run.
-    sqnr_db: float | None = None
+    sqnr_db: Measured = None
     # Whose kernels the operators have, and how many of those are of each type.
     engine: str = ""
     types: Mapping[str, int] = field(default_factory=dict)

@@ -29,7 +29,7 @@ _UNKNOWN = re.compile(
     r"Fatal error: (?P<domain>\S+?):(?P<op>[^\s:]+)\(-?\d+\) is not a registered function/op"
 )
 # Of ONNX and of ONNX Runtime itself: an operator unknown there comes from no library.
-_BUILT_IN = frozenset({"ai.onnx", "ai.onnx.ml", "com.microsoft"})
+_BUILT_IN = ("ai.onnx", "ai.onnx.ml", "com.microsoft")
 _CUSTOM = "ONNX Runtime does not have it: it is a custom operator, whose code is not in the model"
 _MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 

@@ -97,8 +97,7 @@ def time_models(
     }
     blocks = {}
     for name, session in sessions.items():
-        own = convert_floats(feeds, session.inputs)
-        block = partial(time_runs, partial(session.run, own))
+        block = partial(time_runs, partial(session.run, convert_floats(feeds, session.inputs)))
         blocks[name] = partial(block, count_block_runs(block))
     times = measure_rounds(blocks, rounds=rounds, seconds=seconds, precision=precision)
     latencies = {name: summarize_rounds(times[name], threads) for name in times}
@@ -129,8 +128,7 @@ def convert_floats(feeds: Feeds, inputs: Iterable[ValueInfo]) -> Feeds:
         array = converted.get(value.name)
         # Kind V is that of bfloat16.
         if value.dtype in FLOAT_TENSORS and array is not None and array.dtype.kind in "fV":
-            kind = onnx.helper.tensor_dtype_to_np_dtype(value.dtype)
-            converted[value.name] = array.astype(kind)
+            converted[value.name] = array.astype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
     return converted
 
 

@@ -24,14 +24,8 @@ from onnxq.numerics import quantize
 from onnxq.plan import Plan, SitePlan, to_json
 from onnxq.planner.sums import count_saturating, read_constant
 from onnxq.sites import Caution, Site
+from torch_frontend.export import graph
 from torch_frontend.export.check import ExportCheck, check_export
-from torch_frontend.export.graph import (
-    active_quantizers,
-    batch_dims,
-    export_with_markers,
-    order_inputs,
-    prepare_markers,
-)
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing.modules import as_inputs
 
@@ -174,15 +168,17 @@ def to_onnx(
     quantizer that the graph lost, for a model in bfloat16, or if torch cannot export it.
     """
     inner, wanted, mode = _begin_export(model, target)
-    quantizers = active_quantizers(inner)
+    quantizers = graph.active_quantizers(inner)
     _check_types(inner)
-    inputs = order_inputs(inner, as_inputs(example_inputs))
-    shapes = batch_dims(inputs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
+    inputs = graph.order_inputs(inner, as_inputs(example_inputs))
+    shapes = (
+        graph.batch_dims(inputs) if dynamic_batch and dynamic_shapes is None else dynamic_shapes
+    )
     if inputs.kwargs and isinstance(shapes, dict):
         # torch.export asks for an entry of every input by name, None where nothing is free.
         shapes = {**dict.fromkeys(inputs.kwargs), **shapes}
-    with prepare_markers(inner, quantizers, *inputs):
-        proto = export_with_markers(
+    with graph.prepare_markers(inner, quantizers, *inputs):
+        proto = graph.export_with_markers(
             inner,
             inputs,
             opset=opset or _choose_opset(inner, quantizers),

@@ -224,8 +224,7 @@ class _Lowering:
         while value in self.aliases:
             argument = self.aliases[value]
             value = argument[0].all_input_nodes[0]
-        tensor = self.tensors.get(value) or self._name_tensor(value)
-        return _Read(tensor, argument)
+        return _Read(self.tensors.get(value) or self._name_tensor(value), argument)
 
     def _add_computed(self, value: fx.Node, tensor: str, *, transposed: bool = False) -> str:
         """The name of a constant. transposed: as its reader has it."""

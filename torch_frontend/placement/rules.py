@@ -20,7 +20,7 @@ _RULE = partial(
     PlacementRule, kernel="", why="a pair on what it reads", output=Output.FLOAT, compute=True
 )
 # No engine limits it, and here no engine's file does either: what reads an activation may have it quantized.
-VIRTUAL_RULES: tuple[PlacementRule, ...] = (
+VIRTUAL_RULES = (
     _RULE(
         name="one-operand",
         ops=(

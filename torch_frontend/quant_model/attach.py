@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -16,6 +16,7 @@ from torch_frontend.qmodules import WeightQuantized, copy_module_tree, swap_clas
 from torch_frontend.qmodules.layers import replace_modules
 from torch_frontend.qmodules.registry import GROUPS, Registration, find_entry, find_layer
 from torch_frontend.quantizers import Quantizer, create_quantizer
+from torch_frontend.quantizers.base import Quantizers
 from torch_frontend.quantizers.borrowed import Follower
 from torch_frontend.tracing.leaves import CallsOutside
 from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path, read_stack
@@ -104,7 +105,7 @@ def swap_layers(
     model: nn.Module,
     pairs: Iterable[Pair],
     config: Config,
-    known: Mapping[str, Quantizer] | None = None,
+    known: Quantizers | None = None,
 ) -> QuantizerPaths:
     """Give layers their weight's quantizer and change their class. Returns site -> module path of a new quantizer.
 
@@ -136,7 +137,7 @@ def swap_layers(
 def bind_sums(
     model: nn.Module,
     pairs: Iterable[Pair],
-    activations: Mapping[str, Quantizer],
+    activations: Quantizers,
     paths: QuantizerPaths,
 ) -> None:
     """Let the quantizers of weights keep the sums of the target's kernels, while those of the data are on."""
@@ -210,7 +211,7 @@ def convert_layers(
 
 
 def _add_input_quantizers(
-    module: nn.Module, entry: Registration, path: str, quantizers: Mapping[str, Quantizer]
+    module: nn.Module, entry: Registration, path: str, quantizers: Quantizers
 ) -> dict[str, str]:
     """Give a layer the quantizers of its data arguments. Returns site -> name among them."""
     children = nn.Module()

@@ -18,12 +18,7 @@ from torch_frontend.placement.pairs import Decision, Product, plan_pairs
 from torch_frontend.placement.rules import CallRequests, check_policies
 from torch_frontend.qmodules import multiply_weight_norms
 from torch_frontend.qmodules.registry import GROUPS
-from torch_frontend.quant_model.attach import (
-    QuantizerPaths,
-    attach_quantizers,
-    convert_layers,
-    list_unreached,
-)
+from torch_frontend.quant_model import attach
 from torch_frontend.tracing.attention import take_apart
 from torch_frontend.tracing.batch_norms import fold_batch_norms, replace_batch_norms
 from torch_frontend.tracing.capture import capture_model, take_graph
@@ -40,7 +35,7 @@ class ConvertedModel:
     """A module with quantizers. paths: site -> module path of its quantizer, activations first."""
 
     model: nn.Module
-    paths: QuantizerPaths
+    paths: attach.QuantizerPaths
     refusals: Refusals
     left_float: tuple[LeftFloat, ...]
     decisions: tuple[Decision, ...]
@@ -156,11 +151,11 @@ def _build_traced(network: _Network, config: Config, inputs: Inputs | None) -> C
     }
     requests.check_used(*layers.values())
     placed = plan_pairs(graph, requests, sized=inputs is not None)
-    paths = attach_quantizers(model, placed, config)
+    paths = attach.attach_quantizers(model, placed, config)
     reasons = [*traced.refusals, *traced.opaque, *placed.reasons]
     products = placed.products
     for path, inside_graph in layers.items():
-        converted, inside_paths, inside = convert_layers(
+        converted, inside_paths, inside = attach.convert_layers(
             model.get_submodule(path), requests, inside_graph, path
         )
         model.set_submodule(path, converted)
@@ -184,13 +179,13 @@ def _build_untraced(
     graph = lower_layers(model, config)
     requests = CallRequests(config, graph)
     requests.check_used()
-    converted, paths, placed = convert_layers(model, requests, graph)
+    converted, paths, placed = attach.convert_layers(model, requests, graph)
     cause = f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them"
     fix = "take control flow on values and shapes out of its forward"
     if inputs is None:
         fix += ", or give example_inputs to see which calls were not reached"
     root = Refusal(type(model).__name__, cause, fix, "tracing", "R108")
-    unreached = [] if inputs is None else list_unreached(converted, inputs)
+    unreached = [] if inputs is None else attach.list_unreached(converted, inputs)
     refusals, left_float = split_unquantized(
         [root, *placed.reasons, *(product.reason for product in unreached if product.reason)]
     )

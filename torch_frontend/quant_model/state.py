@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 
 from onnxq.config import matches_any, suggest_names
 from onnxq.errors import ConfigError, PlanError
 from torch_frontend.quantizers import DisabledBy, Quantizer
+from torch_frontend.quantizers.base import Quantizers
 
 
 class State(Enum):
@@ -24,7 +24,7 @@ class State(Enum):
 # States with qparams.
 _NUMBERS = (State.CALIBRATED, State.QUANTIZED, State.FROZEN, State.EXPORTED)
 # step -> the states it may be taken from
-STEPS: dict[str, tuple[State, ...]] = {
+STEPS = {
     "prepare_calibration": (State.FLOAT, State.OBSERVING, State.CALIBRATED, State.QUANTIZED),
     "calc_qparams": (State.OBSERVING,),
     "init_qat": (State.CALIBRATED, State.QUANTIZED),
@@ -54,13 +54,13 @@ def check_step(step: str, state: State) -> None:
         )
 
 
-def switch_kinds(quantizers: Mapping[str, Quantizer], weights: bool, activations: bool) -> None:
+def switch_kinds(quantizers: Quantizers, weights: bool, activations: bool) -> None:
     """Set the switches of all weights and of all activations."""
     for quantizer in quantizers.values():
         quantizer.enabled = weights if quantizer.role.is_weight else activations
 
 
-def find_matching(quantizers: Mapping[str, Quantizer], pattern: str) -> list[Quantizer]:
+def find_matching(quantizers: Quantizers, pattern: str) -> list[Quantizer]:
     """Quantizers whose sites match a name, a glob or a /regular expression/. Raises ConfigError if there are none."""
     matching = [quantizer for site, quantizer in quantizers.items() if matches_any(pattern, site)]
     if not pattern or not matching:
@@ -73,9 +73,7 @@ def find_matching(quantizers: Mapping[str, Quantizer], pattern: str) -> list[Qua
     return matching
 
 
-def disable_sites(
-    quantizers: Mapping[str, Quantizer], pattern: str, reason: str
-) -> list[Quantizer]:
+def disable_sites(quantizers: Quantizers, pattern: str, reason: str) -> list[Quantizer]:
     """Switch the matching sites off for good; return all of them."""
     matching = find_matching(quantizers, pattern)
     for quantizer in matching:
@@ -86,9 +84,7 @@ def disable_sites(
     return matching
 
 
-def enable_sites(
-    quantizers: Mapping[str, Quantizer], pattern: str, *, force: bool
-) -> list[Quantizer]:
+def enable_sites(quantizers: Quantizers, pattern: str, *, force: bool) -> list[Quantizer]:
     """Undo `disable_sites` for the matching sites; return those that may quantize again.
 
     force: undo decisions of passes, too. Raises PlanError if passes decided on all matching sites and force is False.

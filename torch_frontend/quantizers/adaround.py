@@ -14,7 +14,6 @@ rounded to nearest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -24,7 +23,7 @@ from torch import Tensor
 from onnxq.errors import CalibrationError
 from onnxq.sites import Names, Role
 from torch_frontend.fake_quant.sums import keep_soft_sums, keep_sums
-from torch_frontend.quantizers.base import Option, Quantizer
+from torch_frontend.quantizers.base import Options, Quantizer, Roles
 from torch_frontend.quantizers.registry import register_quantizer
 from torch_frontend.quantizers.specs import spread_values
 
@@ -42,8 +41,8 @@ class AdaRound(Quantizer):
     """Learned rounding of a weight whose scale is fixed. `v` is absent until learning starts."""
 
     # The paper's stretch of the sigmoid, which lets h reach exactly 0 and 1.
-    defaults: ClassVar[Mapping[str, Option]] = {"zeta": 1.1, "gamma": -0.1}
-    roles: ClassVar[tuple[Role, ...]] = (Role.WEIGHT,)
+    defaults: ClassVar[Options] = {"zeta": 1.1, "gamma": -0.1}
+    roles: ClassVar[Roles] = (Role.WEIGHT,)
     slots: ClassVar[Names] = ("scale", "zero_point", "v")
     # A calibrated weight rounds to nearest until learning starts.
     optional: ClassVar[frozenset[str]] = frozenset({"v"})

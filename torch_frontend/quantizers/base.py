@@ -68,6 +68,8 @@ class AncestorQuantizer:
 
 
 Option = float | int | str | bool
+Options = Mapping[str, Option]
+Roles = tuple[Role, ...]
 
 
 class DisabledBy(Enum):
@@ -94,10 +96,10 @@ class Quantizer(AncestorQuantizer, nn.Module):
     """
 
     name: ClassVar[str] = ""
-    defaults: ClassVar[Mapping[str, Option]] = {}
+    defaults: ClassVar[Options] = {}
     # Allowed values of options that are words.
     choices: ClassVar[Mapping[str, Names]] = {}
-    roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
+    roles: ClassVar[Roles] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
     # Tensors of the state dict that exist once calibrated; those in `optional` may be missing even then.
     slots: ClassVar[Names] = ("scale", "zero_point")
     optional: ClassVar[frozenset[str]] = frozenset()
@@ -111,7 +113,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         site: str,
         role: Role = Role.ACTIVATION,
         observer: ObserverSpec | None = None,
-        options: Mapping[str, Option] | None = None,
+        options: Options | None = None,
         target: str = _IDEAL,
     ) -> None:
         super().__init__()
@@ -489,3 +491,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
             format_range(t.detach().cpu()) for t in (self.scale, self.zero_point.round())
         )
         return f"{text}, scale={scale}, zero_point={zero}{', frozen' if self.frozen else ''}"
+
+
+# By site.
+Quantizers = Mapping[str, Quantizer]

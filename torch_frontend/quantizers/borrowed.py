@@ -21,7 +21,7 @@ from onnxq.errors import CalibrationError, ConfigError, PlanError
 from onnxq.sites import Names, Role
 from onnxq.spec import QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
-from torch_frontend.quantizers.base import Option, Quantizer
+from torch_frontend.quantizers.base import Options, Quantizer, Roles
 from torch_frontend.quantizers.registry import register_quantizer
 from torch_frontend.quantizers.specs import mark_tensor
 
@@ -34,9 +34,9 @@ class Dynamic(Quantizer):
     nodes in ONNX: a spec with `dynamic`. Others leave no marker: the engine quantizes by itself there.
     """
 
-    defaults: ClassVar[Mapping[str, Option]] = {"scales": "tensor", "block_size": 32}
+    defaults: ClassVar[Options] = {"scales": "tensor", "block_size": 32}
     choices: ClassVar[Mapping[str, Names]] = {"scales": ("tensor", "token", "block")}
-    roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.OUTPUT)
+    roles: ClassVar[Roles] = (Role.ACTIVATION, Role.OUTPUT)
     slots: ClassVar[Names] = ()
 
     def __init__(self, spec: QuantSpec, **where: Any) -> None:

@@ -21,11 +21,12 @@ import numpy as np
 from torch import Tensor
 
 from onnxq import observers
+from onnxq.arrays import as_float32, as_int32
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
-from torch_frontend.quantizers.base import Quantizer
+from torch_frontend.quantizers.base import Quantizer, Roles
 from torch_frontend.quantizers.registry import register_quantizer
 from torch_frontend.quantizers.specs import count_elements
 from torch_frontend.quantizers.statistics import Statistics, WeightRange
@@ -75,7 +76,7 @@ class LeastValue:
             )
             fix = "use another quantizer here, by a rule with `tensor` and `set: {quantizer: lsq}`"
             raise CalibrationError("activation", cause, fix, code="Q509")
-        return QParams(np.asarray(self.scale, np.float32), np.asarray(0, np.int32), "DoReFa")
+        return QParams(as_float32(self.scale), as_int32(0), "DoReFa")
 
 
 @register_quantizer("dorefa")
@@ -85,7 +86,7 @@ class DoReFa(Quantizer):
     spec: as configured; a weight's own `spec` has one bit more afterwards: DoReFa's k-bit values are odd integers.
     """
 
-    roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
+    roles: ClassVar[Roles] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
 
     def __init__(
         self, spec: QuantSpec, *, site: str, role: Role = Role.ACTIVATION, **where: Any

@@ -50,7 +50,7 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.numerics import scale_floor, symmetric_steps
 from onnxq.sites import Names, Role
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
-from torch_frontend.quantizers.base import Option, Quantizer
+from torch_frontend.quantizers.base import Options, Quantizer, Roles
 from torch_frontend.quantizers.registry import register_quantizer
 from torch_frontend.quantizers.specs import (
     count_elements,
@@ -73,7 +73,7 @@ class LearnedQuantizer(Quantizer):
     init: "paper" (as its paper starts) or "observer" (the site's observer; steadier at 8 bits).
     """
 
-    defaults: ClassVar[Mapping[str, Option]] = {"init": "paper"}
+    defaults: ClassVar[Options] = {"init": "paper"}
     choices: ClassVar[Mapping[str, Names]] = {"init": ("paper", "observer")}
 
     @property
@@ -268,8 +268,8 @@ class PACT(LearnedQuantizer):
     """
 
     # alpha 10: the start in the paper's experiments.
-    defaults: ClassVar[Mapping[str, Option]] = {"init": "paper", "alpha": 10.0, "l2": 1e-4}
-    roles: ClassVar[tuple[Role, ...]] = (Role.ACTIVATION, Role.OUTPUT)
+    defaults: ClassVar[Options] = {"init": "paper", "alpha": 10.0, "l2": 1e-4}
+    roles: ClassVar[Roles] = (Role.ACTIVATION, Role.OUTPUT)
     slots: ClassVar[Names] = ("alpha", "zero_point")
 
     def __init__(self, spec: QuantSpec, **where: Any) -> None:

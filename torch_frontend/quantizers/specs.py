@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from onnxq.arrays import Shape, are_finite
+from onnxq.arrays import Shape, are_finite, as_float32, as_int32
 from onnxq.backends import find_target
 from onnxq.errors import CalibrationError, CauseAndFix, ConfigError
 from onnxq.nearest import suggest_names
@@ -116,7 +116,7 @@ def find_zero_point(spec: QuantSpec) -> int | None:
 def make_qparams(scale: ArrayLike, zero_point: ArrayLike, spec: QuantSpec, origin: str) -> QParams:
     """Qparams of scales that are not below their floor. A group of zeros would get scale 0."""
     floored = np.maximum(scale, scale_floor(spec))
-    return QParams(np.asarray(floored, np.float32), np.asarray(zero_point, np.int32), origin)
+    return QParams(as_float32(floored), as_int32(zero_point), origin)
 
 
 def check_qparams(qparams: QParams, spec: QuantSpec, site: str, target: str) -> QParams:
@@ -126,8 +126,8 @@ def check_qparams(qparams: QParams, spec: QuantSpec, site: str, target: str) -> 
     the scheme, or one that the target cannot hold.
     """
     checked = QParams(
-        np.asarray(qparams.scale, np.float32),
-        np.asarray(qparams.zero_point, np.int32),
+        as_float32(qparams.scale),
+        as_int32(qparams.zero_point),
         qparams.origin,
     )
     fault = _find_fault(checked.scale, checked.zero_point, spec, target)

@@ -32,6 +32,7 @@ from torch_frontend.tracing.values import bind_inputs
 
 # Stands in front of all inputs of a graph.
 _ROOT = "root"
+Nodes = set[fx.Node]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +90,7 @@ class Regions:
                 if readers <= inside and 0 < len(layers) <= max_layers:
                     blocks.append((inside, join, layers))
         regions: list[Region] = []
-        taken: set[fx.Node] = set()
+        taken: Nodes = set()
         # Largest first: a block holds the smaller blocks inside it.
         for inside, join, layers in sorted(
             blocks, key=lambda block: (-len(block[0]), self.order[block[1]])
@@ -176,7 +177,7 @@ class Regions:
     def _make_layer(self, node: fx.Node) -> Region:
         return self._make_region(self.find_path(node), {node}, node)
 
-    def _make_region(self, name: str, inside: set[fx.Node], exit_: fx.Node) -> Region:
+    def _make_region(self, name: str, inside: Nodes, exit_: fx.Node) -> Region:
         """Region of these nodes with the activations behind its exit and the quantizers of its inputs."""
         nodes = set(inside)
         behind = set[fx.Node]()
@@ -199,11 +200,11 @@ class Regions:
         every = nodes | fronts | self._find_sizes(nodes | fronts)
         return Region(name, tuple(sorted(every, key=self.order.__getitem__)), exit_)
 
-    def _find_sizes(self, nodes: set[fx.Node]) -> set[fx.Node]:
+    def _find_sizes(self, nodes: Nodes) -> Nodes:
         """Sizes that the region reads and that follow from values it holds or reads."""
         # Inside the region they are computed from the samples drawn, whose number is not that of the batch.
         reach = nodes.union(*(self.reads[node] for node in nodes))
-        sizes: set[fx.Node] = set()
+        sizes: Nodes = set()
         for node in self.model.graph.nodes:
             if is_plain(node) and node.all_input_nodes and reach.issuperset(node.all_input_nodes):
                 sizes.add(node)
@@ -214,7 +215,7 @@ class Regions:
                 read |= sizes.intersection(node.all_input_nodes)
         return read
 
-    def _add_between(self, own: set[fx.Node]) -> set[fx.Node]:
+    def _add_between(self, own: Nodes) -> Nodes:
         """These values and all on paths between them."""
         after = own.union(*(networkx.descendants(self.paths, node) for node in own))
         before = own.union(*(networkx.ancestors(self.paths, node) for node in own))
@@ -335,7 +336,7 @@ def _copy_value(value: Any) -> Any:
 
 
 def _extract_part(
-    model: fx.GraphModule, region: set[fx.Node], exit_: fx.Node
+    model: fx.GraphModule, region: Nodes, exit_: fx.Node
 ) -> tuple[fx.GraphModule, list[fx.Node]]:
     """(the region as a module that shares the model's modules, the nodes outside that it reads)."""
     fixed = find_constants(model.graph)
@@ -359,9 +360,7 @@ def _extract_part(
     return fx.GraphModule(model, part), entries
 
 
-def _find_owned(
-    model: fx.GraphModule, part: fx.GraphModule, region: set[fx.Node]
-) -> list[Quantizer]:
+def _find_owned(model: fx.GraphModule, part: fx.GraphModule, region: Nodes) -> list[Quantizer]:
     """Quantizers inside whose readers are all inside, and that nothing outside calls or follows."""
     # A leader's qparams are also its followers'; learning them here would change other units.
     shared = {id(q.leader) for q in quantizers_of(model) if isinstance(q, Follower)}

@@ -160,14 +160,12 @@ def _activate_elu(a: Arguments) -> Any:
 
 
 # Checks of torch.export: the graph is taken for what the person's example showed.
-_CHECKS = frozenset(
-    (
-        "_assert_tensor_metadata",
-        "_assert_async",
-        "_assert_scalar",
-        "sym_constrain_range",
-        "sym_constrain_range_for_size",
-    )
+_CHECKS = (
+    "_assert_tensor_metadata",
+    "_assert_async",
+    "_assert_scalar",
+    "sym_constrain_range",
+    "sym_constrain_range_for_size",
 )
 # Functions of torch.nn.functional that take the first so many arguments in the same order.
 _SHORTENED: Mapping[str, int] = {

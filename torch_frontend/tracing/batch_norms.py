@@ -60,6 +60,8 @@ _FUNCTIONS: dict[Any, Names] = {
 _TENSORS = ("running_mean", "running_var", "weight", "bias")
 # Key of a node's meta: True if the call is in training mode when the model is.
 _FOLLOWS = "onnxq_follows_mode"
+# Batch norms, and what became of each.
+Outcomes = list[tuple[str, str]]
 
 
 class BatchNorm(_BatchNorm):
@@ -79,13 +81,13 @@ def compare_batch_norms(graph: fx.Graph, other: fx.Graph) -> None:
             node.meta[_FOLLOWS] = _read_mode(node) != _read_mode(twin)
 
 
-def replace_batch_norms(model: fx.GraphModule, root: nn.Module) -> list[tuple[str, str]]:
+def replace_batch_norms(model: fx.GraphModule, root: nn.Module) -> Outcomes:
     """Replace batch norms that are functions by modules in the scope of their call, which own the tensors then.
 
     root: the traced module, whose own batch norms say how they average. Returns (path, reason) of those that stay
     functions though they have statistics.
     """
-    functions: list[tuple[str, str]] = []
+    functions: Outcomes = []
     modules: dict[tuple[str | None, ...], tuple[str, nn.Module]] = {}
     sources: list[fx.Node] = []
     for node in list(model.graph.nodes):
@@ -203,12 +205,12 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *_TRANSPOSED)
 
 
-def fold_batch_norms(model: fx.GraphModule) -> list[tuple[str, str]]:
+def fold_batch_norms(model: fx.GraphModule) -> Outcomes:
     """Fold every batch norm whose layer nothing else uses. Returns (batch norm, outcome with the reason if not folded).
 
     The layer gets new Parameters; those of the float model do not change.
     """
-    outcomes: list[tuple[str, str]] = []
+    outcomes: Outcomes = []
     for node, source, why in find_layers(model, lambda value: value):
         name = read_name(node)
         path = name.name if name is not None else str(node.target)

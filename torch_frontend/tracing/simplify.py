@@ -109,7 +109,10 @@ def remove_in_place_writes(model: fx.GraphModule) -> None:
             written = bool(plain) and hasattr(torch.Tensor, plain)
             node.target = plain if written else node.target
         if written:
-            _redirect_readers(model.graph, node.args[0], node)
+            order = {other: k for k, other in enumerate(model.graph.nodes)}
+            for reader in list(node.args[0].users):
+                if order[reader] > order[node]:
+                    reader.replace_input_with(node.args[0], node)
 
 
 def _replace_in_place_module(model: fx.GraphModule, node: fx.Node) -> bool:
@@ -126,14 +129,6 @@ def _replace_in_place_module(model: fx.GraphModule, node: fx.Node) -> bool:
     plain.onnxq_was_inplace = True  # type: ignore[assignment]
     model.set_submodule(str(node.target), plain)
     return True
-
-
-def _redirect_readers(graph: fx.Graph, written: fx.Node, result: fx.Node) -> None:
-    """Let readers of `written` that stand behind `result` read `result`."""
-    order = {node: k for k, node in enumerate(graph.nodes)}
-    for reader in list(written.users):
-        if order[reader] > order[result]:
-            reader.replace_input_with(written, result)
 
 
 def replace_unbind(model: fx.GraphModule) -> None:

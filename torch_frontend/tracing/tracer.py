@@ -76,8 +76,7 @@ class Example:
         """Repeat the node's call on the example's values of its arguments."""
         if self.running or node.op == "output":
             return
-        sources = node.all_input_nodes
-        if any(source.meta.get(_FAKE, _UNKNOWN) is _UNKNOWN for source in sources):
+        if any(source.meta.get(_FAKE, _UNKNOWN) is _UNKNOWN for source in node.all_input_nodes):
             return
         self.running = True
         try:

@@ -14,21 +14,19 @@ from onnxq.sites import JsonObject
 KERNELS = "kernels.json"
 # A node's name in the model that is compiled: a number that no suffix of OpenVINO's can change.
 MARK = re.compile(r"node\[(\d+)\]")
-_MOVES = frozenset(
-    (
-        "Reorder",
-        "Reshape",
-        "Transpose",
-        "Convert",
-        "Broadcast",
-        "Split",
-        "StridedSlice",
-        "MemoryInput",
-    )
+_MOVES = (
+    "Reorder",
+    "Reshape",
+    "Transpose",
+    "Convert",
+    "Broadcast",
+    "Split",
+    "StridedSlice",
+    "MemoryInput",
 )
 CONSTANT = "Const"
 # Beside constants, the layers of the model's ends.
-_ENDS = frozenset(("Input", "Output", CONSTANT))
+_ENDS = ("Input", "Output", CONSTANT)
 _TYPES = {
     "f32": "float32",
     "f16": "float16",

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from onnxq.arrays import Array
 from onnxq.backends import surroundings
-from onnxq.backends.base import Candidate
+from onnxq.backends.base import Candidate, Reason
 from onnxq.graph import NodeRef, walk_from
 from onnxq.graph.base import POSITIVE_OPS, Graph
 from onnxq.sites import Names, TensorId
@@ -60,7 +60,7 @@ _PASSED = (*_SCALED, "Concat")
 _KEEPS_SIGN = ("Concat", "MaxPool", "AveragePool", "Split", *surroundings.MOVES)
 
 
-def check_conv(c: Candidate) -> str | None:
+def check_conv(c: Candidate) -> Reason:
     """As for any product; besides, OpenVINO 2026.4 loses or moves the scales of channels where there is no bias.
 
     It refuses the network then, or computes something else without a word. A bias keeps the scales where they are, but
@@ -92,7 +92,7 @@ def _find_once(
     return find_first
 
 
-def _explain_read_sizes(c: Candidate) -> str | None:
+def _explain_read_sizes(c: Candidate) -> Reason:
     """Why the scales get lost: sizes of a tensor beside or in front of it are read, and change from run to run."""
     # Those of one spatial axis keep their scales.
     if c.rank(0) == 3 or _is_curved(c):
@@ -154,7 +154,7 @@ def _list_numbers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
             yield reader
 
 
-def explain_multiplied(tensor: TensorId | None, index: Graph) -> str | None:
+def explain_multiplied(tensor: TensorId | None, index: Graph) -> Reason:
     """Why a tensor takes no pair: a product of activations reads it, moved or rectified, as its other operand is read.
 
     Where both come from pairs whose zero point is that of no shift (128), OpenVINO 2026.4 multiplies in integers. Its
@@ -209,7 +209,7 @@ def _walk_joined(c: Candidate) -> Iterator[Candidate]:
         tensor = computed[0]
 
 
-def _explain_lost_scales(c: Candidate) -> str | None:
+def _explain_lost_scales(c: Candidate) -> Reason:
     """Why the scales get lost: sizes change from run to run, and several nodes read the result, but no one Swish."""
     data = c.tensor(0)
     readers = c.index.list_consumers(c.node.result)
@@ -221,7 +221,7 @@ def _explain_lost_scales(c: Candidate) -> str | None:
     )
 
 
-def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> str | None:
+def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> Reason:
     """Why the scales of the candidate, which come past `maker`, are misread. rectified: past an activation, too."""
     for edge in c.index.list_consumers(maker.result):
         reader = Candidate(c.index.find_node(edge.node), c.index, c.shapes)
@@ -251,7 +251,7 @@ def _find_factor(c: Candidate) -> Array | None:
 _MOST_STRIDE = 3
 
 
-def check_transposed(c: Candidate) -> str | None:
+def check_transposed(c: Candidate) -> Reason:
     """Why a ConvTranspose is not computed in integers: groups, strides, operands, or data that may be negative.
 
     Where a stride is larger than its kernel, OpenVINO 2026.4 computes it wrongly between pairs (2 dB).
@@ -287,12 +287,12 @@ def _makes_positive(index: Graph, node: NodeRef) -> bool:
     return node.op_type in POSITIVE_OPS or (lowest is not None and bool((lowest >= 0).all()))
 
 
-def check_gemm(c: Candidate) -> str | None:
+def check_gemm(c: Candidate) -> Reason:
     """Why a Gemm is no product in integers: its operands, or what OpenVINO makes of a pair on its data."""
     return _explain_misread_data(c) or surroundings.check_gemm(c)
 
 
-def _explain_misread_data(c: Candidate) -> str | None:
+def _explain_misread_data(c: Candidate) -> Reason:
     """Why a pair on the data would be misread, by what OpenVINO 2026.4 makes of the operators in front of it.
 
     A reduction to extremes takes the pair into its kernel, and is wrong. A mean without its axes, axis 1 among them,
@@ -311,7 +311,7 @@ def _explain_misread_data(c: Candidate) -> str | None:
     return None
 
 
-def _explain_concat(c: Candidate, passed: bool) -> str | None:
+def _explain_concat(c: Candidate, passed: bool) -> Reason:
     """Why a pair behind a Concat is not for a product. passed: other operators stand between both.
 
     OpenVINO moves the pair to each part, and of rows each has a zero point of its own then, which the product refuses.
@@ -337,7 +337,7 @@ def _drops_channels(c: Candidate) -> bool:
     return axes is None or rank is None or 1 in {int(axis) % rank for axis in axes}
 
 
-def check_matmul(c: Candidate) -> str | None:
+def check_matmul(c: Candidate) -> Reason:
     """Why a MatMul is no product of data and a constant matrix, in integers as OpenVINO reads them."""
     if c.is_constant(0):
         return "the constant stands on the left"

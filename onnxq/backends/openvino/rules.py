@@ -12,7 +12,7 @@ from functools import partial
 
 from onnxq.arrays import Shape
 from onnxq.backends import surroundings
-from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.backends.cpu_costs import read_costs
 from onnxq.backends.openvino.misreads import (
     ACTIVATIONS,
@@ -46,7 +46,7 @@ def _list_sum_inputs(c: Candidate) -> Indices:
 
 
 # EfficientNet-Lite0: 26.3 -> 26.8 dB, and no slower.
-def _explain_behind_stem(c: Candidate, maker: Candidate | None) -> str | None:
+def _explain_behind_stem(c: Candidate, maker: Candidate | None) -> Reason:
     """The reader of the depthwise convolution of a stem, which stays float."""
     data = None if maker is None else maker.tensor(0)
     name = None if data is None else surroundings.find_backbone(c.index, data)
@@ -65,7 +65,7 @@ _FUSED = "pairs on data and weight; bias, activation and the pair behind follow 
 _MOVED = "moves integers: both sides share one scale"
 
 # In the order of precedence.
-RULES: tuple[PlacementRule, ...] = (
+RULES = (
     _product(name="conv", ops=("Conv",), kernel="Convolution", why=_FUSED, check=check_conv),
     _product(
         name="conv-transpose",
@@ -151,7 +151,13 @@ RULES: tuple[PlacementRule, ...] = (
 _NARROW = (2, 3, 4, 5, 6, 7, 8)
 _weight = partial(Capability, role=Role.WEIGHT, symmetric=(True,), storage=("int8",))
 _channel = partial(_weight, granularity=(PerTensor, PerChannel))
-CAPABILITIES: tuple[Capability, ...] = (
+_matrix = partial(
+    Capability,
+    role=Role.WEIGHT,
+    ops=("MatMul", "Gemm"),
+    granularity=(PerTensor, PerChannel, PerBlock),
+)
+CAPABILITIES = (
     Capability(role=Role.ACTIVATION, storage=("uint8",)),
     # With a zero point these are dequantized in front of the kernel.
     Capability(role=Role.ACTIVATION, storage=("int8",), symmetric=(True,)),
@@ -159,27 +165,13 @@ CAPABILITIES: tuple[Capability, ...] = (
     _weight(ops=("Gather",), granularity=(PerChannel,)),
 )
 # Beside float data only the kernel of matrices reads integers; others have their weights dequantized at every run.
-WEIGHT_ONLY: tuple[Capability, ...] = (
-    Capability(
-        role=Role.WEIGHT,
-        ops=("MatMul", "Gemm"),
-        bits=_NARROW,
-        storage=("int8", "uint8"),
-        granularity=(PerTensor, PerChannel, PerBlock),
-    ),
-    Capability(
-        role=Role.WEIGHT,
-        ops=("MatMul", "Gemm"),
-        bits=(2, 3, 4),
-        storage=("int4", "uint4"),
-        granularity=(PerTensor, PerChannel, PerBlock),
-        opset=21,
-    ),
+WEIGHT_ONLY = (
+    _matrix(bits=_NARROW),
+    _matrix(bits=(2, 3, 4), storage=("int4", "uint4"), opset=21),
     Capability(
         role=Role.WEIGHT,
         ops=("Conv",),
         bits=_NARROW,
-        storage=("int8", "uint8"),
         granularity=(PerTensor, PerChannel),
         warning="OpenVINO dequantizes the weights of Conv at every run: a smaller file for a slower model",
     ),
@@ -215,7 +207,7 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     return (1, 0) if node.op_type == "MatMul" and len(shape) == 2 else None
 
 
-def _check_tensors(rule: PlacementRule, c: Candidate) -> str | None:
+def _check_tensors(rule: PlacementRule, c: Candidate) -> Reason:
     """The rule's own check, and why a tensor that it wants a pair at takes none."""
     tensors = list(map(c.tensor, rule.list_inputs(c)))
     if rule.output is Output.PAIR:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # The operators whose int8 weights ONNX Runtime multiplies by uint8 data in 16-bit sums on x86 CPUs without VNNI.
 # W and R: input and hidden state are quantized.
-INTEGER_PRODUCTS: tuple[IntegerProduct, ...] = (
+INTEGER_PRODUCTS = (
     # A Conv becomes a QLinearConv only with a QuantizeLinear behind it; the others
     # write float as well.
     IntegerProduct(op="Conv", reads=Data.PAIR, weights=(1,), result=True),

@@ -13,7 +13,7 @@ from functools import partial
 
 from onnxq.arrays import Shape
 from onnxq.backends import surroundings
-from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.backends.cpu_costs import read_costs
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
@@ -24,7 +24,7 @@ from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor
 _CLIPS = ("Relu", "Clip")
 
 
-def _check_conv(c: Candidate) -> str | None:
+def _check_conv(c: Candidate) -> Reason:
     if not c.is_constant(1):
         return "its weight is computed at run time: no quantized kernel takes it"
     if c.tensor(2) is not None and not c.is_constant(2):
@@ -32,7 +32,7 @@ def _check_conv(c: Candidate) -> str | None:
     return None
 
 
-def _check_gemm(c: Candidate) -> str | None:
+def _check_gemm(c: Candidate) -> Reason:
     if not c.is_constant(1) or c.is_constant(0):
         return "its weight is computed at run time: no quantized kernel takes it"
     if c.node.transposes_data:
@@ -45,17 +45,15 @@ def _check_gemm(c: Candidate) -> str | None:
     return surroundings.explain_columns(c)
 
 
-def _check_matmul(c: Candidate) -> str | None:
+def _check_matmul(c: Candidate) -> Reason:
     if c.is_constant(0):
         return "the constant stands on the left: no quantized kernel takes it"
-    weight = c.tensor(1)
-    shape = c.index.find_shape(weight)
-    if c.is_constant(1) and (shape is None or len(shape) != 2):
+    if c.is_constant(1) and c.index.find_rank(c.tensor(1)) != 2:
         return "its weight is not a matrix"
     return None
 
 
-def _check_constant_weight(c: Candidate) -> str | None:
+def _check_constant_weight(c: Candidate) -> Reason:
     """The reason why int8 does not pay: a MatMul of two activations has a kernel, and it is slower."""
     return (
         None
@@ -64,26 +62,26 @@ def _check_constant_weight(c: Candidate) -> str | None:
     )
 
 
-def _check_maxpool(c: Candidate) -> str | None:
+def _check_maxpool(c: Candidate) -> Reason:
     return surroundings.check_max_pool(c) or (
         None if c.rank(0) in (None, 4) else "only 2-D pooling has a uint8 kernel"
     )
 
 
-def _check_recurrent(c: Candidate) -> str | None:
+def _check_recurrent(c: Candidate) -> Reason:
     if not c.is_constant(1) or not c.is_constant(2):
         return "its weights are computed at run time: no quantized kernel takes them"
     return None
 
 
-def _check_lstm(c: Candidate) -> str | None:
+def _check_lstm(c: Candidate) -> Reason:
     if c.attr("layout", 0):
         return "its batch comes first (layout 1): no quantized kernel takes it"
     return _check_recurrent(c)
 
 
 # In the order of precedence. Kernels and reasons: measured on onnxruntime 1.31.
-RULES: tuple[PlacementRule, ...] = (
+RULES = (
     # A dense 3x3 is 3 to 4 times as fast as float from 20 channels on, and half as fast at 4: of
     # narrow ones the costs decide.
     PlacementRule(
@@ -218,7 +216,7 @@ _TABLES = (
 )
 
 # The first row that accepts a spec gives the warning, so those without one come before.
-CAPABILITIES: tuple[Capability, ...] = (
+CAPABILITIES = (
     _activation(bits=(8,), storage=("uint8", "int8")),
     # DynamicQuantizeLinear makes no other type.
     _activation(
@@ -255,15 +253,14 @@ CAPABILITIES: tuple[Capability, ...] = (
 
 # Only a MatMul has a weight-only kernel: it and the DequantizeLinear of its weight become MatMulNBits.
 _matmul = partial(_weight, ops=("MatMul",), granularity=(PerTensor, PerChannel, PerBlock), opset=21)
-WEIGHT_ONLY: tuple[Capability, ...] = (
+WEIGHT_ONLY = (
     _matmul(bits=(2, 3, 4), storage=("int4", "uint4")),
     # The type is one of opset 25.
     _matmul(bits=(2,), storage=("int2", "uint2"), opset=25),
-    _matmul(bits=_NARROW, storage=("int8", "uint8")),
+    _matmul(bits=_NARROW),
     _weight(
         ops=("Conv", "Gemm"),
         bits=_NARROW,
-        storage=("int8", "uint8"),
         warning="ORT has no weight-only kernel for Conv and Gemm: their weights are dequantized at every run, "
         "a smaller file for a slower model",
     ),
@@ -271,7 +268,6 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
     _weight(
         ops=("LSTM", "GRU"),
         bits=_NARROW,
-        storage=("int8", "uint8"),
         warning="ORT has no weight-only kernel for LSTM and GRU: their weights are dequantized at every run, "
         "a smaller file for a slower model",
     ),
@@ -298,16 +294,14 @@ _NO_GAIN = {
 # Operators that u8 x s8 kernels compute in a Q/DQ file, and those kernels as nodes of their own, by the shape of their
 # weight: [M, C / group, *taps]; [K, N], or [N, K] with transB; [K, N].
 CONVS = frozenset({"Conv", "QLinearConv"})
-_GEMMS = frozenset({"Gemm", "QGemm"})
-_MATRICES = frozenset(
-    {
-        "MatMul",
-        "QLinearMatMul",
-        "MatMulInteger",
-        "MatMulIntegerToFloat",
-        "DynamicQuantizeMatMul",
-        "QAttention",
-    }
+_GEMMS = ("Gemm", "QGemm")
+_MATRICES = (
+    "MatMul",
+    "QLinearMatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "DynamicQuantizeMatMul",
+    "QAttention",
 )
 
 
@@ -355,7 +349,7 @@ _BASE = Target(
 ORT = replace(_BASE, sum_order=find_sum_order, looped_ops=("Gemm", "MatMul"))
 # The kernels that quantize their data at each run write floats, so that each stands for itself.
 _DYNAMIC_WHY = "its input is quantized at each run, on the scale of its own values"
-DYNAMIC_RULES: tuple[PlacementRule, ...] = (
+DYNAMIC_RULES = (
     *(
         replace(
             rule, kernel="DynamicQuantizeMatMul", why=_DYNAMIC_WHY, output=Output.FLOAT, fuses=()

@@ -30,7 +30,7 @@ _STATIC = 4
 _ONE_SCALE = 0
 # …_BW_SCALE_OFFSET, …_BW_AXIS_SCALE_OFFSET, and that of blocks for a kernel in float16.
 _NARROW = (2, 3, 11)
-_MOVES = frozenset({"Quantize", "Dequantize", "Convert", "Cast", "Transpose", "Reshape"})
+_MOVES = ("Quantize", "Dequantize", "Convert", "Cast", "Transpose", "Reshape")
 # Pairs at inputs and outputs of the model, which stay on the CPU so that the application may feed and read integers.
 _BORDER = re.compile("configured to not take D?Q nodes that")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

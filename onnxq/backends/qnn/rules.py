@@ -14,8 +14,9 @@ from functools import partial
 
 import numpy as np
 
+from onnxq.arrays import as_float32, as_int32
 from onnxq.backends import surroundings
-from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.sites import Role
 from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -24,19 +25,19 @@ _CLIPS = ("Relu", "Clip")
 _SPREAD_OUT = 2.0**-10
 
 
-def _check_conv(c: Candidate) -> str | None:
+def _check_conv(c: Candidate) -> Reason:
     if c.node.op_type == "ConvTranspose" and c.node.groups > 1:
         return "the NPU computes transposed convolutions of one channel a group wrongly, and refuses other groups"
     return surroundings.check_weighted(c)
 
 
-def _check_matrix(c: Candidate) -> str | None:
+def _check_matrix(c: Candidate) -> Reason:
     return surroundings.check_weighted(c) or (
         None if c.rank(1) == 2 else "its weight is not a matrix"
     )
 
 
-def _check_clip(c: Candidate) -> str | None:
+def _check_clip(c: Candidate) -> Reason:
     fusing = c.index.maker(c.node, 0, *_FUSING)
     # With a second reader the result without the Relu is needed as well.
     if fusing is None or c.index.find_sole_reader(fusing.result) is None:
@@ -70,9 +71,7 @@ def _is_spread_out(result: QParams) -> bool:
 
 
 def _fix_range(spec: QuantSpec, scale: float, zero_point: int) -> QParams:
-    return QParams(
-        np.asarray(scale, np.float32), np.asarray(zero_point, np.int32), FIXED, spec.levels
-    )
+    return QParams(as_float32(scale), as_int32(zero_point), FIXED, spec.levels)
 
 
 def _adapt_second(k: int, spec: QuantSpec) -> QuantSpec:
@@ -122,7 +121,7 @@ _WIDE = "in 16 bits: the kernel of 8 is coarser than its result"
 _TABLE = "pairs on both sides; the scale of its result is built into the kernel"
 _MOVED = "moves integers: both sides share one scale"
 
-RULES: tuple[PlacementRule, ...] = (
+RULES = (
     _rule(
         name="conv",
         ops=("Conv", "ConvTranspose"),
@@ -262,7 +261,7 @@ _weight = partial(
     Capability, role=Role.WEIGHT, symmetric=(True,), granularity=(PerTensor, PerChannel)
 )
 # Blocks need 16-bit activations, and are computed in float16.
-CAPABILITIES: tuple[Capability, ...] = (
+CAPABILITIES = (
     Capability(role=Role.ACTIVATION, bits=(8, 16), storage=_ACTIVATIONS, symmetric=(False,)),
     Capability(
         role=Role.ACTIVATION, ops=_SECOND, bits=(16,), storage=("int16",), symmetric=(True,)

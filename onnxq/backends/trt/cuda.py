@@ -18,6 +18,7 @@ from onnxq.arrays import Array
 _NON_BLOCKING = 1
 _THREAD_LOCAL = 1
 _NAME_BYTES = 256
+Launch = Callable[[], None]
 
 
 def load_driver() -> Any:
@@ -108,7 +109,7 @@ class Cuda:
         # The driver counts milliseconds.
         return found.value / 1e3
 
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, work: Launch) -> Launch:
         """Capture the work that a function puts into the stream as a graph; returns a function that launches it."""
         self._call("cuStreamBeginCapture_v2", self.stream, _THREAD_LOCAL)
         graph = ctypes.c_void_p()

@@ -137,8 +137,7 @@ class TrtEngine(engine.Engine):
         self, name: str, model: ModelLike, job: engine.Job, folder: Path
     ) -> Iterator[engine.Runner]:
         """Build an engine for this machine's GPU and run it with Polygraphy."""
-        path = build_trt(self, model, job, folder)
-        with TrtRunner(self, name, path, job.plugins) as runner:
+        with TrtRunner(self, name, build_trt(self, model, job, folder), job.plugins) as runner:
             yield runner
 
     def demand_device(self, subject: str) -> None:

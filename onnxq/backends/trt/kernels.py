@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from onnxq.backends.engine import Kernel, Kernels, Tensor
+from onnxq.backends.engine import Kernel, Kernels, Tensor, Tensors
 from onnxq.sites import JsonObject, Names
 
 # Files in which a build lists its kernels, as its log or its inspector does.
@@ -33,8 +33,15 @@ _NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1d-\x1f\s]*(?:\[ONNX Layer: |$))
 _GENERATED = re.compile(r"__myl_((?:[A-Z][a-z0-9]{3})+)_")
 _MOVES = frozenset({"Move", "Tran", "Resh", "Cast", "Repl", "Conc", "Slic"})
 # Layers of the inspector that do nothing else, and those that make streams wait for each other.
-_MOVING_KINDS = frozenset(
-    {"reformat", "shuffle", "copy", "noop", "no_op", "signal", "wait", "shapehosttodevice"}
+_MOVING_KINDS = (
+    "reformat",
+    "shuffle",
+    "copy",
+    "noop",
+    "no_op",
+    "signal",
+    "wait",
+    "shapehosttodevice",
 )
 
 # Types that TensorRT calls as we do, then its other words; in an older inspector they stand inside a sentence.
@@ -103,7 +110,7 @@ def read_layers_message(text: str) -> Kernels:
     )
 
 
-def _read_tensors(text: str) -> tuple[Tensor, ...]:
+def _read_tensors(text: str) -> Tensors:
     return tuple(
         Tensor(
             name=found["name"],
@@ -120,9 +127,7 @@ def read_inspector(text: str) -> Kernels:
     raw = json.loads(text)
     layers: Iterable[Any] = raw.get("Layers", ()) if isinstance(raw, dict) else raw
     return tuple(
-        _read_layer(layer)
-        if isinstance(layer, dict)
-        else Kernel(name=str(layer), kind="", nodes=())
+        _read_layer(layer) if isinstance(layer, dict) else Kernel(name=str(layer), kind="")
         for layer in layers
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from onnxq.arrays import Shape
 from onnxq.backends import surroundings
-from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.errors import CauseAndFix
 from onnxq.graph import MICROSOFT, NodeRef
 from onnxq.sites import Indices, Names, Role
@@ -92,7 +92,7 @@ def refuse_float(node: NodeRef) -> str:
     return ""
 
 
-def _check_conv(c: Candidate) -> str | None:
+def _check_conv(c: Candidate) -> Reason:
     if not c.is_constant(1):
         return "its weight is computed at run time: TensorRT has no int8 kernel for that"
     if c.is_constant(0):
@@ -100,7 +100,7 @@ def _check_conv(c: Candidate) -> str | None:
     return None
 
 
-def _check_gemm(c: Candidate) -> str | None:
+def _check_gemm(c: Candidate) -> Reason:
     if c.is_constant(0):
         return "its data is constant"
     if c.is_constant(1) and c.node.transposes_data:
@@ -108,13 +108,13 @@ def _check_gemm(c: Candidate) -> str | None:
     return None
 
 
-def _check_gemm_gain(c: Candidate) -> str | None:
+def _check_gemm_gain(c: Candidate) -> Reason:
     if not c.is_constant(1):
         return "its weight is computed at run time: it is left float, as all products of two activations"
     return _check_columns(c, 0 if c.node.is_transposed else 1)
 
 
-def _check_matmul(c: Candidate) -> str | None:
+def _check_matmul(c: Candidate) -> Reason:
     if surroundings.multiplies_activations(c.index, c.node):
         return "both operands are computed"
     if not c.is_constant(1):
@@ -124,11 +124,11 @@ def _check_matmul(c: Candidate) -> str | None:
     return None
 
 
-def _check_matmul_gain(c: Candidate) -> str | None:
+def _check_matmul_gain(c: Candidate) -> Reason:
     return _check_columns(c, 1)
 
 
-def _check_cut(c: Candidate) -> str | None:
+def _check_cut(c: Candidate) -> Reason:
     return _check_matmul(c) or (
         None
         if surroundings.find_attention_cut(c.index, c.node) is not None
@@ -136,7 +136,7 @@ def _check_cut(c: Candidate) -> str | None:
     )
 
 
-def _check_columns(c: Candidate, axis: int) -> str | None:
+def _check_columns(c: Candidate, axis: int) -> Reason:
     """Why a product with one output channel does not pay. axis: that of the weight's output channels."""
     # Measured: int8 with one column is padded to two and sliced again; one row (batch 1) is not.
     weight = c.shape(1)
@@ -145,14 +145,14 @@ def _check_columns(c: Candidate, axis: int) -> str | None:
     return None
 
 
-def _check_attention(c: Candidate, part: int) -> str | None:
+def _check_attention(c: Candidate, part: int) -> Reason:
     found = surroundings.find_attention(c.index, c.node)
     if found is not None and found[part] == c.node.name:
         return None
     return f"not the {('scores', 'values')[part]} of attention"
 
 
-def _check_product(c: Candidate) -> str | None:
+def _check_product(c: Candidate) -> Reason:
     return (
         None if surroundings.multiplies_activations(c.index, c.node) else "one operand is constant"
     )
@@ -164,7 +164,7 @@ def _find_partners(c: Candidate) -> Names:
     )
 
 
-def _check_residual(c: Candidate) -> str | None:
+def _check_residual(c: Candidate) -> Reason:
     return (
         None
         if surroundings.find_skip_input(c.index, c.node) is not None
@@ -208,7 +208,7 @@ _attention = partial(
 )
 
 # In the order of precedence: of the rules for MatMul, those for one place in the graph come before the general one.
-RULES: tuple[PlacementRule, ...] = (
+RULES = (
     _product(
         name="conv",
         ops=("Conv",),
@@ -328,7 +328,7 @@ def _check_blocks(shape: Shape, spec: QuantSpec) -> CauseAndFix | None:
     return f"its {shape[grain.axis]} rows do not make whole blocks of {grain.size}", fix
 
 
-CAPABILITIES: tuple[Capability, ...] = (
+CAPABILITIES = (
     _capability(role=Role.ACTIVATION, bits=_NARROW),
     _capability(role=Role.OUTPUT, bits=_NARROW),
     _capability(**_CHANNEL, bits=_NARROW),
@@ -343,7 +343,7 @@ CAPABILITIES: tuple[Capability, ...] = (
 
 # Weights of Conv in int4 are build errors.
 _weight = partial(_capability, role=Role.WEIGHT, ops=("MatMul", "Gemm"))
-WEIGHT_ONLY: tuple[Capability, ...] = (
+WEIGHT_ONLY = (
     _weight(
         bits=(2, 3, 4),
         storage=("int4",),
@@ -360,7 +360,7 @@ WEIGHT_ONLY: tuple[Capability, ...] = (
 _ROW_WEIGHTS = 1 << 22
 
 
-def _explain_one_row(candidate: Candidate, _: Candidate | None) -> str | None:
+def _explain_one_row(candidate: Candidate, _: Candidate | None) -> Reason:
     """A vector times a matrix, as the classifier behind a pooling is at batch 1.
 
     In float product, bias and activation are one kernel, in int8 two; NVIDIA leaves GEMV out as well.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from onnxq.arrays import RunValues
 from onnxq.backends.building import COMPILING, demand_build
 from onnxq.backends.engine import Engine, Job
 from onnxq.backends.trt.build import load_plugins, make_logger
@@ -96,7 +97,7 @@ class TrtRunner:
         with translate_errors():
             self._open.close()
 
-    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
+    def infer(self, feeds: Feeds) -> RunValues:
         """One sample: arrays by name. They may be the runner's own buffers, which last until its next run."""
         with translate_errors():
             # Dataset checks the feeds, with better messages.

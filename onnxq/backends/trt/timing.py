@@ -16,7 +16,7 @@ from onnxq.arrays import Array, Arrays
 from onnxq.backends.engine import LOG, Engine, EngineTimes, TimedModel, Timing
 from onnxq.backends.serving import read_feeds, time_in_child
 from onnxq.backends.trt.build import load_plugins, make_logger
-from onnxq.backends.trt.cuda import Cuda, CudaError
+from onnxq.backends.trt.cuda import Cuda, CudaError, Launch
 from onnxq.runtime import summarize_rounds
 from onnxq.runtime.timing import count_block_runs, measure_rounds
 from onnxq.sites import JsonObject
@@ -129,7 +129,7 @@ class LoadedEngine:
         if not self._context.execute_async_v3(self._cuda.stream.value):
             raise RuntimeError("the engine does not run")
 
-    def make_block(self, launch: Callable[[], None]) -> Callable[[], list[float]]:
+    def make_block(self, launch: Launch) -> Callable[[], list[float]]:
         """Warm up a way to run, and make a block of it that lasts long enough to be measured."""
         single = partial(_time_launches, self._cuda, launch, self._cuda.make_events(2))
         end = time.perf_counter() + _WARM_UP
@@ -139,7 +139,7 @@ class LoadedEngine:
         return partial(_time_launches, self._cuda, launch, events)
 
 
-def _time_launches(cuda: Cuda, launch: Callable[[], None], events: Sequence[Any]) -> list[float]:
+def _time_launches(cuda: Cuda, launch: Launch, events: Sequence[Any]) -> list[float]:
     """Seconds between neighbouring events with a launch between each two."""
     cuda.record(events[0])
     for event in events[1:]:

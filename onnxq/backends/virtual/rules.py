@@ -10,30 +10,28 @@ from __future__ import annotations
 
 from functools import partial
 
-from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
+from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.backends.surroundings import check_data
 from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 
 
-def _check_weighted(c: Candidate) -> str | None:
-    if not c.is_constant(1):
-        return "its weight is computed at run time"
-    return check_data(c)
+def _check_weighted(c: Candidate) -> Reason:
+    return check_data(c) if c.is_constant(1) else "its weight is computed at run time"
 
 
-def _check_matmul(c: Candidate) -> str | None:
+def _check_matmul(c: Candidate) -> Reason:
     rank = c.rank(1)
     if rank is not None and rank != 2:
         return "its weight is not a matrix"
     return _check_weighted(c)
 
 
-def _check_product(c: Candidate) -> str | None:
+def _check_product(c: Candidate) -> Reason:
     return "one operand is constant" if c.is_constant(0) or c.is_constant(1) else None
 
 
-def _check_two_operands(c: Candidate) -> str | None:
+def _check_two_operands(c: Candidate) -> Reason:
     # Only Softmax reads the sum: one operand is a mask.
     readers = c.index.list_consumers(c.node.result)
     if readers and all(c.index.find_node(reader.node).op_type == "Softmax" for reader in readers):
@@ -43,15 +41,14 @@ def _check_two_operands(c: Candidate) -> str | None:
     return _check_product(c)
 
 
-def _check_softmax(c: Candidate) -> str | None:
-    scores = c.tensor(0)
-    maker = c.index.find_producer(scores)
+def _check_softmax(c: Candidate) -> Reason:
+    maker = c.index.find_producer(c.tensor(0))
     if maker is not None and maker.op_type in ("Add", "Sub", "Where"):
         return "reads scores that may be masked with -inf, which no range holds"
     return check_data(c)
 
 
-def _check_resize(c: Candidate) -> str | None:
+def _check_resize(c: Candidate) -> Reason:
     mode = c.attr("mode", "nearest")
     return (
         "nearest values stay on their levels" if mode in ("nearest", b"nearest") else check_data(c)
@@ -65,7 +62,7 @@ _READ = "a pair on what it reads"
 _rule = partial(PlacementRule, kernel="", output=Output.FLOAT, compute=True)
 _AVERAGES = ("LayerNormalization", "AveragePool", "GlobalAveragePool", "ReduceMean")
 
-RULES: tuple[PlacementRule, ...] = (
+RULES = (
     _rule(
         name="conv",
         ops=("Conv", "ConvTranspose", "Gemm"),
@@ -92,23 +89,17 @@ _capability = partial(
 )
 _BYTES = ("int8", "uint8")
 _WIDER = (*_BYTES, "int16", "uint16", "int4", "uint4")
+_blocks = partial(_capability, role=Role.WEIGHT, granularity=(PerTensor, PerChannel, PerBlock))
 
-CAPABILITIES: tuple[Capability, ...] = (
+CAPABILITIES = (
     _capability(role=Role.ACTIVATION, storage=_BYTES),
     _capability(role=Role.OUTPUT, storage=_BYTES),
     _capability(role=Role.WEIGHT, storage=_BYTES),
     # Types and blocks that ONNX has from opset 21 on.
     _capability(role=Role.ACTIVATION, storage=_WIDER, opset=21),
     _capability(role=Role.OUTPUT, storage=_WIDER, opset=21),
-    _capability(
-        role=Role.WEIGHT, storage=_WIDER, granularity=(PerTensor, PerChannel, PerBlock), opset=21
-    ),
-    _capability(
-        role=Role.WEIGHT,
-        storage=("int2", "uint2"),
-        granularity=(PerTensor, PerChannel, PerBlock),
-        opset=25,
-    ),
+    _blocks(storage=_WIDER, opset=21),
+    _blocks(storage=("int2", "uint2"), opset=25),
 )
 
 VIRTUAL = Target(

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxq.arrays import RunValues
 from onnxq.backends.building import COMPILING, Ask, serve_process
 from onnxq.backends.engine import MODEL
 from onnxq.errors import CauseAndFix, OnnxqError
@@ -170,7 +171,7 @@ class NodeRunner:
         self._node, self._inputs = node, [value.name for value in GraphIndex(model).inputs]
         node.open_session(name, model)
 
-    def infer(self, feeds: Feeds) -> Mapping[str, Any]:
+    def infer(self, feeds: Feeds) -> RunValues:
         """One sample: arrays by name. Raises ModelError where the run fails."""
         given = self._node.write_feeds({name: feeds[name] for name in self._inputs})
         path = self._node.folder / _ANSWERS

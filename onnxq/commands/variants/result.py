@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
 
-from onnxq.arrays import Shape
+from onnxq.arrays import InputShapes
 from onnxq.backends import find_reference
 from onnxq.errors import VerificationError
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal, warn_synthetic
@@ -90,7 +90,7 @@ class Variants:
     config: str = ""
     options: Settings = field(default_factory=dict)
     cpu: str = ""
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    shapes: InputShapes = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -205,18 +205,13 @@ def _make_lines(result: Variants) -> terminal.SheetRows:
     for device in dict.fromkeys(
         device for variant in result.variants for device in variant.lacking
     ):
-        for names, dtypes in _group_lacking(result, device).items():
+        groups: dict[Names, list[str]] = {}
+        for variant in result.variants:
+            if variant.lacking.get(device):
+                groups.setdefault(variant.lacking[device], []).append(variant.dtype)
+        for names, dtypes in groups.items():
             yield f"no {device}", f"kernel in {', '.join(dtypes)}: {', '.join(names)}"
     yield "data", result.data
-
-
-def _group_lacking(result: Variants, device: str) -> dict[Names, list[str]]:
-    """Variants by the operators that the device has no kernel for."""
-    groups: dict[Names, list[str]] = {}
-    for variant in result.variants:
-        if variant.lacking.get(device):
-            groups.setdefault(variant.lacking[device], []).append(variant.dtype)
-    return groups
 
 
 def _list_warnings(result: Variants) -> Iterator[Caution]:

@@ -88,7 +88,7 @@ class TextInputs:
         rows, count = ids.shape
         feeds = {}
         for value in self.inputs:
-            rank = len(value.shape or ())
+            rank = value.rank
             array: Array
             match self.roles[value.name]:
                 case InputRole.CACHE:
@@ -169,7 +169,7 @@ def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
 
     Raises DataError for an input that tokens do not give, and for caches of one fixed length.
     """
-    whole = [value for value in inputs if is_integer(value) and len(value.shape or ()) == 2]
+    whole = [value for value in inputs if is_integer(value) and value.rank == 2]
     roles: dict[str, InputRole] = {}
     for value in inputs:
         role = next((role for part, role in _NAMES if part in value.name.lower()), None)
@@ -177,7 +177,7 @@ def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
             role = InputRole.IDS
         if (
             role is None
-            or len(value.shape or ()) not in _RANKS[role]
+            or value.rank not in _RANKS[role]
             or (role is InputRole.IDS and not is_integer(value))
         ):
             cause = f"no text gives its values ({format_shape(value)})"
@@ -344,7 +344,7 @@ def find_logits(outputs: Inputs, parts: TextInputs, name: str) -> str:
     for value in outputs:
         dtype = find_input_dtype(value)
         is_float = dtype is None or classify_dtype(dtype) == "float"
-        if is_float and value.name not in caches and len(value.shape or ()) == 3:
+        if is_float and value.name not in caches and value.rank == 3:
             able.append(value)
     if not able:
         raise make_decoder_error(name, "has no output of floats [samples, tokens, vocabulary]")

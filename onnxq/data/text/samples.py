@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_int64
 from onnxq.config import DataConfig
 from onnxq.config.data import BYTES
 from onnxq.data.fit import Feeds, Inputs
@@ -201,9 +201,7 @@ def _count_tokens(tokenizer: Tokenizer, length: int, path: Path) -> int:
 
 
 def _wrap_tokens(ids: list[int], tokenizer: Tokenizer, share: float) -> Window:
-    return Window(
-        np.array([*tokenizer.prefix, *ids, *tokenizer.suffix], np.int64), len(ids) * share
-    )
+    return Window(as_int64([*tokenizer.prefix, *ids, *tokenizer.suffix]), len(ids) * share)
 
 
 def _read_pieces(path: Path) -> Iterator[bytes]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from onnxq.annotate import WeightSums, find_saturating
+from onnxq.annotate import find_saturating
+from onnxq.annotate.operators import SaturatingWeights
 from onnxq.arrays import Array, Arrays
 from onnxq.backends import find_reference
 from onnxq.engines.diff.layers import Counterpart
@@ -34,7 +35,7 @@ def find_saturating_weights(
     run: Callable[[], Array | None],
     *,
     threads: int,
-) -> tuple[WeightSums, ...]:
+) -> SaturatingWeights:
     """The weights whose sums saturate on this sample on the way to a tensor; () where they do not explain the run.
 
     run: gives the tensor's real values in the run that diverges; called only if a weight can saturate.
@@ -68,9 +69,14 @@ def find_saturating_weights(
         return ()
     behind = _find_ancestors(index, tensor)
     counted = (one.node for one in session.nodes() if one.saturated)
-    return _choose_nearest(
-        index, tensor, [weights[node] for node in counted if node in behind and node in weights]
-    )
+    saturated = {node: weights[node] for node in counted if node in behind and node in weights}
+    # The one weight that the tensor is computed from directly, if there is one; else all.
+    node = index.find_producer(TensorId(tensor))
+    while node is not None and node.name not in saturated and node.op_type in _THIN:
+        node = index.maker(node)
+    if node is not None and node.name in saturated:
+        return (saturated[node.name],)
+    return tuple(saturated.values())
 
 
 def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
@@ -92,27 +98,14 @@ def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
     return walk_from(list_maker(TensorId(tensor)), list_behind)
 
 
-def _choose_nearest(
-    index: GraphIndex, tensor: str, seen: list[WeightSums]
-) -> tuple[WeightSums, ...]:
-    """The one weight that a tensor is computed from directly, if there is one; else all."""
-    node = index.find_producer(TensorId(tensor))
-    names = {one.node for one in seen}
-    while node is not None and node.name not in names and node.op_type in _THIN:
-        node = index.maker(node)
-    return tuple(one for one in seen if node is not None and one.node == node.name) or tuple(seen)
-
-
 # Operators between a product and the tensor that its kernel gives.
-_THIN = frozenset(
-    {
-        "Add",
-        "Relu",
-        "Clip",
-        "QuantizeLinear",
-        "DequantizeLinear",
-        "Reshape",
-        "Transpose",
-        "LeakyRelu",
-    }
+_THIN = (
+    "Add",
+    "Relu",
+    "Clip",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "Reshape",
+    "Transpose",
+    "LeakyRelu",
 )

@@ -304,7 +304,7 @@ class _Comparison:
                 if error.run in points or not diverges(error, plain):
                     continue
                 node = self.index.find_producer(TensorId(name))
-                worst = self.sums.tallies.find_worst_sample(name, error.run, OFF)
+                worst = self.sums.tallies.find_worst_sample(name, error.run)
                 points[error.run] = make_point(
                     error, name, node, Counterpart(name, None), self.sums.steps[name], worst
                 )
@@ -380,8 +380,7 @@ class _Comparison:
 
     def _cut_parts(self, sample: int) -> FedParts:
         """The model's parts, fed with its tensors on the sample of this number."""
-        threads = self.config.verify.threads
-        reference = Reference(self.index, self.dataset[sample], threads=threads)
+        reference = Reference(self.index, self.dataset[sample], threads=self.config.verify.threads)
         return FedParts(self.index, reference)
 
     def bisect_failures(self) -> Iterator[Piece]:

@@ -429,7 +429,7 @@ class _LayerWork:
             for error in engines:
                 # The first in the order of the network: those behind it go on with its error.
                 if error.run not in points and diverges(error, own):
-                    worst = tallies.find_worst_sample(row.name, error.run, OFF)
+                    worst = tallies.find_worst_sample(row.name, error.run)
                     points[error.run] = mark_divergence(
                         row, self.counterparts[row.name, error.run], error, worst
                     )

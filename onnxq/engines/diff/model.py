@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxq.annotate import WeightSums
+from onnxq.annotate.operators import SaturatingWeights
 from onnxq.errors import VerificationError
-from onnxq.evaluation.agreement import ChoiceAgreement
+from onnxq.evaluation.agreement import ChoiceAgreements
 from onnxq.sites import Lines, Names, Refusal, Refusals
 from onnxq.wording import show_as_summary
 
@@ -111,7 +111,7 @@ class Divergence:
     sqnr_db: float
     levels: float = math.nan
     # The weights whose 16-bit sums overflow on CPUs without VNNI, where that explains the difference.
-    saturating: tuple[WeightSums, ...] = ()
+    saturating: SaturatingWeights = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ class Difference:
     top_k: int = 1
     runs: tuple[Run, ...] = ()
     outputs: tuple[OutputDiff, ...] = ()
-    choices: Mapping[str, tuple[ChoiceAgreement, ...]] = field(default_factory=dict)
+    choices: Mapping[str, ChoiceAgreements] = field(default_factory=dict)
     layers: tuple[LayerDiff, ...] = ()
     worst: Names = ()
     divergences: tuple[Divergence, ...] = ()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onnxq.annotate import Inspection, PairInfo, WeightSums, find_saturating
 from onnxq.annotate.bits import Notes, read_notes
+from onnxq.annotate.operators import SaturatingWeights
 from onnxq.backends import find_sums
 from onnxq.backends.base import IntegerSums
 from onnxq.backends.engine import Engine, Kernel, Kernels, KernelWords
@@ -49,7 +50,7 @@ def judge_sums(
     kernels: Sequence[Kernel],
     words: KernelWords,
     sums: IntegerSums | None = None,
-) -> tuple[WeightSums, ...]:
+) -> SaturatingWeights:
     """The weights that can overflow 16-bit sums, by the kernels that the engine took where these are known."""
     by_node = _group_by_node(kernels)
     found = []
@@ -65,7 +66,7 @@ def judge_sums(
 
 def judge_optimizer_sums(
     index: GraphIndex, kernels: Sequence[Kernel], optimized: GraphIndex, known: Sequence[WeightSums]
-) -> tuple[WeightSums, ...]:
+) -> SaturatingWeights:
     """The weights that the file holds as float, the engine rounds to int8 by itself, and that can overflow.
 
     optimized: the graph that the kernels are nodes of. known: the weights found in the file.
@@ -88,7 +89,7 @@ def judge_optimizer_sums(
 
 def judge_weights(
     engine: Engine, index: GraphIndex, kernels: Sequence[Kernel], folder: Path
-) -> tuple[WeightSums, ...]:
+) -> SaturatingWeights:
     """The weights that can overflow 16-bit sums; those of the file alone where it was not built."""
     if not engine.saturates:
         return ()

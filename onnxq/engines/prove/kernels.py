@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from onnxq.backends.engine import Kernel, Kernels, KernelWords, Tensor
+from onnxq.backends.engine import Kernel, Kernels, KernelWords, Tensor, Tensors
 from onnxq.engines.prove.proof import FLOAT8, INT8, INT16, STORED, UNSEEN
 
 # Products: nearly all of a network's arithmetic. The second group moves or averages, which int8 makes cheaper too.
@@ -109,7 +109,7 @@ class NodeWork:
             kind == self.op or any(part in kind.lower() for part in self.words.pools)
         )
 
-    def _find_operands(self, kernel: Kernel) -> tuple[Tensor, ...]:
+    def _find_operands(self, kernel: Kernel) -> Tensors:
         """The two factors of a product (all inputs of fused attention), the data of anything else.
 
         The weight is the largest constant, unless the second input is larger: it is computed, or dequantized before.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from onnxq.annotate import WeightSums
+from onnxq.annotate.operators import SaturatingWeights
 from onnxq.backends.engine import BuildState, DevicePlacement, Kernels, Profile
 from onnxq.engines.saturation.measure import SaturationCost
 from onnxq.sites import Cautions, EngineOptions, Lines, Names
@@ -170,7 +170,7 @@ class Proof:
     nodes: tuple[NodeProof, ...] = ()
     sites: tuple[SiteProof, ...] = ()
     requirements: tuple[Requirement, ...] = ()
-    weights: tuple[WeightSums, ...] = ()
+    weights: SaturatingWeights = ()
     cost: SaturationCost | None = None
     require_exact: bool = False
     compared: str = ""
@@ -190,7 +190,7 @@ class Proof:
         )
 
     @property
-    def saturating(self) -> tuple[WeightSums, ...]:
+    def saturating(self) -> SaturatingWeights:
         """The weights with which CPUs without VNNI can compute something else than others."""
         return tuple(one for one in self.weights if one.saturates)
 

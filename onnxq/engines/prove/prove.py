@@ -54,7 +54,7 @@ from onnxq.graph.index import GraphIndex
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, silent
-from onnxq.sites import Cautions, Names, Unquantized
+from onnxq.sites import Cautions, Names, UnquantizedNodes
 
 # Seconds in all and for a part, which is smaller than the whole: a longer build is not worth waiting for.
 _REDUCE_SECONDS = 180.0
@@ -331,7 +331,7 @@ def _check_integers(
     yield Requirement(dtype=INTEGERS, nodes=tuple(computed), unmet=unmet)
 
 
-def _find_unquantized(proto: ModelLike) -> tuple[Unquantized, ...]:
+def _find_unquantized(proto: ModelLike) -> UnquantizedNodes:
     """The nodes that the plan inside the model left float; () when there is none or it cannot be read."""
     plan = read_plan_note(proto)
     return () if plan is None else (*plan.refusals, *plan.left_float)

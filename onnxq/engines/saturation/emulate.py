@@ -22,7 +22,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.annotate.operators import Operand, find_operands, find_saturating
-from onnxq.arrays import Floats, Integers, Mask
+from onnxq.arrays import Floats, Integers, Mask, as_float32, as_int64
 from onnxq.backends.base import Data
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.graph.integer_operators import NodeWriter, read_integer_operators
@@ -112,9 +112,7 @@ def _find_scale(index: GraphIndex, operand: Operand) -> Floats | None:
     scale = None if operand.dequantize is None else index.input_value(operand.dequantize, 1)
     if scale is None or scale.size not in (1, len(operand.sums)):
         return None
-    return np.asarray(scale, np.float32).reshape(-1) * np.float32(
-        operand.node.attrs.get("alpha", 1.0)
-    )
+    return as_float32(scale).reshape(-1) * np.float32(operand.node.attrs.get("alpha", 1.0))
 
 
 class _ExcessWriter(NodeWriter):
@@ -228,7 +226,7 @@ class _ExcessWriter(NodeWriter):
         )
         # 0 keeps the batch of a Conv; of a product all axes in front of K become one.
         shape = [0, len(rows), sums.shape[1], -1] if self.conv else [-1, len(rows), sums.shape[1]]
-        apart = self.add("Reshape", [excess, self.constant(np.array(shape, np.int64))])
+        apart = self.add("Reshape", [excess, self.constant(as_int64(shape))])
         return self._add_up(apart), self.add("ReduceSum", [some], keepdims=0)
 
     def _write_excess(self, parts: Sequence[str], rows: Integers, like: str) -> str:
@@ -249,7 +247,7 @@ class _ExcessWriter(NodeWriter):
         """The sums of each row, added up: [.., rows, sums, ..] -> [.., rows, ..]."""
         if self.opset < _AXES_INPUT:
             return self.add("ReduceSum", [apart], axes=[2], keepdims=0)
-        return self.add("ReduceSum", [apart, self.constant(np.array([2], np.int64))], keepdims=0)
+        return self.add("ReduceSum", [apart, self.constant(as_int64([2]))], keepdims=0)
 
 
 def _split_rows(over: Mask) -> Iterator[tuple[Integers, Integers]]:

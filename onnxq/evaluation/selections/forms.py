@@ -62,7 +62,10 @@ class _Form:
         makers = {name: node for node in graph.node for name in node.output if name}
         maker = makers.get(selection.name_inside(selection.name))
         if maker is not None and maker.op_type == selection.op_type:
-            self._add_values(graph, maker, selection)
+            # Those that the node reads, behind a pair where it has one.
+            for name, k in selection.values:
+                graph.node.append(helper.make_node("Identity", [maker.input[k]], [name], name=name))
+                self._give_out(name, name, selection.scope, like=maker.input[k])
             if (
                 self.given
                 and selection.op_type == "TopK"
@@ -126,12 +129,6 @@ class _Form:
                 )
                 value.name = name
         return rebuild(tapped.proto, restore_weights(proto, weights))
-
-    def _add_values(self, graph: GraphProto, maker: NodeProto, selection: Selection) -> None:
-        """Give the values that are chosen by as outputs: those that the node reads, behind a pair where it has one."""
-        for name, k in selection.values:
-            graph.node.append(helper.make_node("Identity", [maker.input[k]], [name], name=name))
-            self._give_out(name, name, selection.scope, like=maker.input[k])
 
     def _give_out(self, output: str, name: str, scope: str, like: str) -> None:
         """Make an output of the tensor `name` in a scope. like: one of its type and rank."""

@@ -33,7 +33,7 @@ from onnxq.sites import Names, TensorId
 # another model, too. Of the other experts, scores that are not lower than theirs go just below; all else stays as it
 # is.
 
-_ROUTED = frozenset({"MoE", "QMoE"})
+_ROUTED = ("MoE", "QMoE")
 # The input that holds a score of each expert.
 _SCORES = 1
 # The opset that has these operators in this form.
@@ -141,9 +141,9 @@ _PLACES = {
     "If": (0,),
     "Loop": (0, 1),
 }
-_HOLDERS = frozenset({"If", "Loop", "Scan"})
+_HOLDERS = ("If", "Loop", "Scan")
 # Operators whose result has as many items as the values make.
-_COUNTING = frozenset({"NonMaxSuppression", "NonZero", "Unique", "Compress"})
+_COUNTING = ("NonMaxSuppression", "NonZero", "Unique", "Compress")
 # Inputs that are sizes of the result.
 _SIZES = {
     "Slice": (1, 2, 4),
@@ -160,25 +160,23 @@ _SIZES = {
     "Upsample": (1,),
 }
 # They hand values on as they are.
-_MOVES = frozenset(
-    {
-        "Identity",
-        "Reshape",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Transpose",
-        "Slice",
-        "Concat",
-        "Split",
-        "Expand",
-        "Tile",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Cast",
-        "CastLike",
-    }
+_MOVES = (
+    "Identity",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Slice",
+    "Concat",
+    "Split",
+    "Expand",
+    "Tile",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "Cast",
+    "CastLike",
 )
 # The opset that has GatherElements. Older models keep values of a TopK in their own order.
 

@@ -247,7 +247,12 @@ def export_wiring(
     model = ModelProto()
     copy_fields(source, model, ("graph", "functions", "opset_import", "metadata_props"))
     model.opset_import.extend(source.opset_import)
-    model.opset_import.extend(_list_missing_domains(wiring, source))
+    # Both are names of ONNX's own domain.
+    known = {"" if entry.domain == "ai.onnx" else entry.domain for entry in source.opset_import}
+    used = {record.node.domain or "" for record in wiring.nodes.values()}
+    model.opset_import.extend(
+        helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})
+    )
     helper.set_model_props(model, {**{p.key: p.value for p in source.metadata_props}, **metadata})
     model.functions.extend(source.functions)
     _restore_graph(wiring, wiring.scopes[""], exported.graph, model.graph)
@@ -306,13 +311,6 @@ def _find_output(wiring: Wiring, scope: ScopeRecord, name: str) -> object:
         cause = f"is an output{f' of {scope.name}' if scope.name else ''} that nothing makes"
         raise ModelError(name, cause, "give a node or initializer this output name", code="Q103")
     return wiring.tensors[key]
-
-
-def _list_missing_domains(wiring: Wiring, source: ModelProto) -> list[object]:
-    # Both are names of ONNX's own domain.
-    known = {"" if entry.domain == "ai.onnx" else entry.domain for entry in source.opset_import}
-    used = {record.node.domain or "" for record in wiring.nodes.values()}
-    return [helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})]
 
 
 def _restore_graph(

@@ -26,28 +26,26 @@ from onnxq.graph.values import encode_tensor, find_constant_attribute
 from onnxq.sites import TensorId, is_within
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
-_NEVER = frozenset(
-    [
-        *("Bernoulli", "Dropout", "Multinomial"),
-        *RANDOM_OPS,
-        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
-        *(
-            "Optional",
-            "OptionalGetElement",
-            "OptionalHasElement",
-            "SequenceAt",
-            "SequenceConstruct",
-            "SequenceEmpty",
-        ),
-        *(
-            "SequenceErase",
-            "SequenceInsert",
-            "SequenceLength",
-            "SequenceMap",
-            "ConcatFromSequence",
-            "SplitToSequence",
-        ),
-    ]
+_NEVER = (
+    *("Bernoulli", "Dropout", "Multinomial"),
+    *RANDOM_OPS,
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
+    *(
+        "Optional",
+        "OptionalGetElement",
+        "OptionalHasElement",
+        "SequenceAt",
+        "SequenceConstruct",
+        "SequenceEmpty",
+    ),
+    *(
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceLength",
+        "SequenceMap",
+        "ConcatFromSequence",
+        "SplitToSequence",
+    ),
 )
 # A folded tensor may be this much larger than the constants it comes from, or this large: a scalar blown up by Expand
 # or ConstantOfShape is cheaper to compute than to store.
@@ -57,6 +55,10 @@ _ALWAYS_BYTES = 2**20
 _SCALARS = {"Range": (0, 1, 2), "Loop": (1,), "DFT": (2,)}
 # Each round can make more shapes static; real models need two or three.
 _ROUNDS = 10
+# By their names.
+Nodes = dict[str, NodeRef]
+# The values of tensors that depend on constants alone.
+Folded = dict[TensorId, TensorProto]
 
 
 def fold_constants(model: M) -> M:
@@ -90,9 +92,9 @@ class _Plan:
     """The changes of one round."""
 
     # To remove.
-    nodes: dict[str, NodeRef]
+    nodes: Nodes
     # Initializers that are still read.
-    tensors: dict[TensorId, TensorProto]
+    tensors: Folded
     # Identity outputs and their sources.
     same: dict[TensorId, TensorId]
 
@@ -127,7 +129,7 @@ class _Folding:
     def make_plan(self) -> _Plan:
         """Find what can be folded now; nodes that fail or grow too much are left out with all that depends on them."""
         refused: set[str] = set()
-        computed: dict[TensorId, TensorProto] = {}
+        computed: Folded = {}
         # Again without those that were refused: what depends on them cannot be folded either.
         while True:
             nodes = self._find_foldable(refused)
@@ -146,8 +148,8 @@ class _Folding:
                 return _Plan(nodes, tensors, same)
             refused.update(self._find_maker(t).name for t in failed)
 
-    def _find_foldable(self, refused: set[str]) -> dict[str, NodeRef]:
-        nodes: dict[str, NodeRef] = {}
+    def _find_foldable(self, refused: set[str]) -> Nodes:
+        nodes: Nodes = {}
         for node in self.index.nodes:
             outputs = node.results
             if node.name in refused or not outputs or any(t in self.protected for t in outputs):
@@ -182,7 +184,7 @@ class _Folding:
         readers = self.index.readers(node.result) if node.op_type == "Cast" and packed else ()
         return any(reader.op_type == "DequantizeLinear" for reader in readers)
 
-    def _is_fixed(self, t: TensorId, nodes: dict[str, NodeRef]) -> bool:
+    def _is_fixed(self, t: TensorId, nodes: Nodes) -> bool:
         maker = self.index.find_producer(t)
         return self.index.is_constant(t) or (maker is not None and maker.name in nodes)
 
@@ -210,9 +212,7 @@ class _Folding:
             return tensor
         return self._encode_value(t, t.name)
 
-    def _find_wanted(
-        self, nodes: dict[str, NodeRef]
-    ) -> tuple[dict[TensorId, TensorId], list[TensorId]]:
+    def _find_wanted(self, nodes: Nodes) -> tuple[dict[TensorId, TensorId], list[TensorId]]:
         """Identities to bypass, and the folded tensors that must exist because something else reads them."""
         same: dict[TensorId, TensorId] = {}
         wanted: dict[TensorId, None] = {}
@@ -228,7 +228,7 @@ class _Folding:
                         wanted[source] = None
         return same, list(wanted)
 
-    def _unwrap_identity(self, t: TensorId, nodes: dict[str, NodeRef]) -> TensorId:
+    def _unwrap_identity(self, t: TensorId, nodes: Nodes) -> TensorId:
         """Return the source of an Identity, or of a chain of them: tied weights must stay one tensor."""
         while (
             (maker := self.index.find_producer(t)) is not None
@@ -241,9 +241,7 @@ class _Folding:
             t = source
         return t
 
-    def _compute_values(
-        self, nodes: dict[str, NodeRef], wanted: list[TensorId]
-    ) -> dict[TensorId, TensorProto]:
+    def _compute_values(self, nodes: Nodes, wanted: list[TensorId]) -> Folded:
         """The values of the tensors asked for, as far as there are any."""
         # Without ORT, which would copy a weight in and out.
         moved = {t: array for t in wanted if (array := self._move_weight(t)) is not None}
@@ -271,9 +269,7 @@ class _Folding:
             dtype = node.attrs.get("to", dtype) if node.op_type == "Cast" else dtype
         return array
 
-    def _evaluate_nodes(
-        self, nodes: dict[str, NodeRef], wanted: list[TensorId]
-    ) -> dict[TensorId, TensorProto]:
+    def _evaluate_nodes(self, nodes: Nodes, wanted: list[TensorId]) -> Folded:
         """The part of the model that makes `wanted`, in names that fit one scope, computed."""
         names: dict[TensorId, str] = {}
         constants: dict[str, TensorProto] = {}
@@ -292,7 +288,7 @@ class _Folding:
         values = evaluate_nodes(self.proto, part, constants, [names[t] for t in wanted])
         return {t: encode_tensor(t.name, values[names[t]]) for t in wanted if names[t] in values}
 
-    def _list_makers(self, nodes: dict[str, NodeRef], wanted: list[TensorId]) -> list[NodeRef]:
+    def _list_makers(self, nodes: Nodes, wanted: list[TensorId]) -> list[NodeRef]:
         def find_makers(tensors: Iterable[TensorId]) -> list[NodeRef]:
             makers = (self.index.find_producer(t) for t in tensors if not self._is_literal(t))
             return [maker for maker in makers if maker is not None and maker.name in nodes]
@@ -376,12 +372,14 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None
                 continue
             if maker is None:
                 editor.remove_initializer(read)
-            elif maker.name not in removed and not index.subgraphs(maker.name):
-                outputs = maker.results
-                if all(editor.is_unread(t) for t in outputs):
-                    editor.remove_node(maker.name)
-                    removed.add(maker.name)
-                    waiting.append(maker)
+            elif (
+                maker.name not in removed
+                and not index.subgraphs(maker.name)
+                and all(map(editor.is_unread, maker.results))
+            ):
+                editor.remove_node(maker.name)
+                removed.add(maker.name)
+                waiting.append(maker)
 
 
 def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:

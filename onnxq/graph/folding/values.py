@@ -8,7 +8,7 @@ end, and moves casts so that fractions are lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -179,7 +179,7 @@ def _infer_rank(values: _KnownValues, node: NodeRef) -> _Known | None:
     )
 
 
-_RULES: dict[str, Callable[[_KnownValues, NodeRef], _Known | None]] = {
+_RULES = {
     "Shape": _infer_shape,
     "Size": _infer_size,
     "Gather": _infer_gather,

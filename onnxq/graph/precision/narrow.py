@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnxq.arrays import Array, Array64, are_scales
+from onnxq.arrays import Array, Array64, are_scales, as_float64
 from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
@@ -261,7 +261,7 @@ def is_exact(scale: Array, narrow: int) -> bool:
 
 def _round_scale(scale: Array, narrow: int) -> tuple[Array64, Array64]:
     """The scale before and after rounding to the type."""
-    values = np.asarray(scale, np.float64)
+    values = as_float64(scale)
     with np.errstate(over="ignore", under="ignore"):
         return values, values.astype(helper.tensor_dtype_to_np_dtype(narrow)).astype(np.float64)
 

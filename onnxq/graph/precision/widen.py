@@ -36,11 +36,12 @@ from onnxq.sites import TensorId
 
 NARROW = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
 # They read tables stored in a narrow type, for networks that compute in float32.
-_READING = frozenset({"Cast", "Constant", "Gather", "Identity", "Reshape", "Shape", "Transpose"})
+_READING = ("Cast", "Constant", "Gather", "Identity", "Reshape", "Shape", "Transpose")
 # Elements. Below this a Cast costs more in the file than it saves.
 _WORTH = 1024
 # Of a weight's energy, that may be lost: normal numbers of float16 lose 2e-8 on average, denormal ones more.
 _ROUNDING = 1e-7
+NodeProtos = list[NodeProto]
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _keep_types(out: ModelProto, before: GraphIndex) -> None:
     """Casts around custom operators, in place."""
     taken = list_names(out)
     for scope, graph in walk_graphs(out.graph):
-        nodes: list[NodeProto] = []
+        nodes: NodeProtos = []
         for node in graph.node:
             tails = _keep_node(node, scope, before, taken, nodes) if is_custom(node) else []
             nodes += [node, *tails]
@@ -154,8 +155,8 @@ def _keep_types(out: ModelProto, before: GraphIndex) -> None:
 
 
 def _keep_node(
-    node: NodeProto, scope: str, before: GraphIndex, taken: set[str], heads: list[NodeProto]
-) -> list[NodeProto]:
+    node: NodeProto, scope: str, before: GraphIndex, taken: set[str], heads: NodeProtos
+) -> NodeProtos:
     """Let one node read and write the types it had. Casts in front go to `heads`; those behind are returned."""
     dtypes = [before.find_dtype(before.resolve_tensor(name, scope)) for name in node.input]
 
@@ -193,7 +194,7 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
     store = copy_store(model)
     graph = out.graph
     taken = list_names(out)
-    casts: list[NodeProto] = []
+    casts: NodeProtos = []
     for tensor in graph.initializer:
         name = tensor.name
         source, dtype = stored.get(name, ("", 0))
@@ -264,9 +265,9 @@ def emulate_types(model: M) -> M:
     return rebuild(wide, out, store_of(wide))
 
 
-def _round_inputs(graph: GraphProto, index: GraphIndex, taken: set[str]) -> list[NodeProto]:
+def _round_inputs(graph: GraphProto, index: GraphIndex, taken: set[str]) -> NodeProtos:
     """The nodes that round the inputs of the main graph, whose readers read what these make."""
-    nodes: list[NodeProto] = []
+    nodes: NodeProtos = []
     for value in graph.input:
         dtype = index.find_dtype(TensorId(value.name))
         if dtype in NARROW:
@@ -276,12 +277,12 @@ def _round_inputs(graph: GraphProto, index: GraphIndex, taken: set[str]) -> list
     return nodes
 
 
-def _round_outputs(node: NodeProto, index: GraphIndex, taken: set[str]) -> list[NodeProto]:
+def _round_outputs(node: NodeProto, index: GraphIndex, taken: set[str]) -> NodeProtos:
     ref = index.find_node(node.name)
     # Operators that only know the narrow type still compute in it.
     if ref.is_onnx(*MOVES) or is_custom(ref) or ref.op_type == "Constant":
         return []
-    nodes: list[NodeProto] = []
+    nodes: NodeProtos = []
     for k, name in enumerate(node.output):
         dtype = index.find_dtype(TensorId(ref.outputs[k], ref.scope)) if name else 0
         if dtype in NARROW:
@@ -290,7 +291,7 @@ def _round_outputs(node: NodeProto, index: GraphIndex, taken: set[str]) -> list[
     return nodes
 
 
-def _round_tensor(source: str, target: str, kind: int, taken: set[str]) -> list[NodeProto]:
+def _round_tensor(source: str, target: str, kind: int, taken: set[str]) -> NodeProtos:
     narrow = choose_name(f"{target}/{TYPE_NAMES[kind]}", taken)
     return [
         make_cast(source, narrow, kind, choose_name(f"{target}/round", taken)),

@@ -50,7 +50,7 @@ _ARRAY = 9
 # Bytes of a string, values of an array and tensors of a file, beyond which it is no such file.
 _MOST = 2**28
 # Types of tensors that are not quantized.
-_FLOATS = frozenset({0, 1, 28, 30})
+_FLOATS = (0, 1, 28, 30)
 # Names of those whose values stand in a table, not on a grid.
 _TABLES = {
     16: "IQ2_XXS",

@@ -17,7 +17,6 @@ from onnxq.files import describe_os_error, read_text, register_input
 from onnxq.interop.checkpoints.base import (
     Checkpoint,
     CheckpointFiles,
-    CheckpointFormat,
     CheckpointWeight,
     WeightCodes,
     fault,
@@ -29,7 +28,7 @@ from onnxq.sites import JsonObject
 
 _T = TypeVar("_T")
 # The first one that recognizes the files reads them.
-CHECKPOINTS: tuple[CheckpointFormat, ...] = (GGUF, GPTQ, AWQ, COMPRESSED)
+CHECKPOINTS = (GGUF, GPTQ, AWQ, COMPRESSED)
 # Files with the quantization configuration, the last in one of these keys.
 _CONFIGS = ("quantize_config.json", "quant_config.json", "config.json")
 _KEYS = ("quantization_config", "compression_config")

@@ -52,7 +52,7 @@ class ChannelFlow(Generic[LabelT]):
         for k in inputs:
             label = self.find_label(node, k)
             if label is not None:
-                self.hold_label(label, f"{node.name} ({node.op_type}) reads {node.inputs[k]}")
+                self.hold_label(label, f"{node.title} reads {node.inputs[k]}")
 
     def find_label(self, node: NodeRef, k: int) -> LabelT | None:
         """The label of input k of a node; None where it has none."""
@@ -194,7 +194,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
 
 
 # Between two layers with one of these, and no Add or Concat, the weights alone give the factors.
-_BENT = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip"})
+_BENT = ("Relu", "LeakyRelu", "PRelu", "Clip")
 
 
 def pass_scales(flow: ScaledChannels, node: NodeRef) -> bool:
@@ -368,8 +368,7 @@ def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
     """A linear operator takes constants back into its bias, and makes a tensor that may be lowered."""
     op = find_linear(flow.index, node)
     for k in range(len(node.inputs)):
-        label = flow.find_label(node, k) or {}
-        for tensor, times in label.items():
+        for tensor, times in (flow.find_label(node, k) or {}).items():
             source = flow.sources[tensor]
             if op is None or k or not op.takes_shifts(source.op):
                 source.fixed = True

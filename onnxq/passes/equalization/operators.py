@@ -24,7 +24,7 @@ class OperatorRules:
     turn: Callable[[Streams, NodeRef], bool] | None = None
 
 
-RULES: dict[str, OperatorRules] = {
+RULES = {
     "Conv": OperatorRules(channels.scale_linear, channels.shift_linear, turns.turn_conv),
     "ConvTranspose": OperatorRules(channels.scale_linear, channels.shift_linear),
     "Gemm": OperatorRules(channels.scale_linear, channels.shift_linear, turns.turn_gemm),

@@ -212,8 +212,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
     """
     if not factors:
         return proto
-    index = get_index(proto)
-    groups = {group.tensor: group for group in find_groups(index)}
+    groups = {group.tensor: group for group in find_groups(get_index(proto))}
     for tensor, s in factors.items():
         if tensor not in groups or groups[tensor].channels != s.size:
             cause = "feeds no layers that could be smoothed this way"

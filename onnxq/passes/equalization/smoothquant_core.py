@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, Floats, are_finite, list_other_axes
+from onnxq.arrays import Array, Array64, Floats, are_finite, as_float32, list_other_axes
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
 from onnxq.numerics import SumOrders, fake_quant, fake_quant_weight, weight_qparams
 from onnxq.numerics.ranges import qparams_from_range
@@ -55,7 +55,7 @@ class SmoothedWeight:
         # Rows are inputs here, so a factor a channel goes along axis 0.
         weight = self.weight * s[:, None]
         qparams = weight_qparams(weight, self.spec, orders=self.orders)
-        return np.asarray(fake_quant_weight(weight, qparams, self.spec, self.orders), np.float32)
+        return as_float32(fake_quant_weight(weight, qparams, self.spec, self.orders))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ def compute_awq_scaling(rows: Array32, alpha: float) -> Array32:
         return np.ones(size.size, np.float32)
     # The floor keeps silent channels from a factor near 0, whose inverse would blow up their rows.
     logs = alpha * np.log(np.maximum(size, _DEAD_MEAN * size.max()))
-    return np.asarray(np.exp(logs - logs.mean()), np.float32)
+    return as_float32(np.exp(logs - logs.mean()))
 
 
 def measure_layer_error(

@@ -57,7 +57,7 @@ def _turn_linear(
         flow.read_stream(x, edge, axis, inputs)
     # Tokens are mixed, not channels: as in an MLP-Mixer or behind a Transpose.
     elif x is not None:
-        flow.hold_label(x, f"{node.name} ({node.op_type}) reads it along another axis")
+        flow.hold_label(x, f"{node.title} reads it along another axis")
     if not flow.index.has_constant(node, 0):
         label = flow.begin_stream(node.result, edge, out_axis, outputs)
         flow.write_label(
@@ -360,7 +360,7 @@ def _square_channels(flow: Streams, node: NodeRef) -> bool:
 
 
 # Of [N, tokens, channels] a mean over the last axis is a GlobalAveragePool, too.
-_MEANS = frozenset({"ReduceMean", "ReduceSum", "GlobalAveragePool"})
+_MEANS = ("ReduceMean", "ReduceSum", "GlobalAveragePool")
 
 
 def turn_mean(flow: Streams, node: NodeRef) -> bool:
@@ -395,7 +395,7 @@ def turn_mean(flow: Streams, node: NodeRef) -> bool:
     )
 
 
-_CENTRED = frozenset({"LayerNormalization", "SkipLayerNormalization"})
+_CENTRED = ("LayerNormalization", "SkipLayerNormalization")
 
 
 def turn_normalized(flow: Streams, node: NodeRef) -> bool:
@@ -461,7 +461,7 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
     flow.hold_inputs(node, {*range(len(node.inputs))} - {2})
     if flow.index.find_input(node, past) is not None:
         # A cache holds values of earlier runs, in the basis that they were computed in.
-        flow.hold_label(label, f"{node.name} ({node.op_type}) reads past values")
+        flow.hold_label(label, f"{node.title} reads past values")
     tensor = flow.index.find_input(node, 2)
     width = label.width
     out = label.width

@@ -127,9 +127,7 @@ class Streams(ChannelFlow[StreamLabel]):
         tensors = self.index.list_reads(node)
         for tensor in tensors:
             if tensor in self.squares and tensor not in self.labels:
-                self.hold_label(
-                    self.squares[tensor], f"{node.name} ({node.op_type}) reads {tensor.name}"
-                )
+                self.hold_label(self.squares[tensor], f"{node.title} reads {tensor.name}")
         # Numbers of rows stay such under whatever is done to each of them.
         if node.op_type in _ELEMENTWISE and all(
             self.is_narrow(tensor) and tensor not in self.labels for tensor in tensors
@@ -147,9 +145,7 @@ class Streams(ChannelFlow[StreamLabel]):
         for other in labels[1:]:
             if (other.axis, other.width, other.waiting) != (first.axis, first.width, first.waiting):
                 for label in labels:
-                    self.hold_label(
-                        label, f"{node.name} ({node.op_type}) joins channels that differ"
-                    )
+                    self.hold_label(label, f"{node.title} joins channels that differ")
             streams = self.find_stream(first), self.find_stream(other)
             if streams[0] is not streams[1]:
                 # The one that begins first gives its name.
@@ -237,6 +233,16 @@ class Streams(ChannelFlow[StreamLabel]):
         return axis if axis < 0 else None if rank is None else axis - rank
 
 
-_ELEMENTWISE = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Sqrt", "Pow", "Reciprocal", "Max", "Min", "Clip", "Cast"}
+_ELEMENTWISE = (
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Sqrt",
+    "Pow",
+    "Reciprocal",
+    "Max",
+    "Min",
+    "Clip",
+    "Cast",
 )

@@ -20,6 +20,7 @@ from functools import cache
 
 import numpy as np
 
+from onnxq.arrays import as_float64
 from onnxq.backends import find_target
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import measure_models
@@ -192,11 +193,9 @@ def _move_bias(before: SitePlan | None, after: SitePlan) -> SitePlan:
     ):
         return after
     # What rounding added to a bias is in units of an accumulator whose scale is another now.
-    ratio = np.asarray(before.qparams.scale, np.float64) / np.asarray(
-        after.qparams.scale, np.float64
-    )
+    ratio = as_float64(before.qparams.scale) / as_float64(after.qparams.scale)
     limit = np.iinfo(np.int32)
-    values = np.clip(np.rint(np.asarray(before.values, np.float64) * ratio), limit.min, limit.max)
+    values = np.clip(np.rint(as_float64(before.values) * ratio), limit.min, limit.max)
     return replace(after, values=values.astype(np.int32))
 
 

@@ -31,6 +31,8 @@ from onnxq.spec import QuantSpec
 LEAST_COST = 0.1
 # From here on QuantizeLinear writes 16 bits.
 _OPSET_16 = 21
+# Names of operators, or for uint16 of sites.
+Keys = frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +49,11 @@ class Ways:
     reason: str = "promoted to float: it cost the outputs most"
     refusals: Mapping[str, Unquantized] = field(default_factory=dict)
 
-    def list_groups(self) -> dict[str, frozenset[str]]:
+    def list_groups(self) -> dict[str, Keys]:
         """By name, the keys that are promoted together: operators, or for uint16 sites that share a scale."""
         if self.to == FLOAT:
             return {name: frozenset([name]) for name in self._computing}
-        groups: dict[str, frozenset[str]] = {}
+        groups: dict[str, Keys] = {}
         for site in self.plan.sites:
             if self._widens(site):
                 alike = [
@@ -84,7 +86,7 @@ class Ways:
             and not (site.spec.is_float or site.spec.dynamic)
         )
 
-    def promote_keys(self, keys: frozenset[str]) -> Plan:
+    def promote_keys(self, keys: Keys) -> Plan:
         """The plan with these promoted; sites that are as before keep their qparams."""
         if not keys:
             return self.plan
@@ -102,7 +104,7 @@ class Ways:
             plan = problem.default(attention=self.attention)
         return carry_qparams(self.plan, plan, self.problem.index)
 
-    def promote_steadily(self, keys: frozenset[str]) -> Plan:
+    def promote_steadily(self, keys: Keys) -> Plan:
         """`promote_keys`, and no operator that is float now computes in integers: the toggled model could not show it.
 
         Beside operators that have become float another may pay that did not before.
@@ -111,7 +113,7 @@ class Ways:
         grown = frozenset(list_quantized_ops(self.problem, plan)).difference(self._computing)
         return self.promote_keys(keys | grown) if grown else plan
 
-    def leave_float(self, keys: frozenset[str]) -> OnnxPlacement:
+    def leave_float(self, keys: Keys) -> OnnxPlacement:
         """The placement problem with these operators left float."""
         promoted = {name: LeftFloat(name, self.reason, "promoted", "F106") for name in sorted(keys)}
         # Those that are float already stay so for the reason that they have.
@@ -119,7 +121,7 @@ class Ways:
         refused = {name: self.refusals.get(name, left) for name, left in promoted.items()}
         return replace_problem(self.problem, refused={**self.problem.refused, **refused})
 
-    def _widen_sites(self, keys: frozenset[str]) -> Plan:
+    def _widen_sites(self, keys: Keys) -> Plan:
         moved = {site.site for site in self.plan.sites if self._widens(site) and site.name in keys}
         # Finer inputs make finer biases, which must not overflow: weights that only calibration scaled are scaled anew.
         scaled = self.plan.list_scaled_for(moved)

@@ -22,12 +22,8 @@ from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import SampledContext
 from onnxq.passes.journal import PromotionStep
 from onnxq.passes.judging import LIMITS
-from onnxq.passes.mixed_precision.candidates import (
-    LEAST_COST,
-    Ways,
-    calibrate_missing,
-    list_quantized_ops,
-)
+from onnxq.passes.mixed_precision import candidates
+from onnxq.passes.mixed_precision.candidates import Keys
 from onnxq.passes.mixed_precision.cross_validation import Fold, answer_samples, find_optimism
 from onnxq.passes.mixed_precision.float_parts import has_attention_rules
 from onnxq.passes.mixed_precision.precisions import (
@@ -71,9 +67,9 @@ class _ScoredSamples:
 class Meeting:
     """Promotions for a request, whether they hold it, and the figures of all that were judged."""
 
-    keys: frozenset[str]
+    keys: Keys
     holds: bool
-    figures: Mapping[frozenset[str], float]
+    figures: Mapping[Keys, float]
 
 
 class PromotionSearch:
@@ -89,15 +85,15 @@ class PromotionSearch:
     ) -> None:
         plan = state.plan
         self.ctx, self.state, self.folds = ctx, state, folds
-        self.ways = Ways(state.problem, plan, to, has_attention_rules(ctx, state))
-        self.count = len(list_quantized_ops(state.problem, plan))
+        self.ways = candidates.Ways(state.problem, plan, to, has_attention_rules(ctx, state))
+        self.count = len(candidates.list_quantized_ops(state.problem, plan))
         self.late = False
         self._switched = SwitchedPlan(ctx, state, plan)
         self._validation = _ScoredSamples(ctx.data.judge.float_outputs(state.model), self._switched)
-        self._plans: dict[frozenset[str], Plan] = {}
-        self._errors: dict[frozenset[str], ModelErrors] = {}
+        self._plans: dict[Keys, Plan] = {}
+        self._errors: dict[Keys, ModelErrors] = {}
         # As the programme adds it up, by promotions that it proposed.
-        self._noises: dict[frozenset[str], float] = {}
+        self._noises: dict[Keys, float] = {}
         self.as_run = False
         if find_target(plan.target).times_itself:
             (written,) = self._measure_keys([frozenset()], self._validation, "judging")
@@ -116,17 +112,17 @@ class PromotionSearch:
             judges.append(_ScoredSamples(fold.floats, switched, fold))
         return judges or [self._validation]
 
-    def place_keys(self, keys: frozenset[str]) -> Plan:
+    def place_keys(self, keys: Keys) -> Plan:
         """The plan with these promoted, new sites without qparams."""
         if keys not in self._plans:
             self._plans[keys] = self.ways.promote_steadily(keys)
         return self._plans[keys]
 
-    def finish_plan(self, keys: frozenset[str]) -> Plan:
+    def finish_plan(self, keys: Keys) -> Plan:
         """The calibrated plan with these promoted."""
-        return calibrate_missing(self.ctx, self.state, self.place_keys(keys))
+        return candidates.calibrate_missing(self.ctx, self.state, self.place_keys(keys))
 
-    def list_promoted(self, keys: frozenset[str]) -> Names:
+    def list_promoted(self, keys: Keys) -> Names:
         """Operators that are promoted with these keys."""
         return self.ways.list_promoted(self.place_keys(keys))
 
@@ -134,11 +130,11 @@ class PromotionSearch:
         """True when there is no time for another step."""
         return self.ctx.budget.left() <= 0
 
-    def is_float(self, keys: frozenset[str]) -> bool:
+    def is_float(self, keys: Keys) -> bool:
         """True where nothing is left in integers with these promoted: no operator, and no table that is looked up."""
         return self.ways.to == FLOAT and not self.place_keys(keys).sites
 
-    def judge_keys(self, keys: frozenset[str]) -> ModelErrors:
+    def judge_keys(self, keys: Keys) -> ModelErrors:
         """The errors on the samples for judging."""
         if keys not in self._errors:
             errors = self._errors[keys] = ModelErrors()
@@ -146,7 +142,7 @@ class PromotionSearch:
                 errors.merge(self._measure_keys([keys], samples, "judging")[0])
         return self._errors[keys]
 
-    def estimate_keys(self, keys: frozenset[str]) -> Estimate:
+    def estimate_keys(self, keys: Keys) -> Estimate:
         """The SQNR of new samples with these promoted."""
         return self.judge_keys(keys).estimate(find_optimism(self.state))
 
@@ -168,11 +164,11 @@ class PromotionSearch:
         # A request gets its answer, however long it takes.
         samples = ctx.data.calibration.take(max(self.sample_count, 1), ctx.config.data.seed)
         answers = answer_samples(ctx, state, samples)
-        names = list_quantized_ops(state.problem, self.ways.plan)
+        names = candidates.list_quantized_ops(state.problem, self.ways.plan)
         own = Precision(_KEPT)
         if self.as_run:
             # Rounding alone does not show what the engine computes otherwise: what goes with each does.
-            settings = [frozenset[str](), *self._groups.values()]
+            settings = [Keys(), *self._groups.values()]
             errors = self._measure_keys(
                 settings, _ScoredSamples(answers, self._switched), f"measuring {_KEPT}"
             )
@@ -204,19 +200,19 @@ class PromotionSearch:
         return replace(program, ties=(*program.ties, *ties))
 
     @cached_property
-    def _groups(self) -> Mapping[str, frozenset[str]]:
+    def _groups(self) -> Mapping[str, Keys]:
         """The keys that are promoted together, by the name that the programme has for them."""
         return self.ways.list_groups()
 
     def meet_figure(
-        self, judge: Callable[[frozenset[str]], float], wanted: float, *, smooth: bool = True
+        self, judge: Callable[[Keys], float], wanted: float, *, smooth: bool = True
     ) -> Meeting:
         """Promotions with which `judge` is at least `wanted`, the cheapest that were judged.
 
         Where none are and time is out, or tensors have 16 bits at most, the best; else none, as only float is left.
         smooth: the figure is in dB. Another one has no unit, and tells only whether it holds.
         """
-        figures = {frozenset[str](): judge(frozenset())}
+        figures = {Keys(): judge(frozenset())}
         try:
             for _ in range(_ROUNDS):
                 if figures[frozenset()] >= wanted:
@@ -245,8 +241,8 @@ class PromotionSearch:
         return Meeting(needed, True, figures)
 
     def _propose_keys(
-        self, figures: Mapping[frozenset[str], float], wanted: float, *, smooth: bool
-    ) -> frozenset[str] | None:
+        self, figures: Mapping[Keys, float], wanted: float, *, smooth: bool
+    ) -> Keys | None:
         """The next to judge; None where all there is to know is known, or only float is left."""
         kept = dict.fromkeys(self.program.operators, _KEPT)
         self._noises[frozenset()] = self.program.add_costs(kept).noise
@@ -279,12 +275,12 @@ class PromotionSearch:
                 return keys
         return None
 
-    def list_steps(self, keys: frozenset[str]) -> tuple[PromotionStep, ...]:
+    def list_steps(self, keys: Keys) -> tuple[PromotionStep, ...]:
         """These promotions one after another, those that make most noise first, with the dB before and after each."""
         parts = self.rank_parts(keys) if keys else []
         size = max(1, -(-len(parts) // _STEPS))
         steps: list[PromotionStep] = []
-        before = frozenset[str]()
+        before = Keys()
         for k in range(0, len(parts), size):
             names = [name for part in parts[k : k + size] for name in part]
             wider = before | self._join_groups(names)
@@ -299,7 +295,7 @@ class PromotionSearch:
                 before = wider
         return tuple(steps)
 
-    def leave_quietest(self) -> frozenset[str]:
+    def leave_quietest(self) -> Keys:
         """All but what makes least noise, with which something is left in integers."""
         # The quietest stand last and are taken out first.
         parts = self.rank_parts(frozenset().union(*self._groups.values()))
@@ -308,10 +304,10 @@ class PromotionSearch:
             names.pop()
         return self._join_groups(names)
 
-    def _join_groups(self, names: Iterable[str]) -> frozenset[str]:
+    def _join_groups(self, names: Iterable[str]) -> Keys:
         return frozenset().union(*(self._groups[name] for name in names))
 
-    def rank_parts(self, keys: frozenset[str]) -> list[list[str]]:
+    def rank_parts(self, keys: Keys) -> list[list[str]]:
         """The names of what is promoted with these keys, the noisiest first: all around a tensor together."""
         # In the order of the network, which breaks ties.
         left = dict.fromkeys(name for name, group in self._groups.items() if group <= keys)
@@ -345,7 +341,7 @@ class PromotionSearch:
         )
 
     def _measure_keys(
-        self, settings: list[frozenset[str]], samples: _ScoredSamples, title: str
+        self, settings: list[Keys], samples: _ScoredSamples, title: str
     ) -> list[ModelErrors]:
         """Errors with these promoted: of switched pairs, as the file says, or of finished models, as users run them."""
         if not self.as_run:
@@ -375,7 +371,7 @@ def _weigh_costs(program: PrecisionProgram, count: int) -> PrecisionProgram:
     def weigh(costs: Costs) -> Costs:
         return Costs(costs.noise, 0.0, costs.time / time + costs.size / size)
 
-    each = LEAST_COST / max(count, 1)
+    each = candidates.LEAST_COST / max(count, 1)
     operators = {}
     for name, options in program.operators.items():
         kept = weigh(options[_KEPT])

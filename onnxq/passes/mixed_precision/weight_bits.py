@@ -13,10 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from onnxq import backends
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float32
 from onnxq.calibrate.constants import dequantize_constant
 from onnxq.config import Config
 from onnxq.data import Dataset
@@ -40,7 +38,7 @@ from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Edge, LeftFloat, Role, Site, Unquantized, split_unquantized
+from onnxq.sites import Edge, LeftFloat, Role, Site, UnquantizedNodes, split_unquantized
 from onnxq.spec import QuantSpec, name_int
 
 
@@ -110,7 +108,7 @@ def _list_constants(operator: Operator, plan: Plan) -> Iterator[tuple[Edge, Arra
     for correction in plan.biases:
         bias = correction.values if correction.edge == edge else bias
     shape = operator.bias_shape
-    yield edge, operator.bias.reshape(shape), np.asarray(bias.reshape(shape), np.float32)
+    yield edge, operator.bias.reshape(shape), as_float32(bias.reshape(shape))
 
 
 _WEIGHT_BITS = "weight_bits"
@@ -373,7 +371,7 @@ def _add_tables(
     ctx: SampledContext,
     state: PlacedState,
     tables: tuple[Table, ...],
-    reasons: tuple[Unquantized, ...],
+    reasons: UnquantizedNodes,
 ) -> PlacedState:
     """The state with these tables in its plan, and in every plan that is made of its problem later."""
     problem = replace(state.problem, tables=tables)

@@ -96,8 +96,7 @@ def _find_anchor(index: GraphIndex, node: NodeRef) -> _Anchor | None:
             return _Anchor(node.op_type, node, inner, used)
         # By ONNX's defaults clamp(0.2 x + 0.5, 0, 1).
         slope = node.read_float("alpha", 0.2)
-        offset = node.read_float("beta", 0.5)
-        return _Anchor("clamp", node, inner, used, 0.0, 1.0, slope, offset)
+        return _Anchor("clamp", node, inner, used, 0.0, 1.0, slope, node.read_float("beta", 0.5))
     return _find_clamp(index, node, used)
 
 

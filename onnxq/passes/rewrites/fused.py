@@ -6,7 +6,7 @@ again when it loads the file. The first node keeps its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -241,7 +241,7 @@ def _add_up(edit: Edit, node: NodeRef, names: Sequence[str]) -> str:
     return total
 
 
-_WRITERS: dict[str, Callable[[Edit, NodeRef], bool]] = {
+_WRITERS = {
     "Attention": _write_attention,
     "BiasGelu": _write_gelu,
     "FastGelu": _write_fast_gelu,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Shape
+from onnxq.arrays import Shape, as_int64
 from onnxq.graph import GraphIndex, NodeRef, infer_shapes
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
@@ -148,7 +148,7 @@ def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) ->
         # Axes are an input of ReduceSum from opset 13 on, of the others from 18 on.
         if "axes" in node.attrs:
             return [_Lowered(shape, {"keepdims": 1, "axes": [1]})]
-        return [_Lowered(shape, {"keepdims": 1}, (np.asarray([1], np.int64),))]
+        return [_Lowered(shape, {"keepdims": 1}, (as_int64([1]),))]
     if node.is_onnx("InstanceNormalization"):
         # Its means are over all spatial axes together.
         return [_Lowered((*sizes[:2], math.prod(sizes[2:])), {**node.attrs}, node.inputs[1:])]
@@ -161,7 +161,7 @@ def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) ->
             return []
         inputs: tuple[str | np.ndarray, ...] = (
             *node.inputs[1:3],
-            np.asarray([1], np.int64),
+            as_int64([1]),
             *node.inputs[4:],
         )
         return [_Lowered(_join_axes(sizes, int(axes.flat[0])), {}, inputs)]

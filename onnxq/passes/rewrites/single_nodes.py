@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import GraphProto
 
-from onnxq.arrays import Array, Integers, are_finite
+from onnxq.arrays import Array, Integers, are_finite, as_int64
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs, copy_proto, get_index, rebuild, walk_graphs
 from onnxq.graph.scopes import iterate_subgraphs, list_defined, rename_reads
 from onnxq.passes.base import RunContext
@@ -179,8 +179,7 @@ def replace_reduce_mean(edit: Edit, node: NodeRef) -> Iterator[str]:
     For float [N, C, spatial...] tensors of known rank that hold no squares. Without kept dims it becomes
     GlobalAveragePool and Flatten (a passthrough on integers).
     """
-    index = edit.index
-    x = find_pooled_axes(index, node)
+    x = find_pooled_axes(edit.index, node)
     if x is None:
         return
     if node.attrs.get("keepdims", 1):
@@ -217,8 +216,7 @@ def fold_pad(edit: Edit, node: NodeRef) -> Iterator[str]:
     holds -inf. AveragePool is left alone: it counts its own padding differently from a padded input unless
     count_include_pad is set.
     """
-    index = edit.index
-    match = _match_pad(index, node)
+    match = _match_pad(edit.index, node)
     if match is None:
         return
     x, readers, amounts = match
@@ -328,8 +326,7 @@ def write_axes(edit: Edit, node: NodeRef) -> Iterator[str]:
     Transposes through Pad and Resize, and permutes their amounts as if they were so: beside int8 convolutions a run
     fails, or pads the wrong axes. CenterCropPad is a function of Pad.
     """
-    index = edit.index
-    amounts = _find_amounts(index, node)
+    amounts = _find_amounts(edit.index, node)
     if amounts is None:
         return
     inputs = list(node.inputs[:3] if node.op_type == "Pad" else node.inputs)
@@ -365,7 +362,7 @@ def _find_amounts(index: GraphIndex, node: NodeRef) -> _Amounts | None:
     axes = index.input_value(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
     if not rank or axes is None:
         return None
-    places = np.asarray(axes, np.int64).reshape(-1) % rank
+    places = as_int64(axes).reshape(-1) % rank
     if node.op_type == "Pad":
         return _Amounts(1, np.concatenate([places, places + rank]), np.zeros(2 * rank, np.int64))
     if node.op_type == "CenterCropPad":
@@ -382,7 +379,7 @@ def _find_amounts(index: GraphIndex, node: NodeRef) -> _Amounts | None:
 
 def _read_sizes(index: GraphIndex, node: NodeRef) -> Integers | None:
     sizes = index.find_sizes(index.find_input(node, 0))
-    return None if sizes is None else np.asarray(sizes, np.int64)
+    return None if sizes is None else as_int64(sizes)
 
 
 def _write_amounts(edit: Edit, node: NodeRef, amounts: _Amounts) -> str:

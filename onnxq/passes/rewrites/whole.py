@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_int64
 from onnxq.graph import GraphIndex, NodeRef, infer_shapes, walk_from
 from onnxq.graph.convert import write_out_operators
 from onnxq.passes.base import RunContext
@@ -20,30 +20,28 @@ from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import Edge, TensorId
 
 # Operators between the constants of a mask and the Softmax that reads it.
-_MASKING = frozenset(
-    (
-        "Add",
-        "And",
-        "Cast",
-        "Concat",
-        "Div",
-        "Equal",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "Max",
-        "Mul",
-        "Neg",
-        "Reshape",
-        "Slice",
-        "Squeeze",
-        "Sub",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-        "Where",
-    )
+_MASKING = (
+    "Add",
+    "And",
+    "Cast",
+    "Concat",
+    "Div",
+    "Equal",
+    "Expand",
+    "Flatten",
+    "Gather",
+    "Identity",
+    "Max",
+    "Mul",
+    "Neg",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Sub",
+    "Tile",
+    "Transpose",
+    "Unsqueeze",
+    "Where",
 )
 # From here on a value means "never", and what stands for it: behind a softmax e**-64 is nothing in float32, either. A
 # range that holds it has steps of .001 in 16 bits; one that holds -3e38 has nothing else.
@@ -186,7 +184,7 @@ def _read_sizes(index: GraphIndex, node: NodeRef) -> np.ndarray | None:
         return None
     # Since opset 18 the last part may be smaller than the others.
     largest = -(-size // count)
-    return np.asarray([min(largest, size - k * largest) for k in range(count)], np.int64)
+    return as_int64([min(largest, size - k * largest) for k in range(count)])
 
 
 @rewrite_nodes("reciprocals")

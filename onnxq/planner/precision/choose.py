@@ -16,20 +16,18 @@ from onnxq.sites import TensorId
 from onnxq.spec import FloatType
 
 # What most of the time goes into; it is narrow unless there is a reason.
-_HEAVY = frozenset(
-    {
-        "Conv",
-        "ConvTranspose",
-        "MatMul",
-        "Gemm",
-        "Einsum",
-        "LSTM",
-        "GRU",
-        "RNN",
-        "Attention",
-        "MultiHeadAttention",
-        "GroupQueryAttention",
-    }
+_HEAVY = (
+    "Conv",
+    "ConvTranspose",
+    "MatMul",
+    "Gemm",
+    "Einsum",
+    "LSTM",
+    "GRU",
+    "RNN",
+    "Attention",
+    "MultiHeadAttention",
+    "GroupQueryAttention",
 )
 _INFINITE = 1e9
 # Share of a Cast that float32 in place of the narrow type costs a node: a few are worth none.

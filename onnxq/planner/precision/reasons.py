@@ -131,7 +131,7 @@ _LOSS_DB = 28.0
 _DITHER_DB = 7.8
 _DIGITS = {FloatType.FLOAT16: 11, FloatType.BFLOAT16: 8}
 # Their sums may leave the type where their results do not: mean times count, and the square of a norm.
-_MEANS = frozenset({"ReduceMean", "GlobalAveragePool", "AveragePool", "Mean"})
+_MEANS = ("ReduceMean", "GlobalAveragePool", "AveragePool", "Mean")
 # A mask keeps its meaning through these, on its way to a Softmax.
 _PASSING = LAYOUT_OPS | {
     "Add",
@@ -145,8 +145,17 @@ _PASSING = LAYOUT_OPS | {
     "Split",
 }
 # What an epsilon is added for.
-_DIVIDING = frozenset(
-    {"Sqrt", "Reciprocal", "Div", "Log", "Pow", "Max", "Clip", "Expand", "Identity", "Unsqueeze"}
+_DIVIDING = (
+    "Sqrt",
+    "Reciprocal",
+    "Div",
+    "Log",
+    "Pow",
+    "Max",
+    "Clip",
+    "Expand",
+    "Identity",
+    "Unsqueeze",
 )
 # Share of the smallest normal number that rounds to 0.
 _ZERO = 2.0**-11

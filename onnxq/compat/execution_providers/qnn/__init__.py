@@ -10,6 +10,7 @@ from onnxq.compat.options import (
     CONVERTS,
     PRESET,
     CompatOption,
+    OptionTable,
     UnaskedMethod,
     convert_options,
     warn_caller,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __getattr__ = hand_on("execution_providers.qnn")
 # Every tensor in one width, that of the arguments.
 _PRESET = "qnn-int8"
-_PREPROCESSING: Mapping[str, CompatOption] = {
+_PREPROCESSING: OptionTable = {
     # Initializers that are listed as inputs are plain ones in any case. Quantizing fuses operators.
     "exclude_initializer_from_input": CompatOption(False),
     "fuse_layernorm": CompatOption(False),
