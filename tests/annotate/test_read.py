@@ -5,14 +5,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from onnxq.annotate import Origin, PairInfo, find_pairs, inspect_model, read_model
+import onnxq
+from onnxq.annotate import OperatorInfo, Origin, PairInfo, find_operators, find_pairs, inspect_model, read_model
 from onnxq.annotate.read import drop_attribute, list_pair_nodes, set_attribute
 from onnxq.errors import ModelError
+from onnxq.graph import GraphIndex, name_nodes
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 from tests.annotate import models
+from tests.cli.kit import read, run
+from tests.pipeline.requantized import by_onnxruntime
 
 
 def by_site(proto: onnx.ModelProto) -> dict[str, PairInfo]:
@@ -267,3 +271,53 @@ def test_a_fault_beside_the_attribute_stays_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         read_model(models.save(tmp_path, proto))
     assert caught.value.code == "Q103"
+
+
+# ---- Operators that compute on integers themselves are listed, not passed over.
+
+_FOUND = [
+    ("QLinearConv", ""), ("QLinearMatMul", ""), ("MatMulInteger", ""), ("ConvInteger", ""),
+    ("DynamicQuantizeLinear", ""),
+    ("QGemm", "com.microsoft"), ("QLinearAdd", "com.microsoft"), ("DynamicQuantizeMatMul", "com.microsoft"),
+    ("MatMulIntegerToFloat", "com.microsoft"), ("QAttention", "com.microsoft"), ("MatMulNBits", "com.microsoft"),
+    ("DynamicQuantizeLSTM", "com.microsoft"), ("QLinearSoftmax", "com.microsoft"),
+]  # fmt: skip
+_PASSED = [("QuantizeLinear", ""), ("DequantizeLinear", ""), ("Conv", ""), ("MatMul", ""), ("QLinearConv", "other")]
+
+
+def one_node(op: str, domain: str, **attrs: int) -> onnx.ModelProto:
+    """A graph of one node that reads a float and an int8 constant; only ever looked at."""
+    node = helper.make_node(op, ["x", "w"], ["y"], name="n", domain=domain, **attrs)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in "xy"]
+    weight = numpy_helper.from_array(np.ones((2, 2), np.int8), "w")
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [weight])
+    domains = [helper.make_opsetid("", 17)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    return helper.make_model(graph, opset_imports=domains, ir_version=8)
+
+
+@pytest.mark.parametrize(("op", "domain"), _FOUND)
+def test_operators_on_integers_are_found(op: str, domain: str) -> None:
+    found = find_operators(GraphIndex(one_node(op, domain)))
+    assert found == (OperatorInfo(node="n", op=op, domain=domain, bits=8, types=("int8",)),)
+
+
+@pytest.mark.parametrize(("op", "domain"), _PASSED)
+def test_others_are_not(op: str, domain: str) -> None:
+    assert find_operators(GraphIndex(one_node(op, domain))) == ()
+
+
+def test_the_bits_are_those_of_the_attribute() -> None:
+    (found,) = find_operators(GraphIndex(one_node("MatMulNBits", "com.microsoft", bits=4)))
+    assert found.bits == 4
+
+
+def test_inspect_and_annotate_bits_list_them(tmp_path: Path) -> None:
+    path = models.save(tmp_path, by_onnxruntime(tmp_path, "QOperator"))
+    names = {node.name for node in name_nodes(onnx.load(path)).graph.node if node.name.endswith("_quant")}
+    for command in ("inspect", "annotate-bits"):
+        shown = run(command, path).output
+        assert "6 operators on integers: 1 QGemm, 1 QLinearAdd, 3 QLinearConv" in " ".join(shown.split())
+        found = read(command, path, *["--force"][: command[0] == "a"])["operators"]
+        assert {one["node"] for one in found} == names
+        assert {one["op"] for one in found} >= {"QLinearConv", "QGemm", "QLinearGlobalAveragePool"}
+    assert onnxq.inspect(path).operators[0].types == ("uint8", "int8")
