@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
 
 import click
@@ -12,10 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxq.annotate import inspect_model
-from onnxq.commands.results import show
 from onnxq.errors import ModelError
-from onnxq.report.terminal import TextView
 from tests.cli.kit import read, run, run_failing
 from tests.codes.kit import model, saved
 
@@ -124,6 +120,7 @@ FAULTS = [
     (["quantize", "{d}/m.onnx", "--set", "weights.bits=9"], "option: weights.bits: 9 is not one of 2, 3"),
     (["quantize", "{d}/m.onnx", "--set", "weight.bits=8"], "weight.bits: unknown key\n  fix: did you mean 'weights'"),
     (["quantize", "{d}/m.onnx", "--config", "{d}/c.yaml"], "c.yaml:2: weights.bit: unknown key 'bit'"),
+    (["quantize", "{d}/m.onnx", "--data", "{d}/bad.npz"], "'x'"),
     (["apply", "{d}/m.onnx", "{d}/none.json"], "none.json"),
     (["annotate-bits", "{d}/m.onnx", "--bits", "zzz=8"], "matches no pair"),
     (["annotate-bits", "{d}/m.onnx", "-o", "{d}/m.onnx", "--force"], "is the input model"),
@@ -138,6 +135,7 @@ def folder(tmp_path_factory) -> Path:
     (path / "empty.onnx").write_bytes(b"")
     (path / "link.onnx").symlink_to(path / "m.onnx")
     (path / "c.yaml").write_text("weights:\n  bit: 8\n")
+    np.savez(path / "bad.npz", z=np.zeros((2, 4), np.float32))
     return path
 
 
@@ -153,16 +151,6 @@ def test_a_users_fault_exits_with_1_says_the_fix_and_leaves_everything(folder, a
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_inspect_prints_the_table(tmp_path):
-    result = run("inspect", qdq_model(tmp_path / "m.onnx"))
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    assert lines[0].split() == ["site", "op", "bits", "scheme", "granularity", "scale", "origin"]
-    assert lines[1].split() == ["x", "Neg", "4", "asymmetric", "tensor", "0.1", "clip"]
-    assert lines[-1] == "1 pair: 1 of 4 bits"
-    assert "quant dequant" in run("inspect", tmp_path / "m.onnx", "-v").stdout
-
-
 def test_inspect_prints_one_json_document(tmp_path):
     assert read("inspect", qdq_model(tmp_path / "m.onnx"))["pairs"] == [
         {
@@ -172,22 +160,6 @@ def test_inspect_prints_one_json_document(tmp_path):
             "quantize": "quant", "dequantize": "dequant", "clip": "clip",
         }
     ]  # fmt: skip
-
-
-def test_inspect_fits_a_narrow_terminal(tmp_path):
-    proto = onnx.load(qdq_model(tmp_path / "m.onnx"))
-    long = "encoder/layer.11/attention/self/query/MatMul_output_0_far_too_wide_for_this_terminal"
-    proto.graph.input[0].name = proto.graph.node[0].input[0] = long
-    onnx.save(proto, tmp_path / "m.onnx")
-    stream = StringIO()
-    show(inspect_model(tmp_path / "m.onnx"), TextView(stream=stream, width=80))
-    lines = stream.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    (site,) = [line.split()[0] for line in lines if "encoder" in line]
-    head, tail = site.split("…")
-    assert long.startswith(head)
-    assert long.endswith(tail)
-    assert len(site) >= 24
 
 
 def test_annotate_bits_writes_beside_the_model_and_says_so(tmp_path):
@@ -225,16 +197,6 @@ def test_annotate_bits_checks_strips_and_carries_notes_beside_the_model(tmp_path
     for options in (["--check", "--strip"], ["--check", "-o", bare], ["--strip", "--emit", "qcdq"]):
         result = run("annotate-bits", source, *options, "--force")
         assert (result.exit_code, "error[Q309]" in result.stderr) == (1, True)
-
-
-def test_bits_attribute_is_warned_of_and_still_read(tmp_path):
-    source = qdq_model(tmp_path / "m.onnx")
-    result = run("annotate-bits", source, "--bits-attribute", "-q")
-    assert result.stdout == ""
-    assert "onnx.checker and ONNX Runtime refuse" in result.stderr
-    with pytest.raises(onnx.checker.ValidationError):
-        onnx.checker.check_model(str(tmp_path / "m.bits.onnx"))
-    assert read("inspect", tmp_path / "m.bits.onnx")["pairs"][0]["bits"] == 4
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import onnxq
 from onnxq.errors import ConfigError
 from tests.cli.kit import run
 from tests.codes.kit import saved
-from tests.pipeline.models import EVERYTHING, images, residual
+from tests.pipeline.models import images, residual
 
 NAN = math.nan
 NUMBERS: dict[str, Callable[[], object]] = {
@@ -39,11 +39,6 @@ def test_a_number_that_is_none_is_named(name: str) -> None:
     assert caught.value.subject.startswith("option: ")
     assert caught.value.subject.endswith(name)
     assert caught.value.fix
-
-
-def test_numpy_counts_are_counts() -> None:
-    counts = {"samples": np.int64(3), "seed": np.int32(1)}
-    assert onnxq.make_plan(residual(), images(), EVERYTHING, overrides=counts).sites
 
 
 @pytest.mark.parametrize(

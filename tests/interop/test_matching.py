@@ -15,7 +15,7 @@ import onnxq
 from onnxq.backends import load_config
 from onnxq.commands.import_calibration import import_calibration
 from onnxq.config import Config, Rule, RuleSet, TensorConfig
-from onnxq.errors import CalibrationError, ConfigError, OutputError, PlanError
+from onnxq.errors import CalibrationError, ConfigError, PlanError
 from onnxq.interop import Imported, UnmatchedKind, read_scales
 from onnxq.interop.trt_cache import ORIGIN, parse_cache
 from onnxq.plan import from_json, to_json
@@ -279,26 +279,6 @@ def test_nothing_is_written_when_a_scale_is_missing(folder: Path, tmp_path: Path
     done = run(tmp_path / "x.cache", *wanted, "--allow-missing")
     assert done.exit_code == 0, done.output
     assert "left float: node_c2" in done.stdout
-
-
-def test_inputs_are_never_overwritten(folder: Path, tmp_path: Path) -> None:
-    for path in ("m.cache", "m.onnx"):
-        before = (folder / path).read_bytes()
-        done = run(folder / "m.cache", "--model", folder / "m.onnx", "-o", folder / path, "--force")
-        assert done.exit_code == 1
-        assert "never overwritten" in done.stderr
-        assert (folder / path).read_bytes() == before
-    with pytest.raises(OutputError):
-        onnxq.import_calibration(folder / "m.cache", folder / "m.onnx", out=folder / "m.cache", force=True)
-
-
-@pytest.mark.parametrize(
-    ("cache_name", "model"), [("no.cache", "m.onnx"), ("m.cache", "no.onnx"), ("m.onnx", "m.onnx")]
-)
-def test_files_that_are_not_there_or_not_that(folder: Path, cache_name: str, model: str) -> None:
-    done = run(folder / cache_name, "--model", folder / model)
-    assert done.exit_code == 1
-    assert "fix: " in done.stderr
 
 
 @pytest.mark.parametrize(("attention", "operands"), [("quantized", {"q", "k", "p", "v", "c"}), ("auto", set())])
