@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -95,24 +94,6 @@ def test_other_weights_need_to_be_said(done: onnxq.Result) -> None:
         onnxq.apply(trained, done.plan)
     again = onnxq.apply(trained, done.plan, images(), overrides={"new_weights": True, "latency": False})
     assert min(again.report.checks[0].sqnr_db) > 15
-
-
-def test_another_network_is_refused_by_name(done: onnxq.Result) -> None:
-    proto = residual()
-    node = next(n for n in proto.graph.node if n.op_type == "GlobalAveragePool")
-    node.op_type = "GlobalMaxPool"
-    with pytest.raises(PlanError, match="not in this model"):
-        onnxq.apply(proto, done.plan)
-
-
-def test_a_plan_in_a_file_gives_the_same_bytes_and_other_files_are_named(done: onnxq.Result, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text(done.plan_json())
-    again = onnxq.apply(residual(), tmp_path / "plan.json")
-    assert again.model.SerializeToString(deterministic=True) == done.model.SerializeToString(deterministic=True)
-    (tmp_path / "bad.json").write_text("{")
-    for name in ("nothing", "bad"):
-        with pytest.raises(PlanError, match=rf"{name}\.json"):
-            onnxq.apply(residual(), tmp_path / f"{name}.json")
 
 
 def test_the_plan_in_the_model_is_the_plan(done: onnxq.Result) -> None:

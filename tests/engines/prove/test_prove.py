@@ -30,8 +30,6 @@ from tests.engines.kit import matmul
                      id="a capability for ONNX Runtime"),
         pytest.param({"engine": "tensorrt", "compute_capability": "8.6"}, "Q317", "tensorrt builds for this machine",
                      id="a capability for TensorRT"),
-        pytest.param({"engine": "tensorrt", "require_exact": True}, "Q317", "TensorRT's sums are exact",
-                     id="exact sums of TensorRT"),
         pytest.param({"engine": "tensorrt-rtx", "compute_capability": "Ampere"}, "Q304", "is none",
                      id="a capability in words"),
         pytest.param({"engine": "tensorrt-rtx", "compute_capability": "8"}, "Q304", "write it as 8.6",
