@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from onnxq.errors import ConfigError, Location, ModelError, OnnxqError, PlanError
-from onnxq.plan import from_json
 from onnxq.sites import Caution
 
 FIELDS = ("code", "kind", "subject", "cause", "fix", "file", "line")
@@ -51,12 +50,6 @@ def test_other_words_keep_code_and_place() -> None:
 def test_a_path_as_subject_is_the_file() -> None:
     error = ModelError(Path("models/m.onnx"), "is empty")
     assert (error.subject, error.file, error.line) == (str(Path("models/m.onnx")), str(Path("models/m.onnx")), None)
-
-
-def test_an_error_of_a_plan_knows_its_line() -> None:
-    with pytest.raises(PlanError) as caught:
-        from_json('{"schema": 1,\n oops', source=Path("p.json"))
-    assert (caught.value.code, caught.value.file, caught.value.line) == ("Q401", "p.json", 2)
 
 
 def test_a_warning_is_its_text_with_a_code() -> None:
