@@ -9,8 +9,6 @@ from onnxq.backends import Candidate, Target
 from onnxq.graph import GraphIndex
 from tests.networks import add_arrays, parse_text
 
-HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
-
 
 def model(text: str, *, weights: dict[str, tuple[int, ...]], seed: int = 0) -> onnx.ModelProto:
     """Parse a graph and give it seeded random float32 initializers of the shapes named."""

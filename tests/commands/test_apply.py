@@ -12,6 +12,7 @@ import onnxq
 from onnxq.errors import PlanError
 from onnxq.plan import Plan, from_json, to_json
 from onnxq.runtime import Session
+from tests.interop.marked import renamed, reordered
 from tests.passes.kit import parse, random_weights
 from tests.pipeline.models import EVERYTHING, images, residual
 
@@ -23,29 +24,6 @@ def done() -> onnxq.Result:
 
 def outputs(model: onnx.ModelProto) -> np.ndarray:
     return Session(model, optimize=False).run(images(seed=7))["y"]
-
-
-def exported_again(model: onnx.ModelProto, *, tensors: bool = True) -> onnx.ModelProto:
-    """Other node order, other node names, other names for every inner tensor and weight. tensors: rename these."""
-    out = onnx.ModelProto.FromString(model.SerializeToString())
-    fixed = {value.name for value in (*out.graph.input, *out.graph.output)}
-
-    def renamed(name: str) -> str:
-        return name if not name or name in fixed or not tensors else f"other_{len(name)}_{name[::-1]}"
-
-    nodes = []
-    for k, node in enumerate(out.graph.node):
-        node.input[:] = [renamed(name) for name in node.input]
-        node.output[:] = [renamed(name) for name in node.output]
-        node.name = f"node_{97 - k}"
-        nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
-    for tensor in out.graph.initializer:
-        tensor.name = renamed(tensor.name)
-    nodes[2], nodes[3] = nodes[3], nodes[2]
-    del out.graph.node[:]
-    out.graph.node.extend(nodes)
-    onnx.checker.check_model(out)
-    return out
 
 
 def different_branches() -> onnx.ModelProto:
@@ -60,13 +38,16 @@ def different_branches() -> onnx.ModelProto:
 
 def test_export_with_other_names_gets_the_same_numbers() -> None:
     first = onnxq.quantize(different_branches(), images(), EVERYTHING, overrides={"latency": False})
-    other = onnxq.apply(exported_again(different_branches()), first.plan)
+    other = onnxq.apply(renamed(reordered(different_branches())), first.plan)
     assert len(other.plan.sites) == len(first.plan.sites)
     np.testing.assert_array_equal(outputs(other.model), outputs(first.model))
 
 
 def test_node_order_and_unnamed_nodes_do_not_matter(done: onnxq.Result) -> None:
-    again = onnxq.apply(exported_again(residual(), tensors=False), done.plan)
+    proto = reordered(residual())
+    for k, node in enumerate(proto.graph.node):
+        node.name = f"node_{97 - k}"
+    again = onnxq.apply(proto, done.plan)
     np.testing.assert_array_equal(outputs(again.model), outputs(done.model))
 
 

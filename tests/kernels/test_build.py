@@ -21,7 +21,6 @@ from onnxq.kernels import KernelCall, cache, device, device_image, host, host_li
 from onnxq.kernels.device import Nvrtc, find_nvrtc
 from tests.kernels.conftest import GXX
 
-ROOT = Path(__file__).parents[2]
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
 KERNELS = [f"fq_{name}_{kind}" for name in ("forward", "dx", "rows", "cols") for kind in ("f32", "f16", "bf16", "f64")]
 

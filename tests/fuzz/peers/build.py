@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 Feeds = dict[str, np.ndarray]
 # Samples beside the number that the suite itself uses.
@@ -136,6 +136,3 @@ def scalar(value: float, kind: type = np.float32) -> np.ndarray:
 def steps(*shape: int, kind: type = np.int8) -> np.ndarray:
     """Quantized values that differ."""
     return (np.arange(np.prod(shape)).reshape(shape) * 37 % 255 - (127 if kind is np.int8 else 0)).astype(kind)
-
-
-FLOAT = TensorProto.FLOAT
