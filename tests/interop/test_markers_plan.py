@@ -31,6 +31,8 @@ def test_the_plan_fits_the_network_written_otherwise(make: Any, target: str, cha
     marked = strip_markers(net.model("y"), target=target)
     path = tmp_path / "plan.json"
     path.write_text(to_json(marked.plan))
+    assert from_json(path.read_text()) == marked.plan
+    assert marked.plan.lasting
     first, again = (onnxq.apply(model, path).model for model in (marked.model, change(name_nodes(marked.model))))
     feeds = net.feeds(n=3)
     wanted = run(first, feeds)[0]
@@ -54,12 +56,6 @@ def test_a_site_that_is_gone_is_named() -> None:
     relu.op_type = "Abs"
     with pytest.raises(PlanError, match=r"relu\.out: is in the plan but not in this model"):
         onnxq.apply(other, marked.plan)
-
-
-def test_the_plan_survives_its_file() -> None:
-    plan = strip_markers(residual_net().model("y"), target="ort").plan
-    assert from_json(to_json(plan)) == plan
-    assert plan.lasting
 
 
 def test_optimized_ort_agrees_within_a_step() -> None:
