@@ -30,7 +30,6 @@ from onnxq.kernels.host import build_host
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create_observer
 from onnxq.pipeline.finalize import warn_unmeasured_cpu
-from onnxq.plan import Plan
 from onnxq.report.model import EngineCheck, LatencyRatio, OutputCheck, Report
 from onnxq.runtime import Session
 from onnxq.runtime.session import check_loaded
@@ -116,10 +115,6 @@ def load_texts(folder: Path, tokens: int = 256, text: bytes = b"some text of som
 
 def read_config(folder: Path, text: str) -> None:
     load_config(written(folder, text, "my.yaml"))
-
-
-def with_rule(rule: dict[str, Any]) -> Plan:
-    return onnxq.make_plan(gemm(), config=load_config(None, {"rules": [rule]}))
 
 
 @reach("Q321")
@@ -341,7 +336,9 @@ reach_each(
         "Q306": lambda folder: read_config(folder, "extends: my.yaml"),
         "Q308": lambda _: parse_drop("little"),
         "Q313": lambda _: QuantSpec(bits=9),
-        "Q314": lambda _: with_rule({"between": ["y", "none"], "set": {"float": True}}),
+        "Q314": lambda _: onnxq.make_plan(
+            gemm(), config=load_config(None, {"rules": [{"between": ["y", "none"], "set": {"float": True}}]})
+        ),
         "Q501": lambda _: quantized(
             model("g (float[N,64] x) => (float[N,64] y) { l = Log(x) y = Gemm(l, w) }", w=np.ones((64, 64), F))
         ),

@@ -42,17 +42,11 @@ def run(model: onnx.ModelProto, **feeds: Any) -> Any:
     return session.run(None, feeds)[0]
 
 
-def find_node(model: onnx.ModelProto, op_type: str = "MatMulNBits") -> tuple[onnx.NodeProto, dict[str, Any]]:
-    """The first node of this type and its constants by position."""
-    node = next(node for node in model.graph.node if node.op_type == op_type)
-    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    return node, {k: values[name] for k, name in enumerate(node.input) if name in values}
-
-
 def read_codes(model: onnx.ModelProto) -> Any:
-    node, constants = find_node(model)
+    node = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
     bits = next(entry.i for entry in node.attribute if entry.name == "bits")
-    return unpack_bits(constants[1].reshape(len(constants[1]), -1), bits, K)
+    codes = next(numpy_helper.to_array(one) for one in model.graph.initializer if one.name == node.input[1])
+    return unpack_bits(codes.reshape(len(codes), -1), bits, K)
 
 
 def make_checkpoint(kind: str, folder: Path, seed: int = 0) -> tuple[Path, Any, Any]:

@@ -13,7 +13,6 @@ from onnxq.config import (
     Config,
     DataConfig,
     FrontEnd,
-    ImageConfig,
     MultiInput,
     QuantizerSpec,
     RuntimeConfig,
@@ -152,12 +151,6 @@ def test_names_and_lists_of_one_are_the_same():
     assert (one.skip, one.weight_bits) == (("rounding",), (4,))
 
 
-def read_images(**values: Any) -> ImageConfig:
-    images = read_config(None, {"data.images": {"size": 4, **values}}).data.images
-    assert images is not None
-    return images
-
-
 def test_images_square_size_and_defaults(tmp_path: Path) -> None:
     images = read(tmp_path, "data:\n  images: {size: 224, mean: [0.5], std: [0.2]}\n").data.images
     assert images is not None
@@ -178,7 +171,8 @@ def test_images_square_size_and_defaults(tmp_path: Path) -> None:
     ],
 )
 def test_every_key_of_images(given: dict[str, Any], field: str, found: object) -> None:
-    assert getattr(read_images(**given), field) == found
+    images = read_config(None, {"data.images": {"size": 4, **given}}).data.images
+    assert getattr(images, field) == found
 
 
 def test_sections_have_the_documented_defaults() -> None:

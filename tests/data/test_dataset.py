@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -194,7 +193,8 @@ def test_ranges_reach_all_extremes_however_few_samples_there_are(
 ) -> None:
     values = np.random.default_rng(seed).standard_normal((inputs, count, 2)).astype(np.float32)
     feeds = {f"x{k}": value for k, value in enumerate(values)}
-    prepared = load_state(_adding(inputs))
+    declared, added = ", ".join(f"float[N, 2] {name}" for name in feeds), ", ".join(feeds)
+    prepared = load_state(parse_text(f"g ({declared}) => (float[N, 2] y) {{ y = Sum({added}) }}"))
     wishes = {"effort": "balanced", "verify": {"holdout": holdout}}
     samples = read_data(prepared, feeds, Config.model_validate(wishes))
     observed = [samples.calibration[k] for k in range(len(samples.calibration))]
@@ -207,12 +207,6 @@ def test_ranges_reach_all_extremes_however_few_samples_there_are(
 
 def _rows(dataset: Dataset) -> list[bytes]:
     return [sample["x0"].tobytes() for sample in dataset.samples()]
-
-
-def _adding(inputs: int) -> onnx.ModelProto:
-    names = [f"x{k}" for k in range(inputs)]
-    values = ", ".join(f"float[N, 2] {name}" for name in names)
-    return parse_text(f"g ({values}) => (float[N, 2] y) {{ y = Sum({', '.join(names)}) }}")
 
 
 # ---- Samples from lists of feeds, arrays, datasets, and iterables, which come only once.

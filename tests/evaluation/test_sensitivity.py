@@ -196,12 +196,9 @@ def test_activations_alone_are_cut_into_segments_by_nodes() -> None:
     assert split_segments(nodes, 6) == []
 
 
-def group(kind: str, name: str) -> GroupCost:
-    return GroupCost(kind=kind, name=name, ops=(), sites=(), isolated_db=30.0, leave_one_out_db=20.0, gain_db=1.0)
-
-
 def test_groups_of_a_kind_keep_their_order() -> None:
-    groups = tuple(group(kind, f"{kind}{k}") for k in (2, 0, 1) for kind in KINDS)
+    costs = {"ops": (), "sites": (), "isolated_db": 30.0, "leave_one_out_db": 20.0, "gain_db": 1.0}
+    groups = tuple(GroupCost(kind=kind, name=f"{kind}{k}", **costs) for k in (2, 0, 1) for kind in KINDS)
     found = Profile(sqnr_db=10.0, samples=1, outputs=(), groups=groups)
     for kind in KINDS:
         assert [one.name for one in found.of(kind)] == [f"{kind}{k}" for k in (2, 0, 1)]

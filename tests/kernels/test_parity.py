@@ -132,23 +132,17 @@ LAYOUTS = {
 }
 
 
-def guarded(like: np.ndarray, offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """Memory for one more like it, `offset` bytes behind the start of a line, and all of what was allocated."""
-    whole = np.full(like.nbytes + 3 * GUARD, 0x55, np.uint8)
-    begin = GUARD - whole.ctypes.data % GUARD + offset
-    return whole[begin : begin + like.nbytes].view(like.dtype), whole
-
-
 def results(library: ctypes.CDLL, one: Case, offset: int, threads: int) -> list[bytes]:
-    """y, dx alone, dx beside sums, and the sums, in memory at this offset."""
+    """y, dx alone, dx beside sums, and the sums, in memory this many bytes behind a line's start."""
     one.threads = threads
     out = []
     for forward, sums in ((True, False), (False, False), (False, True)):
-        written, whole = guarded(one.x, offset)
+        whole = np.full(one.x.nbytes + 3 * GUARD, 0x55, np.uint8)
+        begin = GUARD - whole.ctypes.data % GUARD + offset
+        written = whole[begin : begin + one.x.nbytes].view(one.x.dtype)
         names = {name: np.zeros_like(one.scale) for name in ("dscale", "dzero_point")} if sums else {}
         run = library.fq_cpu_forward if forward else library.fq_cpu_backward
         assert run(ctypes.byref(one.call(y=written, **names))) == 0
-        begin = written.ctypes.data - whole.ctypes.data
         assert (whole[:begin] == 0x55).all()
         assert (whole[begin + written.nbytes :] == 0x55).all()
         out += [written.tobytes(), *(values.tobytes() for values in names.values())]

@@ -29,16 +29,11 @@ TEXT = f"""g ({MAP} x) => ({MAP} y, {MAP} u)
 }}"""
 
 
-def quantized(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
-    """A network of which wq is a weight in int8, with its scales ws."""
-    proto = network(text, **shapes)
-    add_arrays(proto.graph, wq=np.ones(POINT, np.int8), ws=np.full(8, 0.01, np.float32))
-    return onnx.shape_inference.infer_shapes(proto)
-
-
 @lru_cache(maxsize=1)
 def model() -> onnx.ModelProto:
-    return quantized(TEXT, v=POINT, v2=POINT)
+    proto = network(TEXT, v=POINT, v2=POINT)
+    add_arrays(proto.graph, wq=np.ones(POINT, np.int8), ws=np.full(8, 0.01, np.float32))
+    return onnx.shape_inference.infer_shapes(proto)
 
 
 def plan_for(proto: onnx.ModelProto, preset: str = "ort-int8", *rules: dict, **changes: object) -> Plan:

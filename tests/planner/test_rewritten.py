@@ -17,7 +17,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import compute_fingerprint, get_index
 from onnxq.graph.scopes import walk_graphs
 from onnxq.numerics import quantize_weight
-from onnxq.plan import BiasPlan, Plan, Scaling, SitePlan, from_json, to_json
+from onnxq.plan import BiasPlan, Plan, Scaling, from_json, to_json
 from onnxq.planner import digest_weights, fit_plan
 from onnxq.runtime import Session
 from onnxq.sites import Edge, Role, TensorId
@@ -286,12 +286,11 @@ def test_other_weights_are_an_error_unless_they_are_expected() -> None:
     assert found.weights == compute_fingerprint(other_weights()).weights
 
 
-def with_site(found: SitePlan) -> Plan:
-    return plan().with_sites((*plan().sites, found))
-
-
 FAULTS = {
-    "made otherwise": (with_site(site("a", anchor="0" * 64)), "a", "not in this model", "take `anchor` out of this"),
+    "made otherwise": (
+        plan().with_sites((*plan().sites, site("a", anchor="0" * 64))), "a", "not in this model",
+        "take `anchor` out of this",
+    ),
     "a float node that is not there": (
         replace(plan(), float_nodes=("yy",)), "yy", "this node is in the plan but not in this model", "'y'",
     ),

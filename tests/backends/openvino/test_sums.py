@@ -43,12 +43,6 @@ def find_node(model: onnx.ModelProto) -> NodeRef:
     return get_index(model).find_node("product")
 
 
-def run_for_avx2(model: onnx.ModelProto, x: Shape, folder: Path) -> np.ndarray:
-    """The answer to data of 255 everywhere."""
-    with find_engine("openvino").open_runner("avx2", model, Job(), folder) as runner:
-        return np.asarray(runner.infer({"x": np.full(x, 255, np.float32)})["y"])
-
-
 def _make_conv(size: Shape, **attributes: object) -> tuple[str, Shape, Shape, int, dict[str, object]]:
     channels = size[1] * int(str(attributes.get("group", 1)))
     return "Conv", (1, channels, 5, 5), size, 0, attributes
@@ -81,7 +75,8 @@ def test_two_weights_overflow_where_the_order_says_that_they_share_a_sum(
         row[list(both)] = 127
     weight = np.moveaxis(rows.reshape(count, *(size for k, size in enumerate(one) if k != axis)), 0, axis)
     model = make_product(op, np.ascontiguousarray(weight), x, **attributes)
-    answer = run_for_avx2(model, x, tmp_path)
+    with find_engine("openvino").open_runner("avx2", model, Job(), tmp_path) as runner:
+        answer = np.asarray(runner.infer({"x": np.full(x, 255, np.float32)})["y"])
     largest = answer.max(axis=(0, 2, 3)) if op.startswith("Conv") else answer[0]
     order = find_sum_order(find_node(model), weight.shape)
     flat = np.zeros(weight.shape, np.int64) if order is None else find_partners(weight.shape, order)
