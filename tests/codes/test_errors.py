@@ -9,11 +9,9 @@ import pytest
 from onnxq.errors import ConfigError, Location, ModelError, OnnxqError, PlanError
 from onnxq.sites import Caution
 
-FIELDS = ("code", "kind", "subject", "cause", "fix", "file", "line")
-
 
 def fields(error: OnnxqError) -> tuple[object, ...]:
-    return tuple(getattr(error, name) for name in FIELDS)
+    return tuple(getattr(error, name) for name in ("code", "kind", "subject", "cause", "fix", "file", "line"))
 
 
 @pytest.mark.parametrize(

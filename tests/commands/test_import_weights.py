@@ -72,10 +72,7 @@ def make_checkpoint(kind: str, folder: Path, seed: int = 0) -> tuple[Path, Any, 
     return kit.write_safetensors(folder / "m.safetensors", tensors, config), codes, values
 
 
-KINDS = ["gptq", "act-order", "awq", "packed", "uneven", "gguf", "q4_1"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gptq", "act-order", "awq", "packed", "uneven", "gguf", "q4_1"])
 def test_codes_arrive_bit_for_bit_and_answers_are_those_of_the_checkpoint(kind: str, tmp_path: Path) -> None:
     folder, codes, values = make_checkpoint(kind, tmp_path / "c")
     model = make_net({"w": values})
@@ -287,15 +284,13 @@ def test_data_of_each_run_is_quantized_at_each_run(tmp_path: Path) -> None:
     x = draw_tokens(2, 3)
     expected = round_tokens(x) @ weight.dequantize().T
     np.testing.assert_allclose(run(found.model, x=x), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
-    alone, one_scale = (onnxq.import_weights(net, folder, overrides=QUICK | {"mode": m}) for m in MODES)
+    modes = ("weight-only", "dynamic")
+    alone, one_scale = (onnxq.import_weights(net, folder, overrides=QUICK | {"mode": mode}) for mode in modes)
     x = np.random.default_rng(1).standard_normal((2, 3, K)).astype(np.float32)
     expected = x @ weight.dequantize().T
     np.testing.assert_allclose(run(alone.model, x=x), expected, rtol=1e-4, atol=1e-3)
     assert 0 < np.abs(run(one_scale.model, x=x) - expected).max() < 0.05 * np.abs(expected).max()
     assert all("W139" in {warning.code for warning in each.report.warnings} for each in (alone, one_scale))
-
-
-MODES = ("weight-only", "dynamic")
 
 
 def test_data_with_one_scale_a_run_has_one(tmp_path: Path) -> None:

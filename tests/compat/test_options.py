@@ -96,11 +96,8 @@ def test_another_value_is_taken_over_or_warned_about(name: str) -> None:
     assert convert_options({name: option.default}, table) == ({}, [])
 
 
-TYPES = [kind for kind in QuantType if kind is not QuantType.QFLOAT8E4M3FN]
-
-
 @pytest.mark.parametrize("symmetric", [True, False, None])
-@pytest.mark.parametrize("kind", TYPES, ids=str)
+@pytest.mark.parametrize("kind", [one for one in QuantType if one is not QuantType.QFLOAT8E4M3FN], ids=str)
 def test_every_type_is_a_configuration(kind: QuantType, symmetric: bool | None) -> None:
     arguments, _ = convert_options({"activation_type": kind, "weight_type": kind}, ARGUMENTS)
     extra, _ = convert_options({"WeightSymmetric": symmetric, "ActivationSymmetric": symmetric}, STATIC_EXTRAS)

@@ -95,12 +95,9 @@ def test_further_inputs_are_given_when_a_sample_is_read() -> None:
     assert dataset[0].keys() == {"x"}
 
 
-F = np.float32
-
-
 def test_masked_positions_do_not_count() -> None:
     mask = np.array([[1, 1, 0]])
-    feeds = {"x": np.ones((1, 3, 2), F), "attention_mask": mask}
+    feeds = {"x": np.ones((1, 3, 2), np.float32), "attention_mask": mask}
     found = read_mask(feeds, (1, 3, 2))
     assert found is not None
     assert found.tolist() == [[True, True, False]]
@@ -127,8 +124,6 @@ def test_masks_of_padding_tell_tokens_from_padding(name: str, padding: list[bool
 
 
 # ---- Samples that ranges hang on are not the ones held back.
-
-INPUT = (ValueInfo("x", 1, (None, 2)),)
 
 
 def test_the_least_the_greatest_the_loudest_and_the_longest_are_found() -> None:
@@ -163,7 +158,7 @@ def test_where_inputs_are_many_extremes_that_hardly_lead_are_left_out() -> None:
 
 @given(st.integers(0, 2**16), st.integers(1, 7), st.sets(st.integers(0, 7), max_size=8))
 def test_of_what_is_to_be_kept_nothing_is_ever_held_back(seed: int, hold: int, keep: set[int]) -> None:
-    data = load_data({"x": np.arange(16, dtype=np.float32).reshape(8, 2)}, INPUT)
+    data = load_data({"x": np.arange(16, dtype=np.float32).reshape(8, 2)}, [ValueInfo("x", 1, (None, 2))])
     kept, held = data.split(hold, seed, keep)
     mine = [int(sample["x"].flat[0]) // 2 for sample in kept.samples()]
     others = [int(sample["x"].flat[0]) // 2 for sample in held.samples()]

@@ -225,12 +225,10 @@ def test_reasons_without_a_subject_survive() -> None:
 
 # ---- Arrays in JSON: both forms, at every size and type, and the marks that say which spec numbers belong to.
 
-dtypes = st.sampled_from([np.float32, np.int32, np.int8, np.uint8, np.int16, np.uint16])
-
 
 @st.composite
 def arrays(draw: st.DrawFn) -> np.ndarray:
-    dtype = np.dtype(draw(dtypes))
+    dtype = np.dtype(draw(st.sampled_from([np.float32, np.int32, np.int8, np.uint8, np.int16, np.uint16])))
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=1, max_side=9))
     finite = {"allow_nan": False, "allow_infinity": False} if dtype.kind == "f" else None
     return draw(hnp.arrays(dtype, shape, elements=finite))

@@ -89,11 +89,9 @@ def test_the_parser_agrees_with_the_table(tmp_path: Path) -> None:
     assert {files[path] for path, found in errors.items() if found} == {n for n, m in NETS.items() if is_refused(m)}
 
 
-LAYOUTS = (Layout.GENAI, Layout.STANDARD)
-
-
 def test_decoders_are_told_what_tensorrt_cannot_read() -> None:
-    plans = {layout: onnxq.make_plan(make_decoder(layout), None, "trt-int8") for layout in LAYOUTS}
+    layouts = (Layout.GENAI, Layout.STANDARD)
+    plans = {layout: onnxq.make_plan(make_decoder(layout), None, "trt-int8") for layout in layouts}
     told = {layout: [str(one) for one in plan.warnings if one.code == "W129"] for layout, plan in plans.items()}
     assert [layout for layout, lines in told.items() if lines] == [Layout.STANDARD]
     assert told[Layout.STANDARD][0].startswith("trt cannot read Attention (2, e.g. /model/layers.0/attn/Attention):")

@@ -285,13 +285,11 @@ def test_fp8_kernels(tmp_path: Path) -> None:
     assert all("float8" in list_types(kernel.inputs) for kernel in heavy)
 
 
-INT4 = "g (float[N,16,256] x) => (float[N,16,128] y) { a = MatMul(x, w) y = Add(a, b) }"
-
-
 @needs_rtx
 @pytest.mark.trt
 def test_int4_blocks_are_fused_into_the_product(tmp_path: Path) -> None:
-    result = quantize(model(INT4, weights={"w": (256, 128), "b": (128,)}), "trt-int4-weights")
+    text = "g (float[N,16,256] x) => (float[N,16,128] y) { a = MatMul(x, w) y = Add(a, b) }"
+    result = quantize(model(text, weights={"w": (256, 128), "b": (128,)}), "trt-int4-weights")
     fused = [kernel for kernel in kernels(result.model, tmp_path) if "int4" in list_types(kernel.weights)]
     assert [kernel.kind for kernel in fused] == ["runtime_fusion"]
 
