@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
-from onnxq.cli import cli
 from onnxq.data import load_data
 from onnxq.errors import DataError
 from onnxq.evaluation.metric import load_metric
+from tests.cli.kit import run
 from tests.data.kit import X, feed, firsts
 from tests.graph.kit import model
 
@@ -162,7 +161,7 @@ def test_the_command_ends_with_an_error_that_names_the_function(
     work: Path, given: tuple[str, ...], named: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    result = CliRunner().invoke(cli, ["quantize", "m.onnx", *given, "--config", "c.yaml", "--no-latency"])
+    result = run("quantize", "m.onnx", *given, "--config", "c.yaml", "--no-latency")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(f"error[Q213]: {named}: {said}\n  fix: ")
     assert "\n  at " in result.stderr

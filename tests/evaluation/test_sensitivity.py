@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
 import onnxq
-from onnxq.cli import cli
 from onnxq.config import TensorConfig
 from onnxq.config.commands import ProfileConfig
 from onnxq.config.document import list_choices
@@ -24,6 +22,7 @@ from onnxq.evaluation.sensitivity import group_by_node, list_groups, split_segme
 from onnxq.evaluation.toggled import Switch
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.cli.kit import run
 from tests.engines.diff.models import chain, pairs
 from tests.engines.diff.models import samples as rows
 from tests.pipeline.models import BALANCED, EVERYTHING, ROUGH, images, quantize, residual
@@ -111,10 +110,6 @@ def test_a_plan_without_numbers_and_one_beside_a_model_are_refused(result: onnxq
         onnxq.profile_model(residual(), plan=plan, data=images())
     with pytest.raises(ConfigError, match="give one"):
         onnxq.profile_model(residual(), result.model, images(), plan=result.plan)
-
-
-def run(command: str, *args: object) -> object:
-    return CliRunner().invoke(cli, [command, *map(str, args)])
 
 
 @pytest.fixture

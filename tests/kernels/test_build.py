@@ -13,12 +13,11 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from onnxq.cli import cli
 from onnxq.errors import ConfigError, MissingDependencyError, OutputError
 from onnxq.kernels import KernelCall, cache, device, device_image, host, host_library, host_reason, load_host, sources
 from onnxq.kernels.device import Nvrtc, find_nvrtc
+from tests.cli.kit import run
 from tests.kernels.conftest import GXX
 
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
@@ -95,12 +94,12 @@ def test_without_a_compiler_there_is_a_reason_and_a_remedy(tmp_path: Path, caplo
     assert "compiling" not in caplog.text
     with pytest.raises(MissingDependencyError, match=r"sm_90.*\[Q808\]\n.*nvidia-cuda-nvrtc.*build-kernels"):
         device_image("sm_90")
-    done = run()
+    done = run("build-kernels")
     assert done.exit_code == 1
     assert "no-such-compiler" in done.output
-    assert run("--arch", "ninety").exit_code == 1
+    assert run("build-kernels", "--arch", "ninety").exit_code == 1
     (tmp_path / "file").touch()
-    assert "choose another folder" in run("-o", str(tmp_path / "file" / "x")).output
+    assert "choose another folder" in run("build-kernels", "-o", tmp_path / "file" / "x").output
 
 
 @pytest.mark.usefixtures("fresh_cache")
@@ -188,7 +187,7 @@ def test_nvrtc_compiles_without_a_driver_for_the_command_too(own_cache: Path, mo
         start = next(own_cache.glob(f"fq-sm_{arch}-*.cubin")).stat().st_mtime_ns
         assert device_image(f"{arch // 10}.{arch % 10}") == image
         assert next(own_cache.glob(f"fq-sm_{arch}-*.cubin")).stat().st_mtime_ns == start
-    done = run("--arch", "sm_90")
+    done = run("build-kernels", "--arch", "sm_90")
     assert done.exit_code == 0
     assert "NVRTC" in done.output
 
@@ -233,28 +232,24 @@ def test_architectures_are_read_as_people_write_them() -> None:
             device.arch_number(text)
 
 
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli, ["build-kernels", *args])
-
-
 @needs_gxx
 def test_the_command_tells_what_it_built(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNXQ_NVCC", "no-such-nvcc")
     monkeypatch.setattr("onnxq.kernels.build.find_nvrtc", lambda extra=(): None)
     device.find_nvcc.cache_clear()
     path = host.build_host().path
-    table = run()
+    table = run("build-kernels")
     assert table.exit_code == 0
     assert str(path) in table.output
     assert "there" in table.output
     assert "no CUDA kernels: there is no no-such-nvcc" in table.output
-    document = json.loads(run("--json").stdout)
+    document = json.loads(run("build-kernels", "--json").stdout)
     assert [one["state"] for one in document["kernels"]] == ["there", "missing"]
     assert document["kernels"][0]["path"] == str(path)
-    asked = run("--arch", "9.0")
+    asked = run("build-kernels", "--arch", "9.0")
     assert asked.exit_code == 1
     assert "no-such-nvcc" in asked.output
-    quiet = run("-q")
+    quiet = run("build-kernels", "-q")
     assert str(path) not in quiet.output
 
 
