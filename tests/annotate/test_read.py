@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import onnxq
 from onnxq.annotate import OperatorInfo, Origin, PairInfo, find_operators, find_pairs, inspect_model, read_model
@@ -16,6 +16,7 @@ from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 from tests.annotate import models
 from tests.cli.kit import read, run
+from tests.networks import parse_text
 from tests.pipeline.requantized import by_onnxruntime
 
 
@@ -285,14 +286,11 @@ _FOUND = [
 _PASSED = [("QuantizeLinear", ""), ("DequantizeLinear", ""), ("Conv", ""), ("MatMul", ""), ("QLinearConv", "other")]
 
 
-def one_node(op: str, domain: str, **attrs: int) -> onnx.ModelProto:
+def one_node(op: str, domain: str, attrs: str = "") -> onnx.ModelProto:
     """A graph of one node that reads a float and an int8 constant; only ever looked at."""
-    node = helper.make_node(op, ["x", "w"], ["y"], name="n", domain=domain, **attrs)
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in "xy"]
-    weight = numpy_helper.from_array(np.ones((2, 2), np.int8), "w")
-    graph = helper.make_graph([node], "g", values[:1], values[1:], [weight])
-    domains = [helper.make_opsetid("", 17)] + ([helper.make_opsetid(domain, 1)] if domain else [])
-    return helper.make_model(graph, opset_imports=domains, ir_version=8)
+    kind = f"{domain}.{op}" if domain else op
+    text = f"g (float[2,2] x) => (float[2,2] y) {{ [n] y = {kind}{attrs}(x, w) }}"
+    return parse_text(text, *filter(None, [domain]), w=np.ones((2, 2), np.int8))
 
 
 @pytest.mark.parametrize(("op", "domain"), _FOUND)
@@ -307,7 +305,7 @@ def test_others_are_not(op: str, domain: str) -> None:
 
 
 def test_the_bits_are_those_of_the_attribute() -> None:
-    (found,) = find_operators(GraphIndex(one_node("MatMulNBits", "com.microsoft", bits=4)))
+    (found,) = find_operators(GraphIndex(one_node("MatMulNBits", "com.microsoft", "<bits=4>")))
     assert found.bits == 4
 
 

@@ -19,6 +19,7 @@ from tests.cpus.kernels import CONVS, MATRIX_OPS, Array, cases, conv_case, cpu_s
 from tests.cpus.kernels import multiply_exactly as exactly
 from tests.cpus.lstm import run_lstm
 from tests.cpus.nets import agreement, answers
+from tests.networks import parse_text
 from tests.numerics.reference import multiply_saturating
 
 CASES = cases()
@@ -39,16 +40,9 @@ def test_a_kernel_computes_what_the_reference_says(name: str) -> None:
 
 def node_of(op: str, weight: tuple[int, ...], **attrs: Any) -> Any:
     """The float node that becomes the kernel, as `find_sum_order` sees it."""
-    node = helper.make_node(op, ["x", "w"], ["y"], name="op", **attrs)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", 1, None)],
-        [helper.make_tensor_value_info("y", 1, None)],
-        [numpy_helper.from_array(np.zeros(weight, np.float32), "w")],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return GraphIndex(name_nodes(onnx.ModelProto.FromString(proto.SerializeToString()))).find_node("op")
+    proto = parse_text(f"g (float x) => (float y) {{ [op] y = {op}(x, w) }}", w=np.zeros(weight, np.float32))
+    proto.graph.node[0].attribute.extend(helper.make_attribute(*pair) for pair in attrs.items())
+    return GraphIndex(name_nodes(proto)).find_node("op")
 
 
 def matrix_order(kernel: str, turned: bool, shape: tuple[int, ...]) -> SumOrder | None:
