@@ -16,11 +16,10 @@ from tests.commands.test_prove import PROOF
 from tests.report.kit import shown, warned
 
 
-def latency(milliseconds: float) -> Latency:
+def latency(*times: float) -> Latency:
     return Latency(
-        median_ms=milliseconds, min_ms=milliseconds, p99_ms=2 * milliseconds, rounds=1, threads=0,
-        times_ms=(milliseconds,),
-    )  # fmt: skip
+        median_ms=times[0], min_ms=min(times), p99_ms=max(times), rounds=len(times), threads=0, times_ms=times
+    )
 
 
 FOUND = Bench(
@@ -28,8 +27,8 @@ FOUND = Bench(
     version="TensorRT 11.1",
     device="NVIDIA H200",
     models=(
-        BenchedModel(name="m.onnx", proof=PROOF, eager=latency(2.0), graph=latency(1.6)),
-        BenchedModel(name="m.q.onnx", proof=PROOF, eager=latency(1.0), reason="it waits for the CPU"),
+        BenchedModel(name="m.onnx", proof=PROOF, eager=latency(2.0, 3.0), graph=latency(1.5, 2.5)),
+        BenchedModel(name="m.q.onnx", proof=PROOF, eager=latency(1.0, 2.5), reason="it waits for the CPU"),
     ),
     shapes={"x": (32, 3, 224, 224)},
     data="samples.npz: 4 samples",
@@ -38,8 +37,8 @@ FOUND = Bench(
 TABLE = """\
 2 models  (TensorRT 11.1, NVIDIA H200, x 32x3x224x224)
 model     heavy nodes        kernels  moving   median      p99  runs/s  graph median  graph p99  graph runs/s  faster
-m.onnx    1 int8, 1 float32        1       0  2.00 ms  4.00 ms     500       1.60 ms    3.20 ms           625   1.00×
-m.q.onnx  1 int8, 1 float32        1       0  1.00 ms  2.00 ms    1000                                          1.60×
+m.onnx    1 int8, 1 float32        1       0  2.00 ms  3.00 ms     400       1.50 ms    2.50 ms           500   1.00×
+m.q.onnx  1 int8, 1 float32        1       0  1.00 ms  2.50 ms     571                                          1.25×
 
 not timed  m.q.onnx: it waits for the CPU
 data       samples.npz: 4 samples
@@ -62,8 +61,8 @@ def test_kernels_alone_where_nothing_was_timed() -> None:
 def test_json_has_times_in_milliseconds() -> None:
     document = json.loads(write_json(FOUND))
     first, second = document["models"]
-    assert (first["eager"]["median_ms"], first["graph"]["per_second"], first["ratio"]) == (2.0, 625.0, 1.0)
-    assert (second["graph"], second["ratio"], second["moving"]) == (None, 1.6, 0)
+    assert (first["eager"]["median_ms"], first["graph"]["per_second"], first["ratio"]) == (2.0, 500.0, 1.0)
+    assert (second["graph"], second["ratio"], second["moving"]) == (None, 1.25, 0)
     assert "times_ms" not in first["eager"]
     assert warned(show, FOUND, as_json=True)[1].startswith("warning[W112]")
 
