@@ -34,13 +34,7 @@ def samples(proto: onnx.ModelProto, count: int = 4) -> list[dict[str, np.ndarray
 
 
 def float_model(name: str) -> onnx.ModelProto:
-    case = CASES[name]
-    proto = model(case.text, weights=case.weights)
-    for tensor in proto.graph.initializer:
-        if tensor.name in ("lo", "hi", "p"):
-            values = {"lo": np.float32(0), "hi": np.float32(6), "p": np.full(tensor.dims, 0.5, np.float32)}
-            tensor.CopyFrom(numpy_helper.from_array(np.asarray(values[tensor.name]), tensor.name))
-    return proto
+    return model(CASES[name].text, weights=CASES[name].weights)
 
 
 def quantize(proto: onnx.ModelProto, config: object = CONFIG, effort: str = "balanced") -> onnxq.Result:
