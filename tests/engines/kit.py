@@ -74,21 +74,14 @@ def int4_matmul(dtype: int = TensorProto.INT4) -> onnx.ModelProto:
     return graph(BLOCKS, 21, w=weight, ws=np.full((2, 64), 0.01, np.float32))
 
 
-def attention(pairs: bool) -> onnx.ModelProto:
-    """QKᵀ, Softmax, PV: with pairs on all four operands and the result, or with none."""
+def attention(pairs: bool, kind: str = "float") -> onnx.ModelProto:
+    """QKᵀ, Softmax, PV: with pairs on all four operands and the result, or with none in a type of floats."""
     quantized = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v) => (float[1,4,16,32] y) {
         pair(q, s, z) pair(k, s, z) pair(v, s, z) t = MatMul(qd, kd) p = Softmax <axis=-1>(t)
         pair(p, ps, z) o = MatMul(pd, vd) oq = QuantizeLinear(o, s, z) y = DequantizeLinear(oq, s, z) }"""
-    plain = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v) => (float[1,4,16,32] o) {
-        t = MatMul(q, k) p = Softmax <axis=-1>(t) o = MatMul(p, v) }"""
+    plain = f"""({kind}[1,4,16,32] q, {kind}[1,4,32,16] k, {kind}[1,4,16,32] v) => ({kind}[1,4,16,32] o) {{
+        t = MatMul(q, k) p = Softmax <axis=-1>(t) o = MatMul(p, v) }}"""
     return graph(quantized, s=SCALE, z=ZERO, ps=np.float32(1 / 127)) if pairs else graph(plain)
-
-
-def half_attention() -> onnx.ModelProto:
-    """QKᵀ, Softmax, PV in float16."""
-    text = """(float16[1,4,16,32] q, float16[1,4,32,16] k, float16[1,4,16,32] v) => (float16[1,4,16,32] o) {
-        t = MatMul(q, k) p = Softmax <axis=-1>(t) o = MatMul(p, v) }"""
-    return graph(text)
 
 
 def masked_attention() -> onnx.ModelProto:
