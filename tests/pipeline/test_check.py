@@ -219,14 +219,22 @@ _WORDS = helper.make_tensor_type_proto(TensorProto.STRING, ["N", 8])
 
 
 @pytest.mark.parametrize(
-    ("op", "kind"), [("SequenceConstruct", _SEQUENCE), ("Optional", helper.make_optional_type_proto(_TENSOR))]
+    ("op", "kind", "name"),
+    [
+        ("SequenceConstruct", _SEQUENCE, "out"),
+        ("Optional", helper.make_optional_type_proto(_TENSOR), "out"),
+        ("names", helper.make_tensor_type_proto(TensorProto.STRING, ["N"]), "q in front of largest"),
+    ],
 )
-def test_the_numbers_inside_are_compared(op: str, kind: onnx.TypeProto) -> None:
+def test_numbers_inside_are_compared_and_names_by_those_that_choose_them(
+    op: str, kind: onnx.TypeProto, name: str
+) -> None:
     result = onnxq.quantize(network(op, kind), {"x": _X}, _CONFIG, overrides=_FAST)
     assert result.report.pairs > 0
     (check,) = result.report.checks
-    assert check.name == "out"
+    assert check.name == name
     assert 15 < check.sqnr_db[0] < 80
+    assert [choice.decides for choice in result.report.choices] == ([] if name == "out" else [("out",)])
     assert not any("was not checked" in warning for warning in result.report.warnings)
 
 
@@ -236,16 +244,6 @@ def test_what_cannot_be_compared_is_said() -> None:
     assert result.report.checks == ()
     (told,) = [warning for warning in result.report.warnings if warning.code == "W120"]
     assert told.startswith("output 'out', tensor(string), was not checked")
-
-
-def test_names_are_judged_by_the_numbers_that_choose_them() -> None:
-    kind = helper.make_tensor_type_proto(TensorProto.STRING, ["N"])
-    result = onnxq.quantize(network("names", kind), {"x": _X}, _CONFIG, overrides=_FAST)
-    (check,) = result.report.checks
-    assert check.name == "q in front of largest"
-    assert 15 < check.sqnr_db[0] < 80
-    assert [choice.decides for choice in result.report.choices] == [("out",)]
-    assert not any("was not checked" in warning for warning in result.report.warnings)
 
 
 def test_a_wish_that_nothing_can_be_said_of_is_not_met() -> None:

@@ -90,14 +90,16 @@ def test_if_bodies_give_their_tensors_or_nothing(outer: bool, inner: bool, optim
     np.testing.assert_array_equal(found["y"], run(NESTED, feeds, optimize=optimize)["y"])
 
 
-def test_half_precision_bodies_have_dummies_of_their_type() -> None:
-    half = model(
-        """g (bool c, float16[N] x) => (float16[N] y) {
-            [choose] y = If (c) <
-                then_branch = a () => (float16[N] ya) { [n] t = Neg(x) [r] ya = Relu(t) },
-                else_branch = b () => (float16[N] yb) { [i] yb = Identity(x) }>
-        }"""
+def choose(then: str, other: str, given: str = "float[N]", made: str = "float[N]", front: str = "") -> onnx.ModelProto:
+    """y = ya of the nodes of `then`, or yb of those of `other`, behind those of `front`."""
+    return model(
+        f"""g (bool c, {given} x) => ({made} y) {{ {front} [choose] y = If (c) <
+            then_branch = a () => ({made} ya) {{ {then} }}, else_branch = b () => ({made} yb) {{ {other} }}> }}"""
     )
+
+
+def test_half_precision_bodies_have_dummies_of_their_type() -> None:
+    half = choose("[n] t = Neg(x) [r] ya = Relu(t)", "[i] yb = Identity(x)", "float16[N]", "float16[N]")
     tensor = TensorId("t", THEN)
     proto, outputs, _ = tap_tensors(half, [tensor])
     found = run(proto, {"c": np.array(False), "x": np.ones(3, np.float16)})[outputs[tensor]]
@@ -164,14 +166,7 @@ def test_what_exists_in_some_iterations_only_is_refused() -> None:
 
 
 def test_names_in_use_are_left_alone() -> None:
-    taken = model(
-        """g (bool c, float[N] x) => (float[N] y) {
-            [a] u = Neg(x)
-            [choose] y = If (c) <
-                then_branch = a () => (float[N] ya) { [n] t = Neg(u) [r] ya = Relu(t) },
-                else_branch = b () => (float[N] yb) { [i] yb = Identity(x) }>
-        }"""
-    )
+    taken = choose("[n] t = Neg(u) [r] ya = Relu(t)", "[i] yb = Identity(x)", front="[a] u = Neg(x)")
     taken.graph.node[0].output[0] = "t/Identity"
     taken.graph.node[1].attribute[0].g.node[0].input[0] = "t/Identity"
     tensor = TensorId("t", THEN)
@@ -198,13 +193,8 @@ def test_shapes_are_those_of_the_run_and_need_no_values() -> None:
 
 
 def test_a_scalar_is_told_from_a_branch_that_did_not_run() -> None:
-    scalar = model(
-        """g (bool c, float[N] x) => (float y) {
-            [choose] y = If (c) <
-                then_branch = a () => (float ya) { [m] t = ReduceMax<keepdims = 0>(x) [r] ya = Relu(t) },
-                else_branch = b () => (float yb) { [n] s = ReduceMin<keepdims = 0>(x) [i] yb = Identity(s) }>
-        }"""
-    )
+    highest, lowest = (f"{op}<keepdims = 0>(x)" for op in ("ReduceMax", "ReduceMin"))
+    scalar = choose(f"[m] t = {highest} [r] ya = Relu(t)", f"[n] s = {lowest} [i] yb = Identity(s)", made="float")
     shapes = observe_shapes(scalar, [{"c": np.array(True), "x": np.ones(3, np.float32)}])
     assert shapes[TensorId("t", THEN)] == ()
     assert TensorId("s", "choose.else_branch") not in shapes
