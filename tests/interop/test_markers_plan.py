@@ -78,9 +78,8 @@ def broken(**changes: Any) -> onnx.ModelProto:
     marker = model.graph.node[0]
     kept = [a for a in marker.attribute if a.name not in changes]
     kept += [helper.make_attribute(name, value) for name, value in changes.items() if value is not None]
-    fresh = helper.make_node(marker.op_type, marker.input, marker.output, name=marker.name, domain=DOMAIN)
-    fresh.attribute.extend(kept)
-    marker.CopyFrom(fresh)
+    del marker.attribute[:]
+    marker.attribute.extend(kept)
     return model
 
 
