@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.annotate import Origin, PairInfo
+from tests.networks import parse_text
 
-_DOMAINS = '["" : {}, "com.microsoft" : 1, "local" : 1]'
 _SHAPE = "float[a,b,c,d]"
 
 
@@ -46,14 +46,11 @@ def model(
     nodes: str, opset: int = 17, functions: str = "", **arrays: np.ndarray | np.generic | TensorProto
 ) -> onnx.ModelProto:
     """A model of x and y from the text of its nodes; a slash in a node's name is written as two underscores."""
-    head = f"<ir_version: 10, opset_import: {_DOMAINS.format(opset)}>"
-    proto = parser.parse_model(f"{head} g (float[1,4,8,8] x) => ({_SHAPE} y) {{ {nodes} }} {functions}")
+    held = {name: one if isinstance(one, TensorProto) else np.atleast_1d(one) for name, one in arrays.items()}
+    text = f"g (float[1,4,8,8] x) => ({_SHAPE} y) {{ {nodes} }} {functions}"
+    proto = parse_text(text, "com.microsoft", "local", opset=opset, ir=10, **held)
     for node in proto.graph.node:
         node.name = node.name.replace("__", "/")
-    for name, value in arrays.items():
-        held = value if isinstance(value, TensorProto) else tensor(name, np.asarray(value))
-        proto.graph.initializer.append(held)
-        proto.graph.initializer[-1].name = name
     onnx.checker.check_model(proto)
     return proto
 

@@ -66,12 +66,9 @@ def test_each_disagreement_is_found_and_no_other(make, site, noted, found, why):
     assert why in fault.why
 
 
-FORCED = [{"op": "*", "set": {"quantize": True}}]
-
-
 def quantized(preset: str = "ort-int8", **overrides: object) -> onnxq.Result:
     samples = [{"x": models.rng().normal(size=(1, 4, 8, 8)).astype(np.float32)}]
-    chosen = {"latency": False, "effort": "fast", "rules": FORCED, **overrides}
+    chosen = {"latency": False, "effort": "fast", "rules": [{"op": "*", "set": {"quantize": True}}], **overrides}
     return onnxq.quantize(models.float_conv(), samples, preset, overrides=chosen)
 
 

@@ -7,12 +7,17 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnxq.annotate import Origin, PairInfo, find_pairs, inspect_model, read_model
+import onnxq
+from onnxq.annotate import OperatorInfo, Origin, PairInfo, find_operators, find_pairs, inspect_model, read_model
 from onnxq.annotate.read import drop_attribute, list_pair_nodes, set_attribute
 from onnxq.errors import ModelError
+from onnxq.graph import GraphIndex, name_nodes
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 from tests.annotate import models
+from tests.cli.kit import read, run
+from tests.networks import parse_text
+from tests.pipeline.requantized import by_onnxruntime
 
 
 def by_site(proto: onnx.ModelProto) -> dict[str, PairInfo]:
@@ -267,3 +272,50 @@ def test_a_fault_beside_the_attribute_stays_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         read_model(models.save(tmp_path, proto))
     assert caught.value.code == "Q103"
+
+
+# ---- Operators that compute on integers themselves are listed, not passed over.
+
+_FOUND = [
+    ("QLinearConv", ""), ("QLinearMatMul", ""), ("MatMulInteger", ""), ("ConvInteger", ""),
+    ("DynamicQuantizeLinear", ""),
+    ("QGemm", "com.microsoft"), ("QLinearAdd", "com.microsoft"), ("DynamicQuantizeMatMul", "com.microsoft"),
+    ("MatMulIntegerToFloat", "com.microsoft"), ("QAttention", "com.microsoft"), ("MatMulNBits", "com.microsoft"),
+    ("DynamicQuantizeLSTM", "com.microsoft"), ("QLinearSoftmax", "com.microsoft"),
+]  # fmt: skip
+_PASSED = [("QuantizeLinear", ""), ("DequantizeLinear", ""), ("Conv", ""), ("MatMul", ""), ("QLinearConv", "other")]
+
+
+def one_node(op: str, domain: str, attrs: str = "") -> onnx.ModelProto:
+    """A graph of one node that reads a float and an int8 constant; only ever looked at."""
+    kind = f"{domain}.{op}" if domain else op
+    text = f"g (float[2,2] x) => (float[2,2] y) {{ [n] y = {kind}{attrs}(x, w) }}"
+    return parse_text(text, *filter(None, [domain]), w=np.ones((2, 2), np.int8))
+
+
+@pytest.mark.parametrize(("op", "domain"), _FOUND)
+def test_operators_on_integers_are_found(op: str, domain: str) -> None:
+    found = find_operators(GraphIndex(one_node(op, domain)))
+    assert found == (OperatorInfo(node="n", op=op, domain=domain, bits=8, types=("int8",)),)
+
+
+@pytest.mark.parametrize(("op", "domain"), _PASSED)
+def test_others_are_not(op: str, domain: str) -> None:
+    assert find_operators(GraphIndex(one_node(op, domain))) == ()
+
+
+def test_the_bits_are_those_of_the_attribute() -> None:
+    (found,) = find_operators(GraphIndex(one_node("MatMulNBits", "com.microsoft", "<bits=4>")))
+    assert found.bits == 4
+
+
+def test_inspect_and_annotate_bits_list_them(tmp_path: Path) -> None:
+    path = models.save(tmp_path, by_onnxruntime(tmp_path, "QOperator"))
+    names = {node.name for node in name_nodes(onnx.load(path)).graph.node if node.name.endswith("_quant")}
+    for command in ("inspect", "annotate-bits"):
+        shown = run(command, path).output
+        assert "6 operators on integers: 1 QGemm, 1 QLinearAdd, 3 QLinearConv" in " ".join(shown.split())
+        found = read(command, path, *["--force"][: command[0] == "a"])["operators"]
+        assert {one["node"] for one in found} == names
+        assert {one["op"] for one in found} >= {"QLinearConv", "QGemm", "QLinearGlobalAveragePool"}
+    assert onnxq.inspect(path).operators[0].types == ("uint8", "int8")

@@ -1,6 +1,7 @@
 """A float graph for each ORT placement rule, in ONNX's text form, with the operator ORT must make of it."""
 
 import re
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,15 +10,15 @@ from onnxq.backends import Candidate, Target
 from onnxq.graph import GraphIndex
 from tests.networks import add_arrays, parse_text
 
-HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 
-
-def model(text: str, *, weights: dict[str, tuple[int, ...]], seed: int = 0) -> onnx.ModelProto:
-    """Parse a graph and give it seeded random float32 initializers of the shapes named."""
+def model(text: str, *, weights: dict[str, Any], seed: int = 0) -> onnx.ModelProto:
+    """Parse a graph and give it seeded random float32 initializers of the shapes named, and the arrays named."""
     rng, proto = np.random.default_rng(seed), parse_text(text)
-    for name, shape in weights.items():
-        fan = max(1, int(np.prod(shape[1:])) if len(shape) > 1 else 4)
-        add_arrays(proto.graph, **{name: (rng.standard_normal(shape) / np.sqrt(fan)).astype(np.float32)})
+    for name, value in weights.items():
+        if isinstance(value, tuple):
+            fan = max(1, int(np.prod(value[1:])) if len(value) > 1 else 4)
+            value = (rng.standard_normal(value) / np.sqrt(fan)).astype(np.float32)
+        add_arrays(proto.graph, **{name: value})
     for k, node in enumerate(proto.graph.node):
         node.name = node.name or f"{node.op_type.lower()}{k}"
     onnx.checker.check_model(proto)

@@ -9,10 +9,6 @@ import sys
 import tensorrt_rtx as trt
 
 
-def _main(sm: str, *paths: str) -> int:
-    return next((1 for path in paths if _print_layers(path, sm)), 0)
-
-
 def _print_layers(path: str, sm: str) -> int:
     said: list[str] = []
 
@@ -48,4 +44,4 @@ def _print_layers(path: str, sm: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(*sys.argv[1:]))
+    sys.exit(next((1 for path in sys.argv[2:] if _print_layers(path, sys.argv[1])), 0))

@@ -1,16 +1,21 @@
 """Builds in child processes, and how they end."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
-from onnxq.backends import find_engine, list_engines
+import onnxq
+from onnxq.backends import engine, find_engine, list_engines
 from onnxq.backends.building import build_engine, fail_alike
 from onnxq.backends.engine import ENGINE, BuildResult, BuildState, Job
 from onnxq.backends.ort.engine import OPTIMIZED
+from tests.backends.qnn.graphs import needs_qnn
 from tests.engines import kit
+from tests.passes.kit import parse
 
 ORT = find_engine("ort")
 
@@ -63,3 +68,69 @@ def test_crashes_are_alike_by_their_signal() -> None:
 def test_versions_come_from_packages(engine: str) -> None:
     assert find_engine(engine).describe_version().startswith(find_engine(engine).title)
     assert ORT.describe_version()[-1].isdigit()
+
+
+# ---- The libraries that build engines: their versions without importing them.
+
+
+def test_every_engine_has_a_library_with_an_install_line() -> None:
+    for one in list_engines().values():
+        assert re.fullmatch(r"pip install 'onnxq\[[\w-]+\]'|npm install [\w-]+@[\d.]+ --ignore-scripts", one.install)
+        # Packages of npm are described by their own folder.
+        assert one.packages or one.install.startswith("npm")
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert re.fullmatch(r"ONNX Runtime \d+\.\d+\.\d+\S*", find_engine("ort").describe_version())
+
+
+def test_of_several_packages_the_first_that_is_there_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {"tensorrt-cu12": "10.9", "tensorrt-cu13": "10.13"}
+
+    def version(name: str) -> str:
+        if name not in held:
+            raise engine.PackageNotFoundError(name)
+        return held[name]
+
+    monkeypatch.setattr(engine, "version", version)
+    assert find_engine("tensorrt").describe_version() == "TensorRT 10.13"
+    held.clear()
+    assert find_engine("tensorrt").describe_version() == "TensorRT"
+
+
+def test_a_missing_package_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = find_engine("openvino")
+    monkeypatch.setattr(type(engine), "module", "openvino_that_is_not_there")
+    obstacle = engine.find_obstacle()
+    assert obstacle is not None
+    assert obstacle.fix == "pip install 'onnxq[openvino]'"
+
+
+# ---- Answers of all kinds that ONNX Runtime has come back from the process of an engine.
+
+RNG = np.random.default_rng(0)
+
+
+def make_classifier() -> onnx.ModelProto:
+    """A classifier as skl2onnx writes it: a map of probabilities for each sample."""
+    graph = "g (float[N, 64] x) => (float[N, 4] s) { m = MatMul(x, w) r = Relu(m) z = MatMul(r, v) s = Softmax(z) }"
+    first, second = RNG.standard_normal((64, 64)), RNG.standard_normal((64, 4))
+    proto = parse(graph, w=first.astype(np.float32) / 8, v=second.astype(np.float32) / 8)
+    zipped = helper.make_node("ZipMap", ["s"], ["p"], name="p/ZipMap", domain="ai.onnx.ml", classlabels_int64s=range(4))
+    proto.graph.node.append(zipped)
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    probability = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+    entry = helper.make_map_type_proto(onnx.TensorProto.INT64, probability)
+    proto.graph.output[0].CopyFrom(helper.make_value_info("p", helper.make_sequence_type_proto(entry)))
+    return proto
+
+
+@needs_qnn
+def test_a_classifier_that_gives_maps_is_checked_in_the_emulator() -> None:
+    data = {"x": RNG.standard_normal((32, 64)).astype(np.float32)}
+    result = onnxq.quantize(make_classifier(), data, "qnn-int8")
+    (check,) = result.report.engines
+    assert check.reason == ""
+    (output,) = check.outputs
+    assert output.name == "p"
+    assert output.agreement_db > 30

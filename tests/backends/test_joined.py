@@ -17,15 +17,11 @@ from tests.engines import kit
 BOTH = "ort,openvino"
 
 
-def spec(storage: str, *, symmetric: bool) -> QuantSpec:
-    return QuantSpec(bits=8, signed=storage == "int8", symmetric=symmetric)
-
-
 def test_a_spec_is_taken_where_every_engine_takes_it() -> None:
     both = find_target(BOTH)
     for storage in ("int8", "uint8"):
         for symmetric in (True, False):
-            asked = spec(storage, symmetric=symmetric)
+            asked = QuantSpec(signed=storage == "int8", symmetric=symmetric)
             for role, op in ((Role.ACTIVATION, "Conv"), (Role.WEIGHT, "MatMul"), (Role.WEIGHT, "LSTM")):
                 parts = [part.capability(asked, role, op) is not None for part in both.parts]
                 assert (both.capability(asked, role, op) is not None) == all(parts), (asked, role, op)

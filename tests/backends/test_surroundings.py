@@ -1,8 +1,8 @@
 """Residual blocks and attention, found in the graph around a node; what only looks like them is none."""
 
+import numpy as np
 import onnx
 import pytest
-from onnx import parser
 
 from onnxq.backends.surroundings import (
     find_attention,
@@ -15,6 +15,8 @@ from onnxq.backends.surroundings import (
 )
 from onnxq.graph import GraphIndex
 from onnxq.sites import TensorId
+from tests.codes.kit import model
+from tests.networks import add_arrays
 
 MAP = "float[1,8,6,6]"
 BLOCK = """g ({0} x, {0} z) => ({0} y) <float[8,8,1,1] w, float[8] c, float low = {{0.0}}> {{
@@ -23,15 +25,11 @@ BLOCK = """g ({0} x, {0} z) => ({0} y) <float[8,8,1,1] w, float[8] c, float low 
 
 
 def index(text: str) -> GraphIndex:
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>\n{text}')
-    for node in proto.graph.node:
-        node.name = node.output[0]
-    for name in ("w", "c"):
-        shaped = next((v for v in proto.graph.value_info if v.name == name), None)
-        if shaped is not None:
-            dims = [dim.dim_value for dim in shaped.type.tensor_type.shape.dim]
-            size = [0.0] * (8 * 8 if name == "w" else 8)
-            proto.graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT, dims, size))
+    proto = model(text)
+    for value in proto.graph.value_info:
+        if value.name in ("w", "c"):
+            dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            add_arrays(proto.graph, **{value.name: np.zeros(dims, np.float32)})
     return GraphIndex(onnx.shape_inference.infer_shapes(proto))
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
 W3 = (32, 32, 3, 3)
 X = "float[N,32,14,14] x"
@@ -17,7 +19,7 @@ class Case:
     """
 
     text: str
-    weights: dict[str, tuple[int, ...]]
+    weights: dict[str, Any]
     pairs: frozenset[str]
     int8: int
     floats: int = 0
@@ -25,7 +27,7 @@ class Case:
     groups: tuple[frozenset[str], ...] = ()
 
 
-def _case(body: str, pairs: str, int8: int, y: str = Y, weights: dict[str, tuple[int, ...]] | None = None,
+def _case(body: str, pairs: str, int8: int, y: str = Y, weights: dict[str, Any] | None = None,
           **more: Any) -> Case:  # fmt: skip
     """A graph of a map; its weights are `w` and `v` of 3x3 kernels where no others are given."""
     found = weights or {"w": W3, "v": W3}
@@ -51,7 +53,7 @@ CASES: dict[str, Case] = {
     ),
     "conv-bn-relu": _case(
         f"a = Conv {C3}(x, w) n = BatchNormalization(a, s, t, m, p) r = Relu(n) y = Conv {C3}(r, v)", "x r", 2,
-        weights={"w": W3, "v": W3, "s": (32,), "t": (32,), "m": (32,), "p": (32,)},
+        weights={"w": W3, "v": W3, "s": (32,), "t": (32,), "m": (32,), "p": np.full(32, 0.5, np.float32)},
     ),
     "depthwise": _case(
         "a = Conv <pads=[1,1,1,1], group=32>(x, w, b) r = Relu(a) y = Conv(r, v)", "x r", 2,
@@ -76,7 +78,7 @@ CASES: dict[str, Case] = {
     "residual-linear": _case(
         f"i = Conv {C3}(x, w) a = Conv(i, z) r = Clip(a, lo, hi) c = Conv(r, u) d = Add(i, c) "
         "b = Conv(d, z) k = Clip(b, lo, hi) f = Conv(k, u) h = Add(d, f) y = Conv(h, u)", "x i r d k h", 6,
-        weights={"w": W3, "z": POINT, "u": POINT, "lo": (), "hi": ()},
+        weights={"w": W3, "z": POINT, "u": POINT, "lo": np.float32(0), "hi": np.float32(6)},
     ),
     # Both sides are results of one convolution: nothing to take in.
     "no-residual": _case(f"a = Conv {C3}(x, w) r = Relu(a) s = Sigmoid(a) d = Add(r, s) y = Conv {C3}(d, v)", "x d", 2),

@@ -8,7 +8,6 @@ import onnx
 import pytest
 
 from tests.cli.kit import run
-from tests.codes.kit import gemm
 from tests.pipeline.models import images, residual
 
 BRIEF = ("--effort", "fast", "--no-latency")
@@ -48,16 +47,3 @@ def test_not_one_that_can_be_used_is_an_error(work: Path) -> None:
     assert done.exit_code == 1
     assert json.loads(done.stdout)["error"]["code"] == "Q711"
     assert "int8: its ranges come from samples, and none were given" in done.stderr
-
-
-# ---- onnxq profile: the text of its figures.
-
-
-def test_one_sample_is_one_sample(tmp_path: Path) -> None:
-    onnx.save(gemm(64, 64), tmp_path / "m.onnx")
-    name = onnx.load(tmp_path / "m.onnx").graph.input[0].name
-    np.savez(tmp_path / "x.npz", **{name: np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)})
-    args = ["profile", tmp_path / "m.onnx", "--data", tmp_path / "x.npz", "--by", "site"]
-    shown = {count: run(*args, "--samples", count).stdout for count in (1, 2)}
-    assert "with everything quantized, 1 sample\n" in shown[1]
-    assert "with everything quantized, 2 samples\n" in shown[2]

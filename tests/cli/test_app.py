@@ -1,23 +1,23 @@
 """The command line itself: help, options, exit codes, and that nothing heavy is loaded before it is needed."""
 
 import json
+import os
 import re
 import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
 
 import click
 import numpy as np
 import onnx
 import pytest
+from click.testing import Result
 
-from onnxq.annotate import inspect_model
-from onnxq.commands.results import show
+from onnxq.codes import CODES
 from onnxq.errors import ModelError
-from onnxq.report.terminal import TextView
 from tests.cli.kit import read, run, run_failing
-from tests.codes.kit import model, saved
+from tests.codes.kit import model, saved, written
+from tests.networks import parse_text
 
 COMMANDS = ("quantize", "plan", "apply", "prove", "inspect", "annotate-bits", "variants", "build-kernels")
 
@@ -124,6 +124,7 @@ FAULTS = [
     (["quantize", "{d}/m.onnx", "--set", "weights.bits=9"], "option: weights.bits: 9 is not one of 2, 3"),
     (["quantize", "{d}/m.onnx", "--set", "weight.bits=8"], "weight.bits: unknown key\n  fix: did you mean 'weights'"),
     (["quantize", "{d}/m.onnx", "--config", "{d}/c.yaml"], "c.yaml:2: weights.bit: unknown key 'bit'"),
+    (["quantize", "{d}/m.onnx", "--data", "{d}/bad.npz"], "'x'"),
     (["apply", "{d}/m.onnx", "{d}/none.json"], "none.json"),
     (["annotate-bits", "{d}/m.onnx", "--bits", "zzz=8"], "matches no pair"),
     (["annotate-bits", "{d}/m.onnx", "-o", "{d}/m.onnx", "--force"], "is the input model"),
@@ -138,6 +139,7 @@ def folder(tmp_path_factory) -> Path:
     (path / "empty.onnx").write_bytes(b"")
     (path / "link.onnx").symlink_to(path / "m.onnx")
     (path / "c.yaml").write_text("weights:\n  bit: 8\n")
+    np.savez(path / "bad.npz", z=np.zeros((2, 4), np.float32))
     return path
 
 
@@ -153,16 +155,6 @@ def test_a_users_fault_exits_with_1_says_the_fix_and_leaves_everything(folder, a
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_inspect_prints_the_table(tmp_path):
-    result = run("inspect", qdq_model(tmp_path / "m.onnx"))
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    assert lines[0].split() == ["site", "op", "bits", "scheme", "granularity", "scale", "origin"]
-    assert lines[1].split() == ["x", "Neg", "4", "asymmetric", "tensor", "0.1", "clip"]
-    assert lines[-1] == "1 pair: 1 of 4 bits"
-    assert "quant dequant" in run("inspect", tmp_path / "m.onnx", "-v").stdout
-
-
 def test_inspect_prints_one_json_document(tmp_path):
     assert read("inspect", qdq_model(tmp_path / "m.onnx"))["pairs"] == [
         {
@@ -172,22 +164,6 @@ def test_inspect_prints_one_json_document(tmp_path):
             "quantize": "quant", "dequantize": "dequant", "clip": "clip",
         }
     ]  # fmt: skip
-
-
-def test_inspect_fits_a_narrow_terminal(tmp_path):
-    proto = onnx.load(qdq_model(tmp_path / "m.onnx"))
-    long = "encoder/layer.11/attention/self/query/MatMul_output_0_far_too_wide_for_this_terminal"
-    proto.graph.input[0].name = proto.graph.node[0].input[0] = long
-    onnx.save(proto, tmp_path / "m.onnx")
-    stream = StringIO()
-    show(inspect_model(tmp_path / "m.onnx"), TextView(stream=stream, width=80))
-    lines = stream.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    (site,) = [line.split()[0] for line in lines if "encoder" in line]
-    head, tail = site.split("…")
-    assert long.startswith(head)
-    assert long.endswith(tail)
-    assert len(site) >= 24
 
 
 def test_annotate_bits_writes_beside_the_model_and_says_so(tmp_path):
@@ -227,16 +203,6 @@ def test_annotate_bits_checks_strips_and_carries_notes_beside_the_model(tmp_path
         assert (result.exit_code, "error[Q309]" in result.stderr) == (1, True)
 
 
-def test_bits_attribute_is_warned_of_and_still_read(tmp_path):
-    source = qdq_model(tmp_path / "m.onnx")
-    result = run("annotate-bits", source, "--bits-attribute", "-q")
-    assert result.stdout == ""
-    assert "onnx.checker and ONNX Runtime refuse" in result.stderr
-    with pytest.raises(onnx.checker.ValidationError):
-        onnx.checker.check_model(str(tmp_path / "m.bits.onnx"))
-    assert read("inspect", tmp_path / "m.bits.onnx")["pairs"][0]["bits"] == 4
-
-
 @pytest.mark.parametrize(
     ("error", "code", "said", "traced"),
     [
@@ -260,3 +226,124 @@ def test_the_module_gives_exit_codes_without_traceback():
     done = subprocess.run([sys.executable, "-m", "onnxq.cli", "inspect"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
+
+
+# ---- Errors as programs read them: one JSON document on stdout, whatever went wrong.
+
+KEYS = {"code", "kind", "subject", "cause", "fix", "details", "file", "line", "exit"}
+
+
+def read_error(result: Result, keys: set[str]) -> tuple[int, dict, str]:
+    document = json.loads(result.stdout)
+    assert document["schema"] == 1
+    assert set(document["error"]) == keys
+    return result.exit_code, document["error"], result.stderr
+
+
+def failed(*args: object) -> tuple[int, dict, str]:
+    return read_error(run(*args), KEYS)
+
+
+def test_an_error_is_one_document_on_stdout_and_a_line_on_stderr(tmp_path) -> None:
+    path = tmp_path / "none.onnx"
+    code, error, said = failed("inspect", path, "--json")
+    assert code == error["exit"] == 1
+    assert (error["code"], error["kind"], error["file"], error["line"]) == ("Q101", "model", str(path), None)
+    assert said.startswith(f"error[Q101]: {path}: there is no such file\n")
+    # Behind two dashes it is no option.
+    assert run("inspect", "--", "--json").stdout == ""
+
+
+def save_model(path: Path, text: str) -> Path:
+    onnx.save(parse_text(text, "me"), path)
+    return path
+
+
+# Faults of a node, which names no file by itself.
+NODE_FAULTS = {
+    "a cycle": ("g (float[1,4] x) => (float[1,4] y) { y = Add(x, z) z = Relu(y) }", ["inspect"], "Q103"),
+    "an unknown operator": ("g (float[1,4] x) => (float[1,4] y) { y = me.Foo(x) }", ["plan", "quantize"], "Q113"),
+}
+
+
+@pytest.mark.parametrize("fault", list(NODE_FAULTS))
+def test_a_fault_of_a_node_has_the_file_of_its_model(tmp_path, fault) -> None:
+    text, commands, code = NODE_FAULTS[fault]
+    path = save_model(tmp_path / "m.onnx", text)
+    for command in commands:
+        _, error, said = failed(command, path, "--json")
+        assert (error["code"], error["file"], error["line"]) == (code, str(path), None)
+        assert error["subject"] != str(path)
+        assert said.startswith(f"error[{code}]: {error['subject']}: ")
+
+
+def test_of_two_models_neither_is_blamed(tmp_path) -> None:
+    path = save_model(tmp_path / "m.onnx", NODE_FAULTS["a cycle"][0])
+    _, error, _ = failed("diff", path, path, "--json")
+    assert (error["code"], error["file"]) == ("Q103", "")
+
+
+def test_an_error_of_the_configuration_has_file_and_line(tmp_path) -> None:
+    model = save_model(tmp_path / "m.onnx", "g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }")
+    config = written(tmp_path, "target: ort\nwieghts: {bits: 8}\n", "my.yaml")
+    _, error, _ = failed("plan", model, "--config", config, "--json")
+    assert (error["code"], error["file"], error["line"]) == ("Q303", str(config), 2)
+    assert "weights" in error["fix"]
+
+
+@pytest.mark.parametrize(
+    "line", ["inspct --json", "inspect --json", "quantize m.onnx --json --effort huge", "plan --json --nope"]
+)
+def test_a_wrong_command_line_is_json_too(line) -> None:
+    code, error, said = failed(*line.split())
+    assert code == error["exit"] == 2
+    assert (error["code"], error["kind"]) == ("Q001", "usage")
+    assert f"error[Q001]: {error['cause']}" in said
+
+
+def test_a_defect_is_json_with_its_traceback_and_shows_it_on_stderr_too_and_no_memory_is_json() -> None:
+    code, error, said = read_error(run_failing(RuntimeError("surprise"), "--json"), {*KEYS, "traceback"})
+    assert code == error["exit"] == 70
+    assert [error[key] for key in ("code", "kind", "subject", "cause")] == [
+        "Q003",
+        "defect",
+        "RuntimeError",
+        "surprise",
+    ]
+    assert "Traceback (most recent call last)" in error["traceback"]
+    assert "RuntimeError: surprise" in said
+    code, error, _ = read_error(run_failing(MemoryError(), "--json"), KEYS)
+    assert code == error["exit"] == 1
+    assert (error["code"], error["kind"]) == ("Q002", "memory")
+    assert "`--memory-limit`" in error["fix"]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
+@pytest.mark.parametrize("environment", [{}, {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}])
+def test_a_file_name_that_is_not_utf8_gives_valid_json(tmp_path, environment) -> None:
+    name = os.fsencode(tmp_path) + b"/caf\xe9.onnx"
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxq.cli", "inspect", name, "--json"],
+        capture_output=True, env={**os.environ, **environment}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    error = json.loads(done.stdout.decode("utf-8"))["error"]
+    assert error["file"].endswith("caf\ufffd.onnx")
+    error["file"].encode("utf-8")
+    assert b"Traceback" not in done.stderr
+
+
+def test_explain_tells_one_code_and_knows_the_nearest() -> None:
+    result = run("explain", "q303")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Q303: unknown key\n")
+    assert CODES["Q303"].fix in result.stdout
+    result = run("explain", "Q3O3")
+    assert result.exit_code == 2
+    assert "'Q303'" in result.stderr
+
+
+def test_explain_lists_all_codes() -> None:
+    shown = run("explain").stdout
+    assert [code for code in CODES if f"  {code}  " not in shown] == []
+    assert [entry["id"] for entry in read("explain")["codes"]] == list(CODES)

@@ -84,6 +84,7 @@ _CASES = {
     "bits": ("annotate-bits q.onnx --plan p.json -o p.json", "p.json: is read by"),
     "exported": ("export-calibration q.onnx --format aimet-2.0 -o q.onnx", "q.onnx: is the input model"),
     "cache": ("import-calibration m.cache --model m.onnx -o m.cache", "m.cache: is read by"),
+    "cache's model": ("import-calibration m.cache --model m.onnx -o m.onnx", "is the input model"),
     "cache, applied": ("import-calibration m.cache --model m.onnx --apply m.cache", "m.cache: is read by"),
     "results": ("diff m.onnx q.onnx --load S/results.json --save S", "is read by"),
     "inputs": ("diff m.onnx q.onnx --data S/inputs.json --save S", "S/inputs.json: is read by"),

@@ -33,12 +33,6 @@ def reach(code: str, *marks: pytest.MarkDecorator) -> Callable[[Provoke], Provok
     return put
 
 
-def reach_each(table: dict[str, Provoke]) -> None:
-    """The same of a table of codes."""
-    for code, provoke in table.items():
-        reach(code)(provoke)
-
-
 def show(*args: object) -> dict[str, Any]:
     """The JSON that a command prints."""
     shown = run(*args, "--json")

@@ -30,7 +30,6 @@ from onnxq.kernels.host import build_host
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create_observer
 from onnxq.pipeline.finalize import warn_unmeasured_cpu
-from onnxq.plan import Plan
 from onnxq.report.model import EngineCheck, LatencyRatio, OutputCheck, Report
 from onnxq.runtime import Session
 from onnxq.runtime.session import check_loaded
@@ -42,13 +41,13 @@ from tests.codes.kit import (
     EVERYTHING,
     FORCE,
     F,
+    Provoke,
     X,
     fail,
     gemm,
     model,
     quantized,
     reach,
-    reach_each,
     rows,
     saved,
     written,
@@ -116,10 +115,6 @@ def load_texts(folder: Path, tokens: int = 256, text: bytes = b"some text of som
 
 def read_config(folder: Path, text: str) -> None:
     load_config(written(folder, text, "my.yaml"))
-
-
-def with_rule(rule: dict[str, Any]) -> Plan:
-    return onnxq.make_plan(gemm(), config=load_config(None, {"rules": [rule]}))
 
 
 @reach("Q321")
@@ -313,70 +308,72 @@ def judge_outputs(*sqnr: float, **more: Any) -> list[Any]:
     return list(Report(target="ort", pairs=1, checks=(check,), **more).alarms())
 
 
-reach_each(
-    {
-        "Q102": lambda folder: load_model(written(folder, b"\xff\xff\xff", "m.onnx")),
-        "Q116": lambda _: GraphIndex(name_nodes(model(RELU))).find_node("none"),
-        "Q118": lambda _: strip_markers(model(RELU)),
-        "Q201": lambda folder: load_data(folder / "none.npz", [X]),
-        "Q203": lambda _: load_data([], [X]),
-        "Q207": lambda _: Session(model(RELU)).run({}),
-        "Q208": lambda _: Session(model(RELU)).run({"z": rows()["x"]}),
-        "Q209": lambda _: load_data({"x": np.zeros((2, 5), F)}, [X]),
-        "Q211": lambda _: load_data({"x": np.full((2, 4), np.nan, F)}, [X])[0],
-        "Q212": lambda _: load_data(
-            {"x": np.zeros((2, 4), F), "z": np.zeros((3, 4), F)}, [X, replace(X, name="z", shape=("N", 4))]
-        ),
-        "Q216": lambda _: load_data(None, [ValueInfo("x", TensorProto.STRING, (1,))]),
-        "Q219": lambda _: load_metric(lambda _: float("nan"))(model(RELU)),
-        "Q220": lambda folder: load_texts(folder),
-        "Q222": lambda folder: load_texts(folder, tokenizer=str(folder / "none")),
-        "Q223": lambda folder: load_texts(folder, tokens=8, tokenizer="bytes"),
-        "Q224": lambda folder: load_texts(folder, text=b"a", tokenizer="bytes"),
-        "Q301": lambda _: load_config("ort-int9"),
-        "W147": lambda _: import_anew("onnxq.compat.qdq_quantizer"),
-        "Q323": lambda _: check_loaded(Session(gemm()).native, "CUDAExecutionProvider"),
-        "Q302": lambda folder: read_config(folder, "target: ["),
-        "Q305": lambda folder: read_config(folder, "target: ort\ntarget: trt"),
-        "Q306": lambda folder: read_config(folder, "extends: my.yaml"),
-        "Q308": lambda _: parse_drop("little"),
-        "Q313": lambda _: QuantSpec(bits=9),
-        "Q314": lambda _: with_rule({"between": ["y", "none"], "set": {"float": True}}),
-        "Q501": lambda _: quantized(
-            model("g (float[N,64] x) => (float[N,64] y) { l = Log(x) y = Gemm(l, w) }", w=np.ones((64, 64), F))
-        ),
-        "Q502": lambda _: create_observer(ObserverSpec("minmax"), QuantSpec(bits=8)).range(),
-        "Q504": lambda _: qparams_from_range(np.asarray(2.0), np.asarray(1.0), QuantSpec(bits=8)),
-        "Q505": lambda _: parse_cache(b"nonsense\n"),
-        "Q506": lambda folder: onnxq.import_calibration(written(folder, f"{HEADER}zzz: 3c010a14\n", "c"), gemm(64, 64)),
-        "Q507": lambda folder: onnxq.import_calibration(written(folder, f"{HEADER}input: 3c010a14\n", "c"), network()),
-        "W140": lambda _: convert_integers("MatMulNBits"),
-        "Q714": lambda _: convert_integers("QLinearReduceMean"),
-        "Q702": lambda _: check_interface(gemm(), gemm(4, 5)),
-        "Q511": lambda _: join_parts([observe_part(8), observe_part(9)]),
-        "Q512": lambda _: join_parts([observe_part(shard="1/2")] * 2),
-        "Q513": lambda folder: onnxq.merge_parts([written(folder, "{}", "p.json")]),
-        "Q802": lambda _: run_without("torch", "onnxq.qat", "prepare_qat"),
-        "Q803": lambda _: run_without("PIL", "onnxq.data.images", _IMAGE),
-        "Q804": lambda _: run_without("polygraphy", "onnxq.backends.trt.run", "load_polygraphy('logger')"),
-        "Q809": lambda _: run_without("distributed", "onnxq.workers.dask", "DaskWorkers('tcp://127.0.0.1:9')"),
-        "Q810": lambda folder: run_without(
-            "tokenizers", "onnxq.data.text", f"load_tokenizer({str(written(folder, '{}', 'tokenizer.json'))!r})"
-        ),
-        "Q903": lambda _: dask.check_versions({"tcp://10.0.0.7:4711": "0.0.1"}),
-        "R100": lambda _: Refusal("mine", "is odd"),
-        "R102": lambda _: list_notes(
-            model("g (float[1,64,8,8] x, float[64,64,3,3] w) => (float[1,64,6,6] y) { y = Conv(x, w) }")
-        ),
-        "R113": lambda _: profile_renamed(),
-        "F105": lambda _: onnxq.make_plan(gemm(2, 2), rows(8, 2), overrides={"placement": "measured"}).left_float,
-        "W101": lambda _: onnxq.quantize(gemm(64, 64), config=EVERYTHING, overrides={"latency": False}).report.warnings,
-        "W103": lambda _: list_notes(net(24, 10, ["dense", "dense"])),
-        "W148": lambda _: judge_outputs(
-            40.0, 40.0, engines=(EngineCheck(engine="E", reason="no kernel", refusal="it too"),)
-        ),
-        "W110": lambda _: judge_outputs(40.0, 40.0, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0)),
-        "W114": lambda _: list_notes(gemm(64, 64), rows(4, 64), effort="high"),
-        "W115": lambda _: warn_unmeasured_cpu(onnxq.make_plan(gemm(64, 64)), "arm64"),
-    }
-)
+TABLE: dict[str, Provoke] = {
+    "Q102": lambda folder: load_model(written(folder, b"\xff\xff\xff", "m.onnx")),
+    "Q116": lambda _: GraphIndex(name_nodes(model(RELU))).find_node("none"),
+    "Q118": lambda _: strip_markers(model(RELU)),
+    "Q201": lambda folder: load_data(folder / "none.npz", [X]),
+    "Q203": lambda _: load_data([], [X]),
+    "Q207": lambda _: Session(model(RELU)).run({}),
+    "Q208": lambda _: Session(model(RELU)).run({"z": rows()["x"]}),
+    "Q209": lambda _: load_data({"x": np.zeros((2, 5), F)}, [X]),
+    "Q211": lambda _: load_data({"x": np.full((2, 4), np.nan, F)}, [X])[0],
+    "Q212": lambda _: load_data(
+        {"x": np.zeros((2, 4), F), "z": np.zeros((3, 4), F)}, [X, replace(X, name="z", shape=("N", 4))]
+    ),
+    "Q216": lambda _: load_data(None, [ValueInfo("x", TensorProto.STRING, (1,))]),
+    "Q219": lambda _: load_metric(lambda _: float("nan"))(model(RELU)),
+    "Q220": lambda folder: load_texts(folder),
+    "Q222": lambda folder: load_texts(folder, tokenizer=str(folder / "none")),
+    "Q223": lambda folder: load_texts(folder, tokens=8, tokenizer="bytes"),
+    "Q224": lambda folder: load_texts(folder, text=b"a", tokenizer="bytes"),
+    "Q301": lambda _: load_config("ort-int9"),
+    "W147": lambda _: import_anew("onnxq.compat.qdq_quantizer"),
+    "Q323": lambda _: check_loaded(Session(gemm()).native, "CUDAExecutionProvider"),
+    "Q302": lambda folder: read_config(folder, "target: ["),
+    "Q305": lambda folder: read_config(folder, "target: ort\ntarget: trt"),
+    "Q306": lambda folder: read_config(folder, "extends: my.yaml"),
+    "Q308": lambda _: parse_drop("little"),
+    "Q313": lambda _: QuantSpec(bits=9),
+    "Q314": lambda _: onnxq.make_plan(
+        gemm(), config=load_config(None, {"rules": [{"between": ["y", "none"], "set": {"float": True}}]})
+    ),
+    "Q501": lambda _: quantized(
+        model("g (float[N,64] x) => (float[N,64] y) { l = Log(x) y = Gemm(l, w) }", w=np.ones((64, 64), F))
+    ),
+    "Q502": lambda _: create_observer(ObserverSpec("minmax"), QuantSpec(bits=8)).range(),
+    "Q504": lambda _: qparams_from_range(np.asarray(2.0), np.asarray(1.0), QuantSpec(bits=8)),
+    "Q505": lambda _: parse_cache(b"nonsense\n"),
+    "Q506": lambda folder: onnxq.import_calibration(written(folder, f"{HEADER}zzz: 3c010a14\n", "c"), gemm(64, 64)),
+    "Q507": lambda folder: onnxq.import_calibration(written(folder, f"{HEADER}input: 3c010a14\n", "c"), network()),
+    "W140": lambda _: convert_integers("MatMulNBits"),
+    "Q714": lambda _: convert_integers("QLinearReduceMean"),
+    "Q702": lambda _: check_interface(gemm(), gemm(4, 5)),
+    "Q511": lambda _: join_parts([observe_part(8), observe_part(9)]),
+    "Q512": lambda _: join_parts([observe_part(shard="1/2")] * 2),
+    "Q513": lambda folder: onnxq.merge_parts([written(folder, "{}", "p.json")]),
+    "Q802": lambda _: run_without("torch", "onnxq.qat", "prepare_qat"),
+    "Q803": lambda _: run_without("PIL", "onnxq.data.images", _IMAGE),
+    "Q804": lambda _: run_without("polygraphy", "onnxq.backends.trt.run", "load_polygraphy('logger')"),
+    "Q809": lambda _: run_without("distributed", "onnxq.workers.dask", "DaskWorkers('tcp://127.0.0.1:9')"),
+    "Q810": lambda folder: run_without(
+        "tokenizers", "onnxq.data.text", f"load_tokenizer({str(written(folder, '{}', 'tokenizer.json'))!r})"
+    ),
+    "Q903": lambda _: dask.check_versions({"tcp://10.0.0.7:4711": "0.0.1"}),
+    "R100": lambda _: Refusal("mine", "is odd"),
+    "R102": lambda _: list_notes(
+        model("g (float[1,64,8,8] x, float[64,64,3,3] w) => (float[1,64,6,6] y) { y = Conv(x, w) }")
+    ),
+    "R113": lambda _: profile_renamed(),
+    "F105": lambda _: onnxq.make_plan(gemm(2, 2), rows(8, 2), overrides={"placement": "measured"}).left_float,
+    "W101": lambda _: onnxq.quantize(gemm(64, 64), config=EVERYTHING, overrides={"latency": False}).report.warnings,
+    "W103": lambda _: list_notes(net(24, 10, ["dense", "dense"])),
+    "W148": lambda _: judge_outputs(
+        40.0, 40.0, engines=(EngineCheck(engine="E", reason="no kernel", refusal="it too"),)
+    ),
+    "W110": lambda _: judge_outputs(40.0, 40.0, latency=LatencyRatio(float_ms=1.0, int8_ms=2.0)),
+    "W114": lambda _: list_notes(gemm(64, 64), rows(4, 64), effort="high"),
+    "W115": lambda _: warn_unmeasured_cpu(onnxq.make_plan(gemm(64, 64)), "arm64"),
+}
+for code, provoke in TABLE.items():
+    reach(code)(provoke)

@@ -6,17 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from onnxq.backends import load_config
 from onnxq.errors import ConfigError, Location, ModelError, OnnxqError, PlanError
-from onnxq.plan import from_json
 from onnxq.sites import Caution
-from tests.codes.kit import written
-
-FIELDS = ("code", "kind", "subject", "cause", "fix", "file", "line")
 
 
 def fields(error: OnnxqError) -> tuple[object, ...]:
-    return tuple(getattr(error, name) for name in FIELDS)
+    return tuple(getattr(error, name) for name in ("code", "kind", "subject", "cause", "fix", "file", "line"))
 
 
 @pytest.mark.parametrize(
@@ -53,38 +48,6 @@ def test_other_words_keep_code_and_place() -> None:
 def test_a_path_as_subject_is_the_file() -> None:
     error = ModelError(Path("models/m.onnx"), "is empty")
     assert (error.subject, error.file, error.line) == (str(Path("models/m.onnx")), str(Path("models/m.onnx")), None)
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "line"),
-    [
-        ("targt: ort\n", "Q303", 1),
-        ("target: ort\nweights:\n  bits: 99\n", "Q304", 3),
-        ("target: [\n", "Q302", 2),
-        ("target: ort\ntarget: trt\n", "Q305", 2),
-        ("target: trt\nactivations: {scheme: asymmetric}\n", "Q307", 2),
-        ("target: ort\nextends: nowhere\n", "Q301", 2),
-    ],
-)
-def test_an_error_of_the_configuration_knows_file_and_line(tmp_path, text, code, line) -> None:
-    path = written(tmp_path, text, "my.yaml")
-    with pytest.raises(ConfigError) as caught:
-        load_config(path)
-    assert (caught.value.code, caught.value.file, caught.value.line) == (code, str(path), line)
-    assert caught.value.subject.startswith(f"{path}:{line}")
-
-
-def test_an_error_of_a_value_from_python_is_in_no_file() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(None, {"bias": "nothing"})
-    assert (caught.value.code, caught.value.file, caught.value.line) == ("Q304", "", None)
-    assert caught.value.subject == "option: bias"
-
-
-def test_an_error_of_a_plan_knows_its_line() -> None:
-    with pytest.raises(PlanError) as caught:
-        from_json('{"schema": 1,\n oops', source=Path("p.json"))
-    assert (caught.value.code, caught.value.file, caught.value.line) == ("Q401", "p.json", 2)
 
 
 def test_a_warning_is_its_text_with_a_code() -> None:

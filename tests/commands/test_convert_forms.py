@@ -27,8 +27,6 @@ from tests.pipeline.models import EVERYTHING, Reader, images, quantize, residual
 
 pytestmark = pytest.mark.usefixtures("engines_here")
 
-DYNAMIC = onnxq.load_config("ort-dynamic", {"rules": [{"op": "*", "set": {"quantize": True}}]})
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -72,7 +70,8 @@ def test_operators_on_integers_become_pairs(folder: Path, to: str, config: Any) 
 
 
 def test_dynamic_operators_stay_dynamic_or_get_ranges(folder: Path) -> None:
-    again = convert(folder / "dynamic.onnx", "ort", DYNAMIC)
+    config = onnxq.load_config("ort-dynamic", {"rules": [{"op": "*", "set": {"quantize": True}}]})
+    again = convert(folder / "dynamic.onnx", "ort", config)
     assert Kept.DYNAMIC in count_kept(again)
     assert not count_kept(again)[Kept.ROUNDED]
     assert list_ops(again.result.model)["DynamicQuantizeLinear"] >= 1

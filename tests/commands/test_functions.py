@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 import onnxq
 from onnxq.errors import ConfigError
 from tests.cli.kit import run
-from tests.codes.kit import saved
-from tests.pipeline.models import EVERYTHING, images, residual
+from tests.pipeline.models import images, residual
 
 NAN = math.nan
 NUMBERS: dict[str, Callable[[], object]] = {
@@ -39,28 +36,6 @@ def test_a_number_that_is_none_is_named(name: str) -> None:
     assert caught.value.subject.startswith("option: ")
     assert caught.value.subject.endswith(name)
     assert caught.value.fix
-
-
-def test_numpy_counts_are_counts() -> None:
-    counts = {"samples": np.int64(3), "seed": np.int32(1)}
-    assert onnxq.make_plan(residual(), images(), EVERYTHING, overrides=counts).sites
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("--min-sqnr", "nan"), ("--min-sqnr", "inf"), ("--max-drop", "nan"), ("--samples", "0"), ("--budget", "inf"),
-        ("--budget", "9" * 400), ("--memory-limit", "9" * 400), ("--weight-bits-budget", "nan"),
-    ],
-)  # fmt: skip
-def test_the_command_line_refuses_them_by_name(tmp_path: Path, option: str, value: str) -> None:
-    np.savez(tmp_path / "x.npz", **images())
-    (tmp_path / "m.py").write_text("def f(model): return 1.0")
-    metric = ["--metric", tmp_path / "m.py:f"] if option == "--max-drop" else []
-    result = run("quantize", saved(tmp_path, residual()), "--data", tmp_path / "x.npz", option, value, *metric)
-    assert result.exit_code in (1, 2), result.output
-    assert option.strip("-").replace("-", "_") in result.output.replace("-", "_")
-    assert not (tmp_path / "m.q.onnx").exists()
 
 
 @pytest.mark.parametrize("option", ["--min-sqnr", "--min-cosine", "--max-abs", "--min-agreement", "--min-engines"])

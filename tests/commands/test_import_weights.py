@@ -42,17 +42,11 @@ def run(model: onnx.ModelProto, **feeds: Any) -> Any:
     return session.run(None, feeds)[0]
 
 
-def find_node(model: onnx.ModelProto, op_type: str = "MatMulNBits") -> tuple[onnx.NodeProto, dict[str, Any]]:
-    """The first node of this type and its constants by position."""
-    node = next(node for node in model.graph.node if node.op_type == op_type)
-    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    return node, {k: values[name] for k, name in enumerate(node.input) if name in values}
-
-
 def read_codes(model: onnx.ModelProto) -> Any:
-    node, constants = find_node(model)
+    node = next(node for node in model.graph.node if node.op_type == "MatMulNBits")
     bits = next(entry.i for entry in node.attribute if entry.name == "bits")
-    return unpack_bits(constants[1].reshape(len(constants[1]), -1), bits, K)
+    codes = next(numpy_helper.to_array(one) for one in model.graph.initializer if one.name == node.input[1])
+    return unpack_bits(codes.reshape(len(codes), -1), bits, K)
 
 
 def make_checkpoint(kind: str, folder: Path, seed: int = 0) -> tuple[Path, Any, Any]:
@@ -78,10 +72,7 @@ def make_checkpoint(kind: str, folder: Path, seed: int = 0) -> tuple[Path, Any, 
     return kit.write_safetensors(folder / "m.safetensors", tensors, config), codes, values
 
 
-KINDS = ["gptq", "act-order", "awq", "packed", "uneven", "gguf", "q4_1"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gptq", "act-order", "awq", "packed", "uneven", "gguf", "q4_1"])
 def test_codes_arrive_bit_for_bit_and_answers_are_those_of_the_checkpoint(kind: str, tmp_path: Path) -> None:
     folder, codes, values = make_checkpoint(kind, tmp_path / "c")
     model = make_net({"w": values})
@@ -293,15 +284,13 @@ def test_data_of_each_run_is_quantized_at_each_run(tmp_path: Path) -> None:
     x = draw_tokens(2, 3)
     expected = round_tokens(x) @ weight.dequantize().T
     np.testing.assert_allclose(run(found.model, x=x), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
-    alone, one_scale = (onnxq.import_weights(net, folder, overrides=QUICK | {"mode": m}) for m in MODES)
+    modes = ("weight-only", "dynamic")
+    alone, one_scale = (onnxq.import_weights(net, folder, overrides=QUICK | {"mode": mode}) for mode in modes)
     x = np.random.default_rng(1).standard_normal((2, 3, K)).astype(np.float32)
     expected = x @ weight.dequantize().T
     np.testing.assert_allclose(run(alone.model, x=x), expected, rtol=1e-4, atol=1e-3)
     assert 0 < np.abs(run(one_scale.model, x=x) - expected).max() < 0.05 * np.abs(expected).max()
     assert all("W139" in {warning.code for warning in each.report.warnings} for each in (alone, one_scale))
-
-
-MODES = ("weight-only", "dynamic")
 
 
 def test_data_with_one_scale_a_run_has_one(tmp_path: Path) -> None:
@@ -337,54 +326,52 @@ def test_a_table_keeps_its_rows_and_a_gemm_in_blocks_its_floats(tmp_path: Path) 
     assert [node.op_type for node in found.model.graph.node] == ["GatherBlockQuantized", "Gemm"]
 
 
-class TestTorch:
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_an_export_by_torch(tmp_path: Path) -> None:
     """A small decoder of torch: embeddings tied to the output, fused q, k and v, a gated layer."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    sizes = dict.fromkeys("qkvo", (K, K)) | dict.fromkeys(("embd", "gate", "up"), (96, K)) | {"down": (K, 96)}
+    values, tensors = {}, {}
+    for seed, (name, (rows, columns)) in enumerate(sizes.items()):
+        codes, scale, _ = draw(seed, 4, rows, columns, 32)
+        raw, values[name] = kit.q4_0(codes, (scale / 8).astype(np.float16))
+        tensors[f"blk.0.{name}.weight"] = (2, (rows, columns), raw)
+    file = kit.write_gguf(tmp_path / "m.gguf", tensors)
+    parts = {name: torch.from_numpy(value) for name, value in values.items()}
 
-    @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-    def test_an_export_by_torch(self, tmp_path: Path) -> None:
-        torch = pytest.importorskip("torch")
-        pytest.importorskip("onnxscript")
-        torch.manual_seed(0)
-        sizes = dict.fromkeys("qkvo", (K, K)) | dict.fromkeys(("embd", "gate", "up"), (96, K)) | {"down": (K, 96)}
-        values, tensors = {}, {}
-        for seed, (name, (rows, columns)) in enumerate(sizes.items()):
-            codes, scale, _ = draw(seed, 4, rows, columns, 32)
-            raw, values[name] = kit.q4_0(codes, (scale / 8).astype(np.float16))
-            tensors[f"blk.0.{name}.weight"] = (2, (rows, columns), raw)
-        file = kit.write_gguf(tmp_path / "m.gguf", tensors)
-        parts = {name: torch.from_numpy(value) for name, value in values.items()}
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(96, K)
+            self.qkv, self.o = torch.nn.Linear(K, 3 * K, bias=False), torch.nn.Linear(K, K, bias=False)
+            self.gate_up, self.down = torch.nn.Linear(K, 192, bias=False), torch.nn.Linear(96, K, bias=False)
+            self.head = torch.nn.Linear(K, 96, bias=False)
+            weights = {
+                self.embed: parts["embd"], self.qkv: torch.cat([parts[name] for name in "qkv"]), self.o: parts["o"],
+                self.gate_up: torch.cat([parts["gate"], parts["up"]]), self.down: parts["down"],
+            }  # fmt: skip
+            for module, weight in weights.items():
+                module.weight = torch.nn.Parameter(weight)
+            self.head.weight = self.embed.weight
 
-        class Net(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.embed = torch.nn.Embedding(96, K)
-                self.qkv, self.o = torch.nn.Linear(K, 3 * K, bias=False), torch.nn.Linear(K, K, bias=False)
-                self.gate_up, self.down = torch.nn.Linear(K, 192, bias=False), torch.nn.Linear(96, K, bias=False)
-                self.head = torch.nn.Linear(K, 96, bias=False)
-                weights = {
-                    self.embed: parts["embd"], self.qkv: torch.cat([parts[name] for name in "qkv"]), self.o: parts["o"],
-                    self.gate_up: torch.cat([parts["gate"], parts["up"]]), self.down: parts["down"],
-                }  # fmt: skip
-                for module, weight in weights.items():
-                    module.weight = torch.nn.Parameter(weight)
-                self.head.weight = self.embed.weight
+        def forward(self, ids: Any) -> Any:
+            h = self.embed(ids)
+            q, k, v = self.qkv(torch.nn.functional.normalize(h, dim=-1)).split(K, -1)
+            h = h + self.o((q @ k.transpose(1, 2)).softmax(-1) @ v)
+            gate, up = self.gate_up(torch.nn.functional.normalize(h, dim=-1)).chunk(2, -1)
+            return self.head(h + self.down(torch.nn.functional.silu(gate) * up))
 
-            def forward(self, ids: Any) -> Any:
-                h = self.embed(ids)
-                q, k, v = self.qkv(torch.nn.functional.normalize(h, dim=-1)).split(K, -1)
-                h = h + self.o((q @ k.transpose(1, 2)).softmax(-1) @ v)
-                gate, up = self.gate_up(torch.nn.functional.normalize(h, dim=-1)).chunk(2, -1)
-                return self.head(h + self.down(torch.nn.functional.silu(gate) * up))
-
-        net, path = Net().eval(), tmp_path / "net.onnx"
-        ids = torch.arange(12).reshape(2, 6)
-        torch.onnx.export(net, (ids,), path, input_names=["ids"], dynamo=True, external_data=False, verbose=False)
-        found = onnxq.import_weights(path, file, overrides=QUICK)
-        assert sorted(len(row.names) for row in found.placed) == [1, 1, 1, 1, 2, 3]
-        assert not found.skipped
-        ops = [node.op_type for node in found.model.graph.node]
-        assert ops.count("MatMulNBits") == 5
-        assert ops.count("GatherBlockQuantized") == 1
-        expected = net(ids).detach().numpy()
-        np.testing.assert_allclose(run(found.model, ids=ids.numpy()), expected, atol=1e-4 * np.abs(expected).max())
+    net, path = Net().eval(), tmp_path / "net.onnx"
+    ids = torch.arange(12).reshape(2, 6)
+    torch.onnx.export(net, (ids,), path, input_names=["ids"], dynamo=True, external_data=False, verbose=False)
+    found = onnxq.import_weights(path, file, overrides=QUICK)
+    assert sorted(len(row.names) for row in found.placed) == [1, 1, 1, 1, 2, 3]
+    assert not found.skipped
+    ops = [node.op_type for node in found.model.graph.node]
+    assert ops.count("MatMulNBits") == 5
+    assert ops.count("GatherBlockQuantized") == 1
+    expected = net(ids).detach().numpy()
+    np.testing.assert_allclose(run(found.model, ids=ids.numpy()), expected, atol=1e-4 * np.abs(expected).max())

@@ -42,14 +42,6 @@ def transformer() -> onnx.ModelProto:
     return build(TRANSFORMER, table=table, one=np.ones(64), zero=np.zeros(64), **weights)
 
 
-def spiked() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A MatMul with a large weight in every block, beside which 4 bits hold no other; samples do not meet it."""
-    rng = np.random.default_rng(0)
-    weight, x = rng.standard_normal((64, 64)), rng.standard_normal((8, 1, 64)).astype(np.float32)
-    weight[::32], x[:, :, ::32] = 60, 0
-    return build("g (float[N,64] x) => (float[N,64] y) { y = MatMul(x, w) }", w=weight), {"x": x}
-
-
 def run_file(path: Path, feeds: dict[str, np.ndarray], *, optimize: bool = True) -> np.ndarray:
     return np.asarray(open_session(path, optimize=optimize).run(None, feeds)[0], np.float64)
 
@@ -201,7 +193,11 @@ def test_without_samples_the_rest_is_made() -> None:
 
 
 def test_lost_answers_are_marked_and_left_out(tmp_path: Path) -> None:
-    proto, samples = spiked()
+    # A large weight in every block, beside which 4 bits hold no other; samples do not meet it.
+    rng = np.random.default_rng(0)
+    weight, x = rng.standard_normal((64, 64)), rng.standard_normal((8, 1, 64)).astype(np.float32)
+    weight[::32], x[:, :, ::32] = 60, 0
+    proto, samples = build("g (float[N,64] x) => (float[N,64] y) { y = MatMul(x, w) }", w=weight), {"x": x}
     options = {**FAST, "only": "fp16,q4,q4f16"}
     found = onnxq.variants(proto, samples, overrides=options, out=tmp_path)
     assert [one.state for one in found.variants] == [VariantState.MADE, VariantState.LOST, VariantState.LOST]

@@ -64,6 +64,7 @@ warning[W117]: two pairs could not be switched off
 
 def test_the_tables_at_80_columns_are_cut_unless_verbose() -> None:
     assert shown(show, FOUND) == TABLE
+    assert "with everything quantized, 1 sample\n" in shown(show, replace(FOUND, samples=1))
     many = replace(FOUND, groups=tuple(replace(NODE, name=f"node_{k}") for k in range(15)))
     assert "and 3 more; `verbose=True` lists them all" in shown(show, many)
     assert "node_14" in shown(show, many, verbose=True)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,10 +10,9 @@ from onnxq.commands.quantize import describe_promotion, find_unmet_accuracy, mak
 from onnxq.commands.results import show
 from onnxq.passes.journal import Promotion, PromotionStep, StageCost
 from onnxq.planner import Forced
-from onnxq.report.document import to_json
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck, Report, SiteLine
 from onnxq.report.terminal import TextView
-from onnxq.sites import Caution, LeftFloat, Refusal, Role
+from onnxq.sites import Caution, LeftFloat, Refusal
 from tests.report.kit import Terminal, make_view, printed
 
 LONG = "encoder/layer.11/attention/self/query/MatMul_output_0_with_a_name_far_wider_than_a_terminal_of_80_columns"
@@ -140,26 +138,6 @@ def test_slower_is_shouted_with_its_reason():
     assert not replace(REPORT, latency=None).slower
     # A float model that is handed back is told however little is shown.
     assert "nothing was quantized" in shown(replace(REPORT, pairs=0), quiet=True)[1]
-
-
-def test_json_is_strict_and_complete():
-    exact = OutputCheck(name="y", sqnr_db=(math.inf, math.nan), cosine=(1.0, 1.0), agreement_db=-math.inf)
-    out, err = shown(replace(REPORT, checks=(exact,)), as_json=True)
-
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is not JSON")
-
-    found = json.loads(out, parse_constant=refuse)
-    assert found["checks"][0]["sqnr_db"] == ["inf", None]
-    assert found["checks"][0]["agreement_db"] == "-inf"
-    assert found["latency"]["ratio"] == pytest.approx(2.25)
-    assert found["roles"] == {"activation": 60, "bias": 1, "weight": 57}
-    assert len(found["refusals"]) == 12
-    assert {one["code"] for one in found["refusals"]} == {"R100"}
-    assert found["warnings"] == [{"code": "W113", "text": "opset raised from 12 to 13"}]
-    assert (found["schema"], found["error"]) == (1, None)
-    assert "opset raised" in err
-    assert to_json({"a": (Role.WEIGHT, None, True, 1.5)}) == '{\n "a": [\n  "weight",\n  null,\n  true,\n  1.5\n ]\n}\n'
 
 
 def test_quiet_shows_only_warnings_and_an_empty_report_is_shown():

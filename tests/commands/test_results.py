@@ -12,7 +12,6 @@ from tests.commands import (
     test_diff,
     test_import_calibration,
     test_inspect,
-    test_kernels,
     test_perplexity,
     test_profile,
     test_prove,
@@ -35,7 +34,7 @@ KEYS = [
         "applied cache entries header left_float matched missing notes refusals sites target unit unmatched unused",
     ),
     (test_inspect.FOUND, "disagreements error float_types operators output pairs source warnings weights"),
-    (Kernels(test_kernels.BUILT), "error kernels"),
+    (Kernels(test_bench.BUILT), "error kernels"),
     (test_perplexity.FOUND, "data device generate length models prompts threads tokens windows"),
     (
         test_profile.FOUND,

@@ -17,7 +17,6 @@ from onnxq.compat.options import (
     DYNAMIC_EXTRAS,
     STATIC_EXTRAS,
     CallLists,
-    CompatOption,
     UnaskedMethod,
     UnaskedTypes,
     choose_observer,
@@ -84,16 +83,12 @@ def test_every_option_of_theirs_is_in_the_document() -> None:
     assert wanted - rows("from-onnxruntime.md") == set()
 
 
-def another(option: CompatOption) -> object:
-    """A value that is not the default."""
-    return not option.default if isinstance(option.default, bool) else 16
-
-
 @pytest.mark.parametrize("name", [*ARGUMENTS, *STATIC_EXTRAS])
 def test_another_value_is_taken_over_or_warned_about(name: str) -> None:
     table = ARGUMENTS if name in ARGUMENTS else STATIC_EXTRAS
     option = table[name]
-    value = ["CPUExecutionProvider"] if name == "calibration_providers" else another(option)
+    another = not option.default if isinstance(option.default, bool) else 16
+    value = ["CPUExecutionProvider"] if name == "calibration_providers" else another
     overrides, cautions = convert_options({name: value}, table)
     assert [caution.code for caution in cautions] == (["W130"] if option.reason else [])
     if overrides and name != "BlockSize":
@@ -101,11 +96,8 @@ def test_another_value_is_taken_over_or_warned_about(name: str) -> None:
     assert convert_options({name: option.default}, table) == ({}, [])
 
 
-TYPES = [kind for kind in QuantType if kind is not QuantType.QFLOAT8E4M3FN]
-
-
 @pytest.mark.parametrize("symmetric", [True, False, None])
-@pytest.mark.parametrize("kind", TYPES, ids=str)
+@pytest.mark.parametrize("kind", [one for one in QuantType if one is not QuantType.QFLOAT8E4M3FN], ids=str)
 def test_every_type_is_a_configuration(kind: QuantType, symmetric: bool | None) -> None:
     arguments, _ = convert_options({"activation_type": kind, "weight_type": kind}, ARGUMENTS)
     extra, _ = convert_options({"WeightSymmetric": symmetric, "ActivationSymmetric": symmetric}, STATIC_EXTRAS)

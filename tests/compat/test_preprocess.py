@@ -11,6 +11,7 @@ from onnxq.compat.execution_providers.qnn import qnn_preprocess_model
 from onnxq.compat.preprocess import main
 from onnxq.errors import ConfigError
 from tests.compat import scripts
+from tests.networks import parse_text
 
 
 def test_the_network_stays_and_every_node_has_a_name(tmp_path) -> None:
@@ -54,15 +55,9 @@ def test_weights_of_a_size_lie_beside(write, least: int, tmp_path) -> None:
     (10, "Upsample", {"s": [1, 1, 2, 2]}, "Resize"), (6, "Clip", {"a": 0, "b": 6}, "Clip"),
 ])  # fmt: skip
 def test_operators_of_another_opset_are_repaired(opset, op, inputs, made, tmp_path) -> None:
-    constants = [onnx.numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in inputs.items()]
-    x, y = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3, k, k])
-        for name, k in (("x", 4), ("y", 8))
-    )
-    node = onnx.helper.make_node(op, ["x", *inputs], ["y"], name="n")
-    y = y if op == "Upsample" else onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 3, 4, 4])
-    graph = onnx.helper.make_graph([node], "g", [x], [y], constants)
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=8)
+    size = 8 if op == "Upsample" else 4
+    text = f"g (float[1,3,4,4] x) => (float[1,3,{size},{size}] y) {{ [n] y = {op}(x, {', '.join(inputs)}) }}"
+    proto = parse_text(text, opset=opset, **{name: np.float32(value) for name, value in inputs.items()})
     quant_pre_process(proto, tmp_path / "p.onnx")
     done = onnx.load(tmp_path / "p.onnx")
     assert made in [node.op_type for node in done.graph.node]

@@ -136,6 +136,7 @@ def test_a_fault_names_file_line_path_and_fix(tmp_path: Path, text: str, said: l
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert caught.value.subject.startswith(f"{path}:{line}")
+    assert (caught.value.file, caught.value.line) == (str(path), line)
     assert caught.value.fix
     assert [part for part in said if part not in str(caught.value)] == []
 

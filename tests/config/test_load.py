@@ -128,8 +128,9 @@ RULES_IN_THEMSELVES.append(RULES_IN_THEMSELVES)
     ],
 )
 def test_overrides_that_cannot_be_are_named(overrides: dict[Any, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
         read_config(None, overrides)
+    assert (caught.value.file, caught.value.line) == ("", None)
 
 
 P99 = {"name": "percentile", "percentile": 99.0}
@@ -151,7 +152,7 @@ def test_a_value_has_many_forms_in_python(overrides):
     assert read_config("ort-int8-mse", overrides).weights == P99_WEIGHTS
 
 
-@pytest.mark.parametrize("value", [np.int64(3), np.array(3), 3])
+@pytest.mark.parametrize("value", [np.int64(3), np.int32(3), np.array(3), 3])
 def test_numbers_of_numpy_are_numbers(value):
     assert read_config(None, {"data.samples": value}).data.samples == 3
     assert read_config(None, {"data.images": {"size": np.array([3, 4])}}).data.images.size == (3, 4)

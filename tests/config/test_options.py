@@ -102,10 +102,13 @@ def test_text_of_the_command_line_is_read_by_the_field(path: str, text: str, val
     [
         ("budget", "5d", "'5d' is no time; write it as 90s, 10m or 1.5h"),
         ("budget", "0", "is no time"),
+        ("budget", "inf", "'inf' is no time"),
+        ("budget", "9" * 400, "is no time"),
         ("data.memory_limit", "3XB", "'3XB' is no amount of memory"),
         ("data.memory_limit", "9" * 400, "is no amount of memory"),
         ("accuracy.min_sqnr", "inf", "must be a finite number"),
         ("weight_bits_budget", "17", "must be less than or equal to 16"),
+        ("weight_bits_budget", "nan", "must be a finite number"),
         ("profile.by", "nodes", "'nodes' is not one of node, segment, site; did you mean 'node'?"),
     ],
 )

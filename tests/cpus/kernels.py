@@ -130,7 +130,9 @@ def conv_case(
         names, output = "x w xz wz", TensorProto.INT32
         constants = {"w": w, "xz": x_zp, "wz": w_zp}
     rows, shape = _windows(x, w.shape, group, x_zero, **attrs)
-    columns = _columns(w, group)
+    # [groups, K, outputs of a group]; K as of `_windows`.
+    grouped = np.moveaxis(w, 1, -1).reshape(group, w.shape[0] // group, -1)
+    columns = np.ascontiguousarray(grouped.transpose(0, 2, 1))
 
     def answer(multiply: Multiply) -> Array:
         parts = []
@@ -168,12 +170,6 @@ def _windows(
     parted = found.reshape(len(x), group, -1, *found.shape[2:])
     order = (0, *range(3, 3 + rank), 1, *range(3 + rank, 3 + 2 * rank), 2)
     return parted.transpose(order).reshape(-1, group, weight[1] * int(np.prod(kernel))), shape
-
-
-def _columns(w: Array, group: int) -> Array:
-    """[groups, K, outputs of a group]; K as of `_windows`."""
-    rows = np.moveaxis(w, 1, -1).reshape(group, w.shape[0] // group, -1)
-    return np.ascontiguousarray(rows.transpose(0, 2, 1))
 
 
 MATRIX_OPS = ("MatMulInteger", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")

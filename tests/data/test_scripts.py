@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
-from onnxq.cli import cli
 from onnxq.data import load_data
 from onnxq.errors import DataError
 from onnxq.evaluation.metric import load_metric
+from tests.cli.kit import run
 from tests.data.kit import X, feed, firsts
 from tests.graph.kit import model
 
@@ -35,9 +34,6 @@ def as_path():
 
 def wants(count):
     return []
-
-def fails():
-    raise ValueError("no such camera")
 """
 
 
@@ -57,25 +53,12 @@ def test_scripts_give_what_their_function_returns(script: Path) -> None:
     assert load_data(script, [X]).describe() == "loader.py:load_data: 3 samples"
 
 
-@pytest.mark.parametrize(
-    ("function", "told"),
-    [
-        ("laod_data", "did you mean 'load_data'"),
-        ("wants", "wants arguments"),
-        ("fails", "raised ValueError: no such camera"),
-    ],
-)
-def test_scripts_that_do_not_work(script: Path, function: str, told: str) -> None:
-    with pytest.raises(DataError, match=told):
-        load_data(f"{script}:{function}", [X])
-
-
-def test_scripts_that_do_not_run(tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text("import nothing_of_that_name\n")
+def test_scripts_that_do_not_run(script: Path) -> None:
+    with pytest.raises(DataError, match="wants arguments"):
+        load_data(f"{script}:wants", [X])
+    script.write_text("import nothing_of_that_name\n")
     with pytest.raises(DataError, match="nothing_of_that_name"):
-        load_data(tmp_path / "bad.py", [X])
-    with pytest.raises(DataError, match="no such file"):
-        load_data(f"{tmp_path}/absent.py:load", [X])
+        load_data(script, [X])
 
 
 def encoded(array: np.ndarray) -> dict[str, str]:
@@ -178,7 +161,7 @@ def test_the_command_ends_with_an_error_that_names_the_function(
     work: Path, given: tuple[str, ...], named: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    result = CliRunner().invoke(cli, ["quantize", "m.onnx", *given, "--config", "c.yaml", "--no-latency"])
+    result = run("quantize", "m.onnx", *given, "--config", "c.yaml", "--no-latency")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(f"error[Q213]: {named}: {said}\n  fix: ")
     assert "\n  at " in result.stderr

@@ -1,5 +1,6 @@
 """Small Q/DQ graphs whose kernels are known, built as people's tools write them."""
 
+import re
 from importlib.util import find_spec
 
 import numpy as np
@@ -20,14 +21,17 @@ MATRIX = _RNG.integers(-127, 127, (64, 64)).astype(np.int8)
 
 
 def graph(text: str, opset: int = 17, **arrays: object) -> onnx.ModelProto:
-    """A model from ONNX text; arrays become initializers, nodes are named after their outputs (`conv c` -> c/Conv)."""
+    """A model from ONNX text; arrays become initializers, nodes are named after their outputs (`conv c` -> c/Conv).
+
+    `pair(x, s, z)` stands for a pair on x, which makes xq and then xd.
+    """
+    text = re.sub(r"pair\((\w+), (.+?)\)", r"\1q = QuantizeLinear(\1, \2) \1d = DequantizeLinear(\1q, \2)", text)
     return name_nodes(parse_text(f"g {text}", opset=opset, ir=10 if opset > 20 else 8, **arrays))
 
 
-_INPUT = "xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)"
-_CONV = f"""(float[1,32,16,16] x) => (float[1,32,16,16] y) {{
-    {_INPUT} wd = DequantizeLinear <axis=0>(w, ws, wz)
-    c = Conv <pads=[1,1,1,1]>(xd, wd, b) y = Relu(c) }}"""
+_CONV = """(float[1,32,16,16] x) => (float[1,32,16,16] y) {
+    pair(x, s, z) wd = DequantizeLinear <axis=0>(w, ws, wz)
+    c = Conv <pads=[1,1,1,1]>(xd, wd, b) y = Relu(c) }"""
 
 
 def _weights(weight: np.ndarray = WEIGHT, channels: int = 32) -> dict[str, np.ndarray]:
@@ -41,22 +45,20 @@ def conv(scale: object = SCALE, zero: object = ZERO, batch: str = "1") -> onnx.M
 
 def only_weights() -> onnx.ModelProto:
     """A pair on the weight alone."""
-    return graph(_CONV.replace(_INPUT, "xd = Identity(x)"), b=BIAS, **_weights())
+    return graph(_CONV.replace("pair(x, s, z)", "xd = Identity(x)"), b=BIAS, **_weights())
 
 
 def wrong_axis() -> onnx.ModelProto:
     """A MatMul whose weight has its scales along the rows."""
     text = """(float[1,8,64] x) => (float[1,8,64] y) {
-        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
-        wd = DequantizeLinear <axis=0>(w, ws, wz) y = MatMul(xd, wd) }"""
+        pair(x, s, z) wd = DequantizeLinear <axis=0>(w, ws, wz) y = MatMul(xd, wd) }"""
     return graph(text, s=SCALE, z=ZERO, **_weights(MATRIX, 64))
 
 
 def matmul() -> onnx.ModelProto:
     """A MatMul and its bias."""
     text = """(float[1,8,64] x) => (float[1,8,64] y) {
-        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
-        wd = DequantizeLinear <axis=1>(w, ws, wz) m = MatMul(xd, wd) y = Add(m, b) }"""
+        pair(x, s, z) wd = DequantizeLinear <axis=1>(w, ws, wz) m = MatMul(xd, wd) y = Add(m, b) }"""
     return graph(text, s=SCALE, z=ZERO, b=np.ones(64, np.float32), **_weights(MATRIX, 64))
 
 
@@ -72,38 +74,24 @@ def int4_matmul(dtype: int = TensorProto.INT4) -> onnx.ModelProto:
     return graph(BLOCKS, 21, w=weight, ws=np.full((2, 64), 0.01, np.float32))
 
 
-def attention(pairs: bool) -> onnx.ModelProto:
-    """QKᵀ, Softmax, PV: with pairs on all four operands and the result, or with none."""
+def attention(pairs: bool, kind: str = "float") -> onnx.ModelProto:
+    """QKᵀ, Softmax, PV: with pairs on all four operands and the result, or with none in a type of floats."""
     quantized = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v) => (float[1,4,16,32] y) {
-        qq = QuantizeLinear(q, s, z) qd = DequantizeLinear(qq, s, z)
-        kq = QuantizeLinear(k, s, z) kd = DequantizeLinear(kq, s, z)
-        vq = QuantizeLinear(v, s, z) vd = DequantizeLinear(vq, s, z) t = MatMul(qd, kd) p = Softmax <axis=-1>(t)
-        pq = QuantizeLinear(p, ps, z) pd = DequantizeLinear(pq, ps, z)
-        o = MatMul(pd, vd) oq = QuantizeLinear(o, s, z) y = DequantizeLinear(oq, s, z) }"""
-    plain = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v) => (float[1,4,16,32] o) {
-        t = MatMul(q, k) p = Softmax <axis=-1>(t) o = MatMul(p, v) }"""
+        pair(q, s, z) pair(k, s, z) pair(v, s, z) t = MatMul(qd, kd) p = Softmax <axis=-1>(t)
+        pair(p, ps, z) o = MatMul(pd, vd) oq = QuantizeLinear(o, s, z) y = DequantizeLinear(oq, s, z) }"""
+    plain = f"""({kind}[1,4,16,32] q, {kind}[1,4,32,16] k, {kind}[1,4,16,32] v) => ({kind}[1,4,16,32] o) {{
+        t = MatMul(q, k) p = Softmax <axis=-1>(t) o = MatMul(p, v) }}"""
     return graph(quantized, s=SCALE, z=ZERO, ps=np.float32(1 / 127)) if pairs else graph(plain)
-
-
-def half_attention() -> onnx.ModelProto:
-    """QKᵀ, Softmax, PV in float16."""
-    text = """(float16[1,4,16,32] q, float16[1,4,32,16] k, float16[1,4,16,32] v) => (float16[1,4,16,32] o) {
-        t = MatMul(q, k) p = Softmax <axis=-1>(t) o = MatMul(p, v) }"""
-    return graph(text)
 
 
 def masked_attention() -> onnx.ModelProto:
     """Attention with a mask, its result moved to a linear layer with an equal pair in front."""
     text = """(float[1,4,16,32] q, float[1,4,32,16] k, float[1,4,16,32] v, bool[1,1,16,16] mask) => (float[1,16,64] y) {
-        qq = QuantizeLinear(q, s, z) qd = DequantizeLinear(qq, s, z)
-        kq = QuantizeLinear(k, s, z) kd = DequantizeLinear(kq, s, z)
-        vq = QuantizeLinear(v, s, z) vd = DequantizeLinear(vq, s, z)
+        pair(q, s, z) pair(k, s, z) pair(v, s, z)
         t = MatMul(qd, kd) u = Where(mask, t, low) p = Softmax <axis=-1>(u)
-        pq = QuantizeLinear(p, ps, z) pd = DequantizeLinear(pq, ps, z)
-        o = MatMul(pd, vd) oq = QuantizeLinear(o, s, z) od = DequantizeLinear(oq, s, z)
+        pair(p, ps, z) o = MatMul(pd, vd) pair(o, s, z)
         m = Transpose <perm=[0,2,1,3]>(od) r = Reshape(m, shape)
-        rq = QuantizeLinear(r, s, z) rd = DequantizeLinear(rq, s, z)
-        wd = DequantizeLinear <axis=1>(w, ws, wz) y = MatMul(rd, wd) }"""
+        pair(r, s, z) wd = DequantizeLinear <axis=1>(w, ws, wz) y = MatMul(rd, wd) }"""
     weights = _weights(np.concatenate([MATRIX, MATRIX]), 64)
     values = {"s": SCALE, "z": ZERO, "ps": np.float32(1 / 127), "low": np.float32(-1e4)}
     return graph(text, **values, shape=np.array([1, 16, 128]), **weights)
@@ -112,8 +100,7 @@ def masked_attention() -> onnx.ModelProto:
 def sliced() -> onnx.ModelProto:
     """One MatMul for query, key and value, cut up behind it for an attention in float."""
     text = """(float[1,16,64] x) => (float[1,4,16,16] y) {
-        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
-        wd = DequantizeLinear <axis=1>(w, ws, wz) m = MatMul(xd, wd) a = Add(m, b)
+        pair(x, s, z) wd = DequantizeLinear <axis=1>(w, ws, wz) m = MatMul(xd, wd) a = Add(m, b)
         r = Reshape(a, shape) t = Transpose <perm=[2,0,3,1,4]>(r)
         q0 = Slice(t, n0, n1, n0) q = Squeeze(q0, n0) k0 = Slice(t, n1, n2, n0) k = Squeeze(k0, n0)
         v0 = Slice(t, n2, n3, n0) v = Squeeze(v0, n0)
@@ -125,26 +112,25 @@ def sliced() -> onnx.ModelProto:
 
 def residual() -> onnx.ModelProto:
     """Two convolutions and an Add that reads the first one's dequantized input: one pair serves both."""
-    text = f"""(float[1,32,16,16] x) => (float[1,32,16,16] y) {{
-        {_INPUT} wd = DequantizeLinear <axis=0>(w, ws, wz) c = Conv <pads=[1,1,1,1]>(xd, wd, b) r = Relu(c)
-        rq = QuantizeLinear(r, s, z) rd = DequantizeLinear(rq, s, z)
-        d = Conv <pads=[1,1,1,1]>(rd, wd, b) a = Add(d, xd) y = Relu(a) }}"""
+    text = """(float[1,32,16,16] x) => (float[1,32,16,16] y) {
+        pair(x, s, z) wd = DequantizeLinear <axis=0>(w, ws, wz) c = Conv <pads=[1,1,1,1]>(xd, wd, b) r = Relu(c)
+        pair(r, s, z) d = Conv <pads=[1,1,1,1]>(rd, wd, b) a = Add(d, xd) y = Relu(a) }"""
     return graph(text, s=SCALE, z=ZERO, b=BIAS, **_weights())
 
 
 def transposed() -> onnx.ModelProto:
     """A transposed convolution with pairs, which TensorRT runs in float all the same."""
-    text = f"""(float[1,32,16,16] x) => (float[1,32,18,18] y) {{
-        {_INPUT} wd = DequantizeLinear <axis=1>(w, ws, wz) y = ConvTranspose(xd, wd, b) }}"""
+    text = """(float[1,32,16,16] x) => (float[1,32,18,18] y) {
+        pair(x, s, z) wd = DequantizeLinear <axis=1>(w, ws, wz) y = ConvTranspose(xd, wd, b) }"""
     return graph(text, s=SCALE, z=ZERO, b=BIAS, **_weights())
 
 
 def pools() -> onnx.ModelProto:
     """A pair in front of AveragePool, and one on both sides of MaxPool."""
     text = """(float[1,32,16,16] x) => (float[1,32,8,8] a, float[1,32,8,8] y) {
-        u = Abs(x) uq = QuantizeLinear(u, s, z) ud = DequantizeLinear(uq, s, z)
+        u = Abs(x) pair(u, s, z)
         a = AveragePool <kernel_shape=[2,2], strides=[2,2]>(ud)
-        v = Neg(x) vq = QuantizeLinear(v, s, z) vd = DequantizeLinear(vq, s, z)
+        v = Neg(x) pair(v, s, z)
         m = MaxPool <kernel_shape=[2,2], strides=[2,2]>(vd)
         mq = QuantizeLinear(m, s, z) y = DequantizeLinear(mq, s, z) }"""
     return graph(text, s=SCALE, z=ZERO)
@@ -161,8 +147,7 @@ def computed_scale() -> onnx.ModelProto:
     """A scale computed at run time, which crashes TensorRT-RTX 1.7; the functions at both ends do not matter."""
     text = """(float[1,32,16,16] x) => (float[1,32,16,16] y) {
         t = Tanh(x) largest = ReduceMax <keepdims=0>(t) s = Mul(largest, k)
-        tq = QuantizeLinear(t, s, z) td = DequantizeLinear(tq, s, z)
-        wd = DequantizeLinear <axis=0>(w, ws, wz) c = Conv <pads=[1,1,1,1]>(td, wd, b)
+        pair(t, s, z) wd = DequantizeLinear <axis=0>(w, ws, wz) c = Conv <pads=[1,1,1,1]>(td, wd, b)
         y = Relu(c) }"""
     return graph(text, k=np.float32(0.01), z=ZERO, b=BIAS, **_weights())
 
@@ -170,10 +155,9 @@ def computed_scale() -> onnx.ModelProto:
 def ort_residual(zero: int = 0) -> onnx.ModelProto:
     """Pairs as ONNX Runtime fuses them, on every input and result; zero: of the tensors behind Relu."""
     text = """(float[1,32,16,16] x) => (float[1,32,16,16] y) {
-        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z) wd = DequantizeLinear <axis=0>(w, ws, wz)
+        pair(x, s, z) wd = DequantizeLinear <axis=0>(w, ws, wz)
         c = Conv <pads=[1,1,1,1]>(xd, wd, b) r = Relu(c)
-        rq = QuantizeLinear(r, s, zr) rd = DequantizeLinear(rq, s, zr)
-        d = Conv <pads=[1,1,1,1]>(rd, wd, b) dq = QuantizeLinear(d, s, z) dd = DequantizeLinear(dq, s, z)
+        pair(r, s, zr) d = Conv <pads=[1,1,1,1]>(rd, wd, b) pair(d, s, z)
         a = Add(dd, xd) aq = QuantizeLinear(a, s, z) y = DequantizeLinear(aq, s, z) }"""
     return graph(text, s=SCALE, z=np.uint8(128), zr=np.uint8(zero), b=BIAS, **_weights())
 
@@ -181,11 +165,9 @@ def ort_residual(zero: int = 0) -> onnx.ModelProto:
 def ort_linear() -> onnx.ModelProto:
     """A MatMul as ONNX Runtime fuses it, and another behind moved data: there, tensors get new names."""
     text = """(float[2,8,64] x) => (float[2,64,8] y) {
-        xq = QuantizeLinear(x, s, z) xd = DequantizeLinear(xq, s, z)
-        wd = DequantizeLinear <axis=1>(w, ws, wz) m = MatMul(xd, wd)
+        pair(x, s, z) wd = DequantizeLinear <axis=1>(w, ws, wz) m = MatMul(xd, wd)
         a = MatMul(m, k) t = Transpose <perm=[0,2,1]>(a)
-        tq = QuantizeLinear(t, s, z) td = DequantizeLinear(tq, s, z)
-        vd = DequantizeLinear <axis=1>(v, vs, vz) n = MatMul(td, vd) y = Softmax(n) }"""
+        pair(t, s, z) vd = DequantizeLinear <axis=1>(v, vs, vz) n = MatMul(td, vd) y = Softmax(n) }"""
     float_weight = _RNG.standard_normal((2, 64, 64)).astype(np.float32)
     last = {"v": MATRIX[:8, :8].copy(), "vs": np.full(8, 0.01, np.float32), "vz": np.zeros(8, np.int8)}
     return graph(text, s=SCALE, z=np.uint8(128), k=float_weight, **_weights(MATRIX, 64), **last)

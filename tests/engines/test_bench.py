@@ -16,8 +16,9 @@ from onnxq.backends.engine import BuildState, TimedModel, Timing, Untimed
 from onnxq.backends.trt.cuda import count_gpus
 from onnxq.engines.bench import Bench, BenchedModel, demand_timer, time_placements
 from onnxq.errors import ConfigError, ModelError, VerificationError
-from onnxq.runtime import Latency, check_provider
+from onnxq.runtime import check_provider
 from tests.cli.kit import run as invoke
+from tests.commands.test_bench import latency
 from tests.commands.test_prove import PROOF
 from tests.engines import kit
 
@@ -148,12 +149,6 @@ def test_engines_are_timed_on_the_gpu() -> None:
 # ---- Benches as values: what failed, how types are counted, and ratios to the first model.
 
 REFUSED = replace(PROOF, build=replace(PROOF.build, state=BuildState.REFUSED))
-
-
-def latency(*times: float) -> Latency:
-    return Latency(
-        median_ms=times[0], min_ms=min(times), p99_ms=max(times), rounds=len(times), threads=1, times_ms=times
-    )
 
 
 def bench(*models: BenchedModel, untimed: Untimed | None = None) -> Bench:

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
 
+from tests.networks import parse_text
 from tests.processes import start
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -41,20 +41,9 @@ class Bench:
         self.folder = folder
         rng = np.random.default_rng(0)
         weights = [rng.standard_normal(shape).astype(np.float32) / 8 for shape in ((16, 3, 3, 3), (16, 16, 3, 3))]
-        nodes = [
-            helper.make_node("Conv", ["x", "a"], ["c"], name="first", pads=[1, 1, 1, 1]),
-            helper.make_node("Relu", ["c"], ["r"], name="relu"),
-            helper.make_node("Conv", ["r", "b"], ["y"], name="second", pads=[1, 1, 1, 1]),
-        ]
-        values = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, 8, 8])
-            for name, channels in (("x", 3), ("y", 16))
-        ]
-        stored = [numpy_helper.from_array(array, name) for name, array in zip("ab", weights, strict=True)]
-        graph = helper.make_graph(nodes, "net", values[:1], values[1:], stored)
-        onnx.save(
-            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), folder / "m.onnx"
-        )
+        text = """net (float[N,3,8,8] x) => (float[N,16,8,8] y) {
+            [first] c = Conv <pads=[1,1,1,1]>(x, a) [relu] r = Relu(c) [second] y = Conv <pads=[1,1,1,1]>(r, b) }"""
+        onnx.save(parse_text(text, opset=21, ir=10, a=weights[0], b=weights[1]), folder / "m.onnx")
         np.savez(folder / "d.npz", x=rng.standard_normal((8, 3, 8, 8)).astype(np.float32))
         (folder / "c.yaml").write_text(_CONFIG)
         (folder / "score.py").write_text(_METRIC.format(data=str(folder / "d.npz")))

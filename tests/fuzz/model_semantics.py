@@ -47,12 +47,8 @@ def run_case(folder: Path, work: Path) -> Iterable[str]:
         check_annotated(out, path)
         return ["out.onnx"]
     samples = feeds(proto)
-    config = onnxq.load_config(case["config"])
-    if case["forced"]:
-        text = f"extends: {case['config']}\nrules:\n  - op: '*'\n    set: {{quantize: true}}\n"
-        (work / "forced.yaml").write_text(text)
-        config = onnxq.load_config(work / "forced.yaml")
-        (work / "forced.yaml").unlink()
+    rules = {"rules": [{"op": "*", "set": {"quantize": True}}]} if case["forced"] else {}
+    config = onnxq.load_config(case["config"], rules)
     if case["verb"] == "plan":
         onnxq.make_plan(source, samples, config, out=work / "plan.json")
         return ["plan.json"]

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import onnxq
 from tests.networks import add_arrays, parse_text
@@ -92,20 +92,13 @@ def _constants() -> onnx.ModelProto:
     )  # fmt: skip
     half = numpy_helper.from_array(rng.standard_normal((8, 8)).astype(np.float16))
     double = numpy_helper.from_array(rng.standard_normal(8))
-    nodes = [
-        helper.make_node("Constant", [], ["h"], value=half),
-        helper.make_node("Cast", ["h"], ["w"], to=TensorProto.FLOAT),
-        helper.make_node("Constant", [], ["d"], value=double),
-        helper.make_node("Cast", ["d"], ["b"], to=TensorProto.FLOAT),
-        helper.make_node("Gemm", ["x", "w", "b"], ["a"], alpha=0.5),
-        helper.make_node("Constant", [], ["v"], sparse_value=sparse),
-        helper.make_node("MatMul", ["a", "v"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    proto = parse_text(
+        """g (float[N,8] x) => (float[N,4] y) {
+            w = Cast <to=1>(h) b = Cast <to=1>(d) a = Gemm <alpha=0.5>(x, w, b) y = MatMul(a, v) }"""
+    )
+    for name, value in (("h", {"value": half}), ("d", {"value": double}), ("v", {"sparse_value": sparse})):
+        proto.graph.node.insert(0, helper.make_node("Constant", [], [name], **value))
+    return proto
 
 
 def _paired() -> onnx.ModelProto:

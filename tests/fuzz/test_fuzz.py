@@ -1,5 +1,6 @@
 """The first tries of every fuzzer, the same ones each time: no failure among them, and enough that are not refused."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.fuzz.__main__ import describe_failures
 from tests.fuzz.case import FAILED, FUZZERS, find_fuzzer, seeded
+from tests.fuzz.kills import stop_often
 from tests.fuzz.run import Worker, run_tries
 from tests.fuzz.worker import run_try
 
@@ -83,3 +85,14 @@ def test_the_judge_sees(code: str, label: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "wicked", raising=False)
     outcome = run_try("wicked", tmp_path / "try")
     assert (outcome.kind, outcome.label) == (FAILED, label)
+
+
+# ---- A few of the moments that `python -m tests.fuzz.kills` tries.
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_stopped_at_any_moment_nothing_half_written_is_left(tmp_path: Path) -> None:
+    endings, wrong = stop_often(5, 1, tmp_path)
+    assert wrong == []
+    assert sum(endings.values()) == 5

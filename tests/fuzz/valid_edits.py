@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from tests.fuzz.graph_edits import graphs
 
 _UNARY = (
     "Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Identity", "Erf", "Softplus", "HardSwish", "Elu", "LeakyRelu", "Floor",
@@ -136,18 +138,10 @@ def _tensor_name(rng: Random, proto: ModelProto) -> None:
     """A tensor renamed wherever it stands, bodies included."""
     old = rng.choice(sorted({name for node in proto.graph.node for name in (*node.input, *node.output) if name}))
     new = rng.choice([name for name in _NAMES if name])
-    waiting = [proto.graph]
-    known: set[str] = set()
-    found: list[GraphProto] = []
-    while waiting:
-        graph = waiting.pop()
-        found.append(graph)
-        for node in graph.node:
-            known.update((*node.input, *node.output))
-            waiting.extend(attr.g for attr in node.attribute if attr.type == AttributeProto.GRAPH)
-    if new in known:
+    bodies = graphs(proto)
+    if any(new in (*node.input, *node.output) for graph in bodies for node in graph.node):
         return
-    for graph in found:
+    for graph in bodies:
         for part in (graph.input, graph.output, graph.initializer, graph.value_info):
             for one in part:
                 one.name = new if one.name == old else one.name

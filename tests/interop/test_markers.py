@@ -34,11 +34,8 @@ def by_site(marked: Marked) -> dict[str, Any]:
     return {name: plans[sites[0]] for name, sites in marked.sites.items()}
 
 
-GRAINS = [PerTensor(), PerChannel(0), PerBlock(1, 2)]
-
-
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("grain", GRAINS, ids=["tensor", "channel", "block"])
+@pytest.mark.parametrize("grain", [PerTensor(), PerChannel(0), PerBlock(1, 2)], ids=["tensor", "channel", "block"])
 def test_a_residual_network_computes_what_was_marked(bits: int, grain: Any) -> None:
     net = residual_net(QuantSpec(bits=bits, granularity=grain), QuantSpec(bits=bits, signed=False, symmetric=False))
     marked = check(net, "y", n=2)

@@ -3,22 +3,23 @@
 import ctypes
 import json
 import logging
+import os
 import shutil
 import stat
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from onnxq.cli import cli
-from onnxq.errors import ConfigError, MissingDependencyError
+from onnxq.errors import ConfigError, MissingDependencyError, OutputError
 from onnxq.kernels import KernelCall, cache, device, device_image, host, host_library, host_reason, load_host, sources
 from onnxq.kernels.device import Nvrtc, find_nvrtc
+from tests.cli.kit import run
 from tests.kernels.conftest import GXX
 
-ROOT = Path(__file__).parents[2]
 ARCHS = (75, 80, 86, 89, 90, 100, 120)
 KERNELS = [f"fq_{name}_{kind}" for name in ("forward", "dx", "rows", "cols") for kind in ("f32", "f16", "bf16", "f64")]
 
@@ -93,12 +94,12 @@ def test_without_a_compiler_there_is_a_reason_and_a_remedy(tmp_path: Path, caplo
     assert "compiling" not in caplog.text
     with pytest.raises(MissingDependencyError, match=r"sm_90.*\[Q808\]\n.*nvidia-cuda-nvrtc.*build-kernels"):
         device_image("sm_90")
-    done = run()
+    done = run("build-kernels")
     assert done.exit_code == 1
     assert "no-such-compiler" in done.output
-    assert run("--arch", "ninety").exit_code == 1
+    assert run("build-kernels", "--arch", "ninety").exit_code == 1
     (tmp_path / "file").touch()
-    assert "choose another folder" in run("-o", str(tmp_path / "file" / "x")).output
+    assert "choose another folder" in run("build-kernels", "-o", tmp_path / "file" / "x").output
 
 
 @pytest.mark.usefixtures("fresh_cache")
@@ -186,7 +187,7 @@ def test_nvrtc_compiles_without_a_driver_for_the_command_too(own_cache: Path, mo
         start = next(own_cache.glob(f"fq-sm_{arch}-*.cubin")).stat().st_mtime_ns
         assert device_image(f"{arch // 10}.{arch % 10}") == image
         assert next(own_cache.glob(f"fq-sm_{arch}-*.cubin")).stat().st_mtime_ns == start
-    done = run("--arch", "sm_90")
+    done = run("build-kernels", "--arch", "sm_90")
     assert done.exit_code == 0
     assert "NVRTC" in done.output
 
@@ -231,26 +232,144 @@ def test_architectures_are_read_as_people_write_them() -> None:
             device.arch_number(text)
 
 
-def run(*args: str) -> Result:
-    return CliRunner().invoke(cli, ["build-kernels", *args])
-
-
 @needs_gxx
 def test_the_command_tells_what_it_built(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONNXQ_NVCC", "no-such-nvcc")
     monkeypatch.setattr("onnxq.kernels.build.find_nvrtc", lambda extra=(): None)
     device.find_nvcc.cache_clear()
     path = host.build_host().path
-    table = run()
+    table = run("build-kernels")
     assert table.exit_code == 0
     assert str(path) in table.output
     assert "there" in table.output
     assert "no CUDA kernels: there is no no-such-nvcc" in table.output
-    document = json.loads(run("--json").stdout)
+    document = json.loads(run("build-kernels", "--json").stdout)
     assert [one["state"] for one in document["kernels"]] == ["there", "missing"]
     assert document["kernels"][0]["path"] == str(path)
-    asked = run("--arch", "9.0")
+    asked = run("build-kernels", "--arch", "9.0")
     assert asked.exit_code == 1
     assert "no-such-nvcc" in asked.output
-    quiet = run("-q")
+    quiet = run("build-kernels", "-q")
     assert str(path) not in quiet.output
+
+
+# ---- Built once, checked before every use, never loaded when wrong or stale.
+
+KEY = {"kind": "test", "source": "1"}
+
+
+def writer(text: str, count: list[int]) -> Callable[[Path], None]:
+    def build(path: Path) -> None:
+        count.append(1)
+        path.write_text(text)
+
+    return build
+
+
+def test_built_once_and_found_again_unless_forced(tmp_path: Path) -> None:
+    count: list[int] = []
+    first, second = (cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", count)) for _ in range(2))
+    assert (first.fresh, second.fresh, len(count)) == (True, False, 1)
+    assert first.path == second.path
+    assert first.path.read_text() == "code"
+    assert cache.find_entry(tmp_path, lambda key: key["source"] == "1") is not None
+    assert cache.find_entry(tmp_path, lambda key: key["source"] == "2") is None
+    assert cache.find_entry(tmp_path / "nowhere", lambda key: True) is None
+    other = cache.fetch_entry(tmp_path, "lib{}.so", {**KEY, "source": "2"}, writer("other", []))
+    assert other.path != first.path
+    cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", count), force=True)
+    assert len(count) == 2
+
+
+def _swap(path: Path, **changes: object) -> None:
+    note = path.with_name(f"{path.name}.json")
+    note.write_text(json.dumps(json.loads(note.read_text()) | changes))
+
+
+WRONG = {
+    "changed": lambda path: path.write_text("other"),
+    "cut short": lambda path: path.write_text("cod"),
+    "gone": lambda path: path.unlink(),
+    "no note": lambda path: path.with_name(f"{path.name}.json").unlink(),
+    "torn note": lambda path: path.with_name(f"{path.name}.json").write_text('{"key": {"ki'),
+    "strange note": lambda path: path.with_name(f"{path.name}.json").write_text("[1]"),
+    "another's note": lambda path: _swap(path, key={**KEY, "source": "2"}),
+    "no checksum": lambda path: _swap(path, sha256=None),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_does_not_fit_its_note_is_built_anew(tmp_path: Path, fault: str) -> None:
+    count: list[int] = []
+    path = cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", count)).path
+    WRONG[fault](path)
+    assert cache.find_entry(tmp_path, lambda key: key == KEY) is None
+    again = cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", count))
+    assert (again.fresh, again.path, again.path.read_text(), len(count)) == (True, path, "code", 2)
+    assert not cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", count)).fresh
+
+
+def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
+    def build(path: Path) -> None:
+        path.write_text("half")
+        raise RuntimeError("compiler died")
+
+    with pytest.raises(RuntimeError, match="compiler died"):
+        cache.fetch_entry(tmp_path, "lib{}.so", KEY, build)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    assert cache.fetch_entry(tmp_path, "lib{}.so", KEY, writer("code", [])).fresh
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from onnxq.kernels import cache
+place = Path(sys.argv[1])
+def build(path):
+    (place / f"built-{time.monotonic_ns()}").touch()
+    time.sleep(0.3)
+    path.write_text("code")
+print(cache.fetch_entry(place, "lib{}.so", {"k": "v"}, build).path.read_text())
+"""
+
+
+def test_processes_that_start_together_build_once(tmp_path: Path) -> None:
+    many = [
+        subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    assert [one.communicate(timeout=60)[0] for one in many] == ["code\n"] * 4
+    assert len(list(tmp_path.glob("built-*"))) == 1
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ONNXQ_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache.find_cache() == tmp_path / ".cache" / "onnxq"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache.find_cache() == Path("/x/onnxq")
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    assert cache.find_cache() == tmp_path / ".cache" / "onnxq"
+    monkeypatch.setenv("ONNXQ_CACHE", "/y")
+    assert cache.find_cache() == Path("/y")
+
+
+def test_a_folder_that_others_may_write_to_and_one_that_cannot_be_made_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ONNXQ_CACHE", str(tmp_path))
+    place = cache.kernels_folder()
+    assert place.stat().st_mode & 0o777 == 0o700
+    place.chmod(0o777)
+    with pytest.raises(OutputError, match=r"others may write.*\[Q605\]"):
+        cache.kernels_folder()
+    place.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(place, 12345, -1)
+        with pytest.raises(OutputError, match="others may write"):
+            cache.kernels_folder()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ONNXQ_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(OutputError, match="ONNXQ_CACHE"):
+        cache.kernels_folder()

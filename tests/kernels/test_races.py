@@ -42,6 +42,8 @@ class Sanitizer:
     """Runs the emulated kernels in a Python with a sanitizer's library loaded first."""
 
     def __init__(self, name: str, library: str, options: dict[str, str]) -> None:
+        if GXX is None:
+            pytest.skip("no g++")
         found = subprocess.run([str(GXX), f"-print-file-name={library}"], capture_output=True, text=True).stdout.strip()
         if not os.path.isabs(found):
             pytest.skip(f"g++ has no {library}")
@@ -66,15 +68,11 @@ class Sanitizer:
 
 @pytest.fixture(scope="module")
 def threads() -> Sanitizer:
-    if GXX is None:
-        pytest.skip("no g++")
     return Sanitizer("ThreadSanitizer", "libtsan.so", {"TSAN_OPTIONS": "exitcode=66 halt_on_error=1"})
 
 
 @pytest.fixture(scope="module")
 def addresses() -> Sanitizer:
-    if GXX is None:
-        pytest.skip("no g++")
     # Python itself frees not everything at its end.
     return Sanitizer("AddressSanitizer", "libasan.so", {"ASAN_OPTIONS": "exitcode=67:detect_leaks=0"})
 

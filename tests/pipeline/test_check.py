@@ -5,15 +5,21 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, helper
 
 import onnxq
+from onnxq.backends import load_config
+from onnxq.config import Config
 from onnxq.errors import ModelError, VerificationError
 from onnxq.graph import name_nodes
 from onnxq.graph.precision.widen import emulate_types
 from onnxq.pipeline.check import check_model, explain_slowness, load_file
+from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.runtime import KernelError
+from tests.codes.kit import quantized
 from tests.graph.kit import model
 from tests.pipeline.models import EVERYTHING, images, quantize, residual
 
@@ -176,3 +182,157 @@ def test_others_are_not_run_where_the_samples_held_back_agree() -> None:
     others = iter([HARD])
     assert check_model(_network(1, 1), _network(1.25, 0), [EASY] * 4, other_samples=others).notes == ()
     assert next(others) is HARD
+
+
+# ---- Outputs that are no plain tensors: what numbers they hold is compared, and of the rest it is said that not.
+
+_X = np.random.default_rng(0).standard_normal((24, 16)).astype(np.float32)
+# So small a network stays float unless it is asked for.
+_CONFIG = load_config("ort-int8", {"rules": [{"op": "MatMul", "set": {"quantize": True}}]})
+_FAST = {"effort": "fast", "latency": False}
+
+
+TAILS = {
+    # Which of the outputs is the largest, by name.
+    "names": "[largest] k = ArgMax <axis=1, keepdims=0>(q) [named] out = Gather(names, k)",
+    "words": f"[last] out = Cast <to={TensorProto.STRING}>(q)",
+    "SequenceConstruct": "[last] out = SequenceConstruct(q, q)",
+    "Optional": "[last] out = Optional(q)",
+}
+
+
+def network(tail: str, kind: onnx.TypeProto) -> ModelProto:
+    """Two layers, and their result through `tail` as the model's only output."""
+    layers = "[first] p = MatMul(x, a) [relu] r = Relu(p) [second] q = MatMul(r, b)"
+    rng = np.random.default_rng(1)
+    weights = {"a": rng.standard_normal((16, 32)), "b": rng.standard_normal((32, 8))}
+    text = f"g (float[N,16] x) => (float[N,8] out) {{ {layers} {TAILS[tail]} }}"
+    proto = model(text, **{name: value.astype(np.float32) for name, value in weights.items()})
+    proto.graph.initializer.append(helper.make_tensor("names", TensorProto.STRING, [8], [b"n%d" % k for k in range(8)]))
+    proto.graph.output[0].type.CopyFrom(kind)
+    return proto
+
+
+_TENSOR = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+_SEQUENCE = helper.make_sequence_type_proto(_TENSOR)
+_WORDS = helper.make_tensor_type_proto(TensorProto.STRING, ["N", 8])
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "name"),
+    [
+        ("SequenceConstruct", _SEQUENCE, "out"),
+        ("Optional", helper.make_optional_type_proto(_TENSOR), "out"),
+        ("names", helper.make_tensor_type_proto(TensorProto.STRING, ["N"]), "q in front of largest"),
+    ],
+)
+def test_numbers_inside_are_compared_and_names_by_those_that_choose_them(
+    op: str, kind: onnx.TypeProto, name: str
+) -> None:
+    result = onnxq.quantize(network(op, kind), {"x": _X}, _CONFIG, overrides=_FAST)
+    assert result.report.pairs > 0
+    (check,) = result.report.checks
+    assert check.name == name
+    assert 15 < check.sqnr_db[0] < 80
+    assert [choice.decides for choice in result.report.choices] == ([] if name == "out" else [("out",)])
+    assert not any("was not checked" in warning for warning in result.report.warnings)
+
+
+def test_what_cannot_be_compared_is_said() -> None:
+    result = onnxq.quantize(network("words", _WORDS), {"x": _X}, _CONFIG, overrides=_FAST)
+    assert result.report.pairs > 0
+    assert result.report.checks == ()
+    (told,) = [warning for warning in result.report.warnings if warning.code == "W120"]
+    assert told.startswith("output 'out', tensor(string), was not checked")
+
+
+def test_a_wish_that_nothing_can_be_said_of_is_not_met() -> None:
+    result = onnxq.quantize(network("words", _WORDS), {"x": _X}, _CONFIG, overrides={"min_sqnr": 10, "latency": False})
+    assert not result.report.promotion.met
+
+
+# ---- Which samples serve for what: the figure reported must be of samples that nothing was chosen on.
+
+PREPARED = load_state(model("g (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }"))
+CONFIG = load_config("ort-int8", {"effort": "balanced"})
+
+
+def _ids(dataset) -> set[float]:
+    return {float(sample["x"][0, 0]) for sample in dataset.samples()}
+
+
+def _inputs(count: int, config: Config = CONFIG):
+    """Samples that are each full of their number."""
+    data = np.repeat(np.arange(count, dtype=np.float32)[:, None, None], 4, axis=2)
+    return read_data(PREPARED, {"x": data}, config)
+
+
+@given(count=st.integers(4, 200))
+def test_three_disjoint_sets_where_two_samples_beside_the_extremes_are_free(count: int) -> None:
+    inputs = _inputs(count)
+    sets = [_ids(part) for part in (inputs.calibration, inputs.validation, inputs.test)]
+    assert all(sets)
+    assert sum(map(len, sets)) == len(set.union(*sets)) == count
+    assert inputs.seen == ""
+    assert len(sets[0]) >= len(sets[1]) >= len(sets[2])
+    assert len(sets[1]) <= 16
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_too_few_samples_are_used_twice_and_never_none(count: int) -> None:
+    """The least and the greatest are for the ranges, so that of three samples one is left for the check."""
+    inputs = _inputs(count)
+    sets = [_ids(part) for part in (inputs.calibration, inputs.validation, inputs.test)]
+    assert all(sets)
+    assert sets[0] == sets[1]
+    assert bool(sets[1] & sets[2]) == (count < 3)
+    assert inputs.seen == ("calibration" if count < 3 else "")
+
+
+@pytest.mark.parametrize(("holdout", "note"), [(4, ""), (7, "; 6 samples are held back where 7 were asked for")])
+def test_fewer_than_were_asked_for_are_told(holdout: int, note: str) -> None:
+    config = load_config("ort-int8", {"verify.holdout": holdout, "effort": "fast"})
+    inputs = _inputs(8, config)
+    assert inputs.description.partition("8 samples")[2].startswith(note)
+    assert len(inputs.test) == min(holdout, 6)
+
+
+def test_nothing_is_kept_for_choices_where_nothing_is_chosen() -> None:
+    inputs = _inputs(32, load_config("ort-int8", {"effort": "fast"}))
+    assert len(inputs.calibration) == 28
+    assert _ids(inputs.validation) == _ids(inputs.test)
+    assert _ids(inputs.ranges) == _ids(inputs.calibration)
+
+
+def test_what_samples_leaves_over_is_used_first() -> None:
+    inputs = _inputs(64, load_config("ort-int8", {"data.samples": 16}))
+    assert len(inputs.calibration) == len(inputs.ranges) == 16
+    assert len(_ids(inputs.validation) | _ids(inputs.test)) == 4
+
+
+def test_holdout_0_says_that_the_samples_were_seen() -> None:
+    inputs = _inputs(8, load_config("ort-int8", {"effort": "balanced", "verify.holdout": 0}))
+    assert len(inputs.test) == 8
+    assert inputs.seen == "calibration"
+
+
+def test_ranges_are_seen_on_everything_but_what_is_reported_on() -> None:
+    inputs = _inputs(48)
+    ranges, trial, held = (_ids(part) for part in (inputs.ranges, inputs.validation, inputs.test))
+    assert ranges | held == {float(k) for k in range(48)}
+    assert trial <= ranges
+    assert not held & ranges
+
+
+def test_scores_that_can_only_be_of_one_side_are_told() -> None:
+    # Nothing of a Softmax, nor of a gate inside the network, hangs on the side of 0.
+    text = """g (float[N,64] x) => (float[N,64] u, float[A,64] v, float[N,64] w, float[N,64] y, float[N,64] z) {
+        low = Add(x, below) u = Sigmoid(low) high = Add(x, above) s = Sigmoid(high) v = Reshape(s, sizes)
+        both = Add(x, around) w = Sigmoid(both) choice = Add(x, below_too) y = Softmax(choice)
+        gate = Add(x, far_below) t = Sigmoid(gate) z = Mul(t, x) }"""
+    biases = {"below": -9.0, "above": 9.0, "around": 0.5, "below_too": -10.0, "far_below": -11.0}
+    result = quantized(model(text, **biases, sizes=np.asarray([-1, 64])), config="qnn-int8")
+    paired = {site.quantized_tensor.name for site in result.plan.sites}
+    assert paired >= {"low", "high", "both", "choice", "gate"}
+    (warning,) = (warning for warning in result.report.warnings if warning.code == "W150")
+    assert "in all samples (high, low)" in warning

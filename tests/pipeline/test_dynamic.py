@@ -128,14 +128,12 @@ def test_what_gains_nothing_stays_float_with_a_line() -> None:
     assert not ops(convolved.model)["ConvInteger"]
 
 
-HEAD = "g (float[N,T,64] x) => (float[N,T,32] y) { [scale] n = Mul(x, s) [product] y = MatMul(n, w) }"
-
-
 def test_samples_help_the_weights() -> None:
     # Channels of very different sizes, which SmoothQuant evens out.
     scales = np.exp(np.random.default_rng(2).uniform(-2, 2, 64)).astype(np.float32)
     weight = np.random.default_rng(4).standard_normal((64, 32)).astype(np.float32)
-    model, samples = parse(HEAD, s=scales, w=weight), tokens(24, 24)
+    text = "g (float[N,T,64] x) => (float[N,T,32] y) { [scale] n = Mul(x, s) [product] y = MatMul(n, w) }"
+    model, samples = parse(text, s=scales, w=weight), tokens(24, 24)
     plain = quantize(model, samples, "ort-dynamic", rules=FORCED, effort="fast")
     helped = quantize(model, samples, "ort-dynamic", rules=FORCED)
     names = [account for account in helped.report.accounts if "smoothquant" in account or "rounding" in account]

@@ -18,8 +18,6 @@ from onnxq.runtime import CPU_KINDS, Latency, detect_cpu, time_models
 from tests.graph.kit import model
 from tests.pipeline.models import images, quantize, residual, to_bytes
 
-CPU_COSTS = find_target("ort").costs
-
 
 def test_the_choice_is_written_down_and_reproducible() -> None:
     result = quantize(residual(), images(), "ort-int8", placement="measured")
@@ -63,7 +61,7 @@ def test_a_model_that_cannot_gain_is_left_float() -> None:
     assert any("no placement ran faster" in refusal.reason for refusal in result.plan.left_float)
 
 
-@pytest.mark.parametrize("cpu", [None, "any", *CPU_COSTS])
+@pytest.mark.parametrize("cpu", [None, "any", *find_target("ort").costs])
 def test_plan_and_report_say_what_was_placed_for(cpu: str | None) -> None:
     result = quantize(residual(), images(), "ort-int8", effort="fast", cpu=cpu)
     planned = onnxq.make_plan(residual(), images(), overrides={"cpu": cpu})

@@ -209,11 +209,6 @@ def model(b: Builder, inputs: dict[str, Shape], outputs: list[str], batch: int |
     return proto
 
 
-def samples(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(7)
-    return {value.name: rng.standard_normal((SAMPLES, 8, 6, 6)).astype(np.float32) for value in proto.graph.input}
-
-
 @pytest.mark.parametrize("target", ["ort", "trt"])
 # Each example runs the whole engine: one in five of what the profile has.
 @settings(
@@ -223,7 +218,9 @@ def samples(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
 def test_any_graph_is_quantized_soundly(target: str, proto: onnx.ModelProto) -> None:
     config = load_config(f"{target}-int8", {"rules": [{"op": "*", "set": {"quantize": True}}]})
     before = proto.SerializeToString()
-    result = onnxq.quantize(proto, samples(proto), config, overrides={"latency": False})
+    rng = np.random.default_rng(7)
+    samples = {one.name: rng.standard_normal((SAMPLES, 8, 6, 6)).astype(np.float32) for one in proto.graph.input}
+    result = onnxq.quantize(proto, samples, config, overrides={"latency": False})
     assert proto.SerializeToString() == before
     onnx.checker.check_model(result.model, full_check=True)
     assert list(result.model.graph.input) == list(proto.graph.input)

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import onnxq
-from onnxq.cli import cli
 from onnxq.commands.results import show
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.distributions import BINS, CHANNELS, Distribution
 from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
 from onnxq.report.page import ROW, write_page
 from onnxq.report.record import OperatorRecord, ReportRecord, SiteRecord, ValueBars, read_record
+from tests.cli.kit import run
 from tests.networks import parse_text
 from tests.pipeline.models import ROUGH, images, quantize, residual
 from tests.report.kit import shown
@@ -106,10 +105,10 @@ def test_a_run_of_quantize_writes_its_page_with_what_passes_did(
 ) -> None:
     options = {"latency": False, "report_out": str(tmp_path / "run.html")}
     result = onnxq.quantize(folder / "m.onnx", images(), overrides=options)
-    run = read_record(tmp_path / "run.html")
-    assert run.passes == result.report.accounts
-    assert run.left_float == result.report.left_float
-    assert any(run.passes)
+    page = read_record(tmp_path / "run.html")
+    assert page.passes == result.report.accounts
+    assert page.left_float == result.report.left_float
+    assert any(page.passes)
     kept = read_record(folder / "run.html")
     assert {site.name for site in kept.sites} == {site.name for site in record.sites}
     assert kept.quantized.endswith("q.onnx")
@@ -245,16 +244,14 @@ def test_compare_tells_sites_figures_and_conditions(folder: Path, record: Report
 
 @pytest.mark.usefixtures("record")
 def test_the_commands(folder: Path, tmp_path: Path) -> None:
-    runner = CliRunner()
-    shown_again = ["report", "--from", str(folder / "p.html"), "--mermaid", str(tmp_path / "g.mmd")]
-    assert runner.invoke(cli, shown_again).exit_code == 0
+    assert run("report", "--from", folder / "p.html", "--mermaid", tmp_path / "g.mmd").exit_code == 0
     assert (tmp_path / "g.mmd").read_text().startswith("flowchart")
-    pages = [str(folder / "p.html"), str(folder / "run.html")]
-    assert runner.invoke(cli, ["compare", *pages, "--fail-if", "sqnr_db<-200"]).exit_code == 0
-    failed = runner.invoke(cli, ["compare", *pages, "--fail-if", "sqnr_db<200", "--json"])
+    pages = (folder / "p.html", folder / "run.html")
+    assert run("compare", *pages, "--fail-if", "sqnr_db<-200").exit_code == 0
+    failed = run("compare", *pages, "--fail-if", "sqnr_db<200", "--json")
     assert failed.exit_code == 1
     assert json.loads(failed.stdout)["failed"] == ["sqnr_db<200"]
-    other = runner.invoke(cli, ["report", "--from", str(folder / "m.onnx")])
+    other = run("report", "--from", folder / "m.onnx")
     assert other.exit_code == 1
     assert "Q226" in other.stderr
 

@@ -32,10 +32,7 @@ def results() -> dict[str, Any]:
     }
 
 
-KINDS = ("quantize", "report", "plan", "diff", "prove", "bench", "profile", "inspect")
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["quantize", "report", "plan", "diff", "prove", "bench", "profile", "inspect"])
 def test_a_notebook_prints_a_line_and_the_summary_is_text(results: dict[str, Any], kind: str) -> None:
     line = repr(results[kind])
     assert line.startswith(f"{type(results[kind]).__name__}(")

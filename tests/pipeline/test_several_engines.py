@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 import onnxq
 from onnxq.annotate import read_plan_note
 from onnxq.backends import find_backend
-from onnxq.cli import cli
 from onnxq.commands.results import show
 from onnxq.pipeline import check
 from onnxq.plan import Plan, from_json
@@ -24,6 +22,7 @@ from onnxq.report.model import EngineCheck, LatencyRatio, Report
 from onnxq.report.terminal import TextView
 from onnxq.sites import Role
 from tests.backends.openvino.graphs import needs_openvino
+from tests.cli.kit import run
 from tests.engines import kit
 
 pytestmark = pytest.mark.usefixtures("engines_here")
@@ -138,7 +137,7 @@ def test_a_plan_remembers_its_targets(tmp_path: Path) -> None:
     again.save(tmp_path / "out.onnx")
     note = read_plan_note(onnx.load(tmp_path / "out.onnx"))
     assert note.target == TARGET
-    assert CliRunner().invoke(cli, ["inspect", str(tmp_path / "out.onnx")]).exit_code == 0
+    assert run("inspect", tmp_path / "out.onnx").exit_code == 0
 
 
 def test_a_configuration_may_list_them_and_a_preset_of_one_may_be_their_base(tmp_path: Path) -> None:

@@ -6,12 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 import onnxq
 from onnxq.errors import PlanError
-from onnxq.plan import Plan, drop_stale, from_json
+from onnxq.plan import Plan, drop_stale, from_json, to_json
+from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.interop.marked import renamed, reordered
+from tests.passes.kit import parse, random_weights
 from tests.pipeline.models import BALANCED, EVERYTHING, images, quantize, residual, to_bytes
 
 Edit = Callable[[dict[str, Any]], object]
@@ -231,3 +237,80 @@ def test_weights_alone_are_checked_without_samples() -> None:
 def test_a_plan_computes_no_ranges_and_warns_of_none() -> None:
     plan = onnxq.make_plan(residual(), None, EVERYTHING)
     assert not any("SYNTHETIC" in line for line in plan.warnings)
+
+
+# ---- A plan is the whole decision: edited, stored, and carried out on the same network exported again.
+
+
+def answers(model: onnx.ModelProto) -> np.ndarray:
+    return Session(model, optimize=False).run(images(seed=7))["y"]
+
+
+def different_branches() -> onnx.ModelProto:
+    """`residual` with a 1x1 kernel in one branch, so that no two convolutions look alike."""
+    proto = residual()
+    weight = next(t for t in proto.graph.initializer if t.name == "w2")
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[:, :, :1, :1].copy(), "w2"))
+    node = next(n for n in proto.graph.node if "w2" in n.input)
+    del node.attribute[:]
+    return proto
+
+
+def test_export_with_other_names_gets_the_same_numbers() -> None:
+    first = quantize(different_branches(), images())
+    other = onnxq.apply(renamed(reordered(different_branches())), first.plan)
+    assert len(other.plan.sites) == len(first.plan.sites)
+    np.testing.assert_array_equal(answers(other.model), answers(first.model))
+
+
+def test_node_order_and_unnamed_nodes_do_not_matter(done: onnxq.Result) -> None:
+    proto = reordered(residual())
+    for k, node in enumerate(proto.graph.node):
+        node.name = f"node_{97 - k}"
+    again = onnxq.apply(proto, done.plan)
+    np.testing.assert_array_equal(answers(again.model), answers(done.model))
+
+
+def test_a_plan_without_numbers_is_calibrated() -> None:
+    plan = onnxq.make_plan(residual(), images(), EVERYTHING)
+    assert not plan.calibrated
+    with pytest.raises(PlanError, match=r"no scale.*\[Q405\]"):
+        onnxq.apply(residual(), plan)
+    again = onnxq.apply(residual(), plan, images(), overrides={"latency": False})
+    assert again.plan.calibrated
+    assert worst(again) > 28
+
+
+def test_an_edited_plan_is_obeyed(done: onnxq.Result) -> None:
+    raw = json.loads(done.plan_json())
+    raw["sites"] = [s for s in raw["sites"] if s["rule"] != "gemm" and s["site"] not in ("m", "f")]
+    again = onnxq.apply(residual(), from_json(json.dumps(raw)))
+    assert any(node.op_type == "Gemm" for node in again.model.graph.node)
+    assert not any("w3" in name for node in again.model.graph.node for name in node.output)
+
+
+def test_other_weights_need_to_be_said(done: onnxq.Result) -> None:
+    trained = residual(seed=5)
+    with pytest.raises(PlanError, match="new_weights=True"):
+        onnxq.apply(trained, done.plan)
+    again = onnxq.apply(trained, done.plan, images(), overrides={"new_weights": True, "latency": False})
+    assert worst(again) > 15
+
+
+def test_the_plan_in_the_model_is_the_plan(done: onnxq.Result) -> None:
+    held = {entry.key: entry.value for entry in done.model.metadata_props}
+    stored = from_json(held["onnxq.plan"])
+    bare = replace(done.plan, sites=tuple(replace(site, qparams=None) for site in done.plan.sites))
+    assert to_json(stored) == to_json(bare)
+    assert isinstance(stored, Plan)
+
+
+def test_a_plan_whose_file_needs_a_newer_opset_finds_the_biases_that_it_corrected() -> None:
+    """Opset 18 writes another Split: `s` is told by what is around it in the opset that the model came in."""
+    text = """g (float[N,128] x) => (float[N,64] y) {
+        a, b = Split <axis=1> (x) m = MatMul (a, w) s = Add (m, c) t = Relu (s) u = MatMul (t, v) y = Add (u, b) }"""
+    proto = parse(text, c=np.ones(64, np.float32), **random_weights({"w": (64, 64), "v": (64, 64)}))
+    x = np.random.default_rng(0).standard_normal((16, 12, 128)).astype(np.float32)
+    result = quantize(proto, {"x": x}, "ort-int4-weights")
+    assert [str(bias.edge) for bias in result.plan.biases] == ["s/Add/in1"]
+    assert onnxq.apply(proto, result.plan).model == result.model

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.config import Rule
-from onnxq.errors import CalibrationError, DataError
+from onnxq.errors import CalibrationError
 from onnxq.runtime import Session, optimize_graph
 from tests.graph.kit import model
 from tests.passes.kit import random_weights
@@ -96,13 +96,6 @@ def test_nan_in_a_weight_of_a_float_operator_is_not_blamed_on_the_samples(target
     for data in (DATA, None):
         with pytest.raises(CalibrationError, match=said):
             onnxq.quantize(proto, data, overrides={"target": target})
-
-
-def test_nan_in_the_data_names_input_and_sample() -> None:
-    data = {"x": DATA["x"].copy()}
-    data["x"][2, 0, 0, 0] = np.nan
-    with pytest.raises(DataError, match=r"(?s)x.*2"):
-        quantize(convs(), data, BALANCED)
 
 
 @pytest.mark.parametrize("observer", ["minmax", "percentile", "entropy", "mse"])

@@ -98,11 +98,6 @@ def test_an_int32_bias_is_refused(plan: Plan) -> None:
         onnxq.apply(residual(), plan.with_sites((*plan.sites, replace(bias, derived=None))))
 
 
-def test_ort_plans_are_not_held_to_it() -> None:
-    result = onnxq.quantize(residual(), images(), overrides={"latency": False})
-    assert any(site.qparams is not None and site.qparams.zero_point.any() for site in result.plan.sites)
-
-
 def test_an_fp8_plan_comes_back_whole_and_is_read_from_the_model() -> None:
     result = onnxq.quantize(residual(), images(), "trt-fp8")
     assert {site.spec.storage for site in result.plan.sites} == {FLOAT8}

@@ -244,10 +244,7 @@ def test_rules_select_a_tensor_by_what_makes_it_and_by_what_reads_it() -> None:
         }  # fmt: skip
 
 
-bounds = st.tuples(*[st.none() | st.floats(-8, 8)] * 2)
-
-
-@given(st.lists(bounds, min_size=1, max_size=4))
+@given(st.lists(st.tuples(*[st.none() | st.floats(-8, 8)] * 2), min_size=1, max_size=4))
 @settings(max_examples=30)
 def test_common_bounds_hold_for_every_member(found: list[tuple[float | None, float | None]]) -> None:
     low, high = intersect_bounds(found)

@@ -9,7 +9,6 @@ CONV = "g (float[1,8,9,9] x) => (float[1,16,A,B] y) { y = Conv(x, w) }"
 MATMUL = "g (float[4,96] x) => (float[4,16] y) { y = MatMul(x, w) }"
 GEMM = "g (float[4,96] x) => (float[4,16] y) { y = Gemm(x, w) }"
 SHAPES = {CONV: (16, 8, 3, 3), MATMUL: (96, 16), GEMM: (96, 16)}
-FLOAT8 = "float8e4m3fn"
 
 
 def refused(text: str, *rules: dict, weight: tuple[int, ...] = (), **wish: object) -> Refusal | None:

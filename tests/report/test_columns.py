@@ -113,6 +113,7 @@ def test_no_name_breaks_at_80_columns(made: Made, name: str, verbose: bool) -> N
     for word in re.findall(r"\S*model/dec\S*", text):
         head, _, tail = word.partition("…")
         assert any(full == word or ("…" in word and full.startswith(head) and full.endswith(tail)) for full in words)
+        assert len(word) >= 24
     # What is left of a name that was broken would be a line of its own that no row of the wide table has.
     pieces = [line.strip() for line in text.splitlines() if re.fullmatch(r"\s*[\w./]+", line)]
     assert all(any(piece == word for word in words) for piece in pieces), pieces

@@ -88,3 +88,4 @@ def test_the_values_survive_reading_and_writing() -> None:
     once = json.loads(write_json(REPORT))
     assert json.loads(to_json(once)) == once
     assert write_json(REPORT) == write_json(REPORT)
+    assert to_json({"a": (Role.WEIGHT, None, True, 1.5)}) == '{\n "a": [\n  "weight",\n  null,\n  true,\n  1.5\n ]\n}\n'

@@ -82,10 +82,8 @@ def test_a_node_that_the_model_does_not_have_is_the_optimizers() -> None:
         assert "which the model does not have" in found.cause
         assert "with optimizations off, no sample is at fault" in found.fix
     # A session that was given a file knows no names.
-    assert "samples" in explain_run_failure(RuntimeError(RUNNING), "m.onnx").fix
-
-
-RUNNING = "Non-zero status code returned while running Gather node. Name:'pick' Status Message: bad"
+    running = "Non-zero status code returned while running Gather node. Name:'pick' Status Message: bad"
+    assert "samples" in explain_run_failure(RuntimeError(running), "m.onnx").fix
 
 
 @pytest.mark.parametrize(

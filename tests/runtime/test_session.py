@@ -1,7 +1,9 @@
 """Sessions: what they tell, and how ONNX Runtime's failures reach a person."""
 
+import ctypes
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +17,8 @@ from onnx import TensorProto
 
 from onnxq.errors import DataError, MissingDependencyError, ModelError
 from onnxq.graph import ValueInfo
-from onnxq.runtime import Session, optimize_graph
+from onnxq.numerics import machine
+from onnxq.runtime import Session, optimize_graph, trim_memory
 from onnxq.runtime import session as session_module
 from onnxq.runtime.session import import_onnxruntime, list_faults, make_session_options
 from tests.networks import parse_text
@@ -222,3 +225,42 @@ def test_a_missing_or_damaged_package_is_an_install_line(
     assert cause in caught.value.cause
     assert "never both" in caught.value.fix
     assert there or "pip install 'onnxq[cpu]'" in caught.value.fix
+
+
+# ---- Freed memory goes back to the system; where the C library has no such call, nothing happens.
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    """The call is looked up once for each process."""
+    machine._find_trim.cache_clear()
+    yield
+    machine._find_trim.cache_clear()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="malloc_trim is of glibc")
+def test_the_c_library_is_asked_with_nothing_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Library:
+        malloc_trim = staticmethod(asked.append)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library)
+    trim_memory()
+    trim_memory()
+    assert asked == [0, 0]
+
+
+@pytest.mark.parametrize("fault", [OSError, AttributeError])
+def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch, fault: type[Exception]) -> None:
+    def without(_: object) -> object:
+        raise fault
+
+    monkeypatch.setattr(ctypes, "CDLL", without)
+    trim_memory()
+
+
+def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", None)
+    trim_memory()

@@ -5,12 +5,15 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from onnxq.errors import ModelError
-from onnxq.runtime import Session, observe_shapes, tap_tensors
+from onnxq.graph import get_index, strip_weights
+from onnxq.runtime import Session, ShapeProbe, Shapes, observe_shapes, tap_tensors
+from onnxq.runtime.tap import list_float_tensors
 from onnxq.sites import TensorId
 from tests.calibrate.kit import model
+from tests.networks import parse_text
 
 X = np.array([[-2, -1, 1, 2], [3, -4, 5, -6]], np.float32)
 
@@ -87,14 +90,16 @@ def test_if_bodies_give_their_tensors_or_nothing(outer: bool, inner: bool, optim
     np.testing.assert_array_equal(found["y"], run(NESTED, feeds, optimize=optimize)["y"])
 
 
-def test_half_precision_bodies_have_dummies_of_their_type() -> None:
-    half = model(
-        """g (bool c, float16[N] x) => (float16[N] y) {
-            [choose] y = If (c) <
-                then_branch = a () => (float16[N] ya) { [n] t = Neg(x) [r] ya = Relu(t) },
-                else_branch = b () => (float16[N] yb) { [i] yb = Identity(x) }>
-        }"""
+def choose(then: str, other: str, given: str = "float[N]", made: str = "float[N]", front: str = "") -> onnx.ModelProto:
+    """y = ya of the nodes of `then`, or yb of those of `other`, behind those of `front`."""
+    return model(
+        f"""g (bool c, {given} x) => ({made} y) {{ {front} [choose] y = If (c) <
+            then_branch = a () => ({made} ya) {{ {then} }}, else_branch = b () => ({made} yb) {{ {other} }}> }}"""
     )
+
+
+def test_half_precision_bodies_have_dummies_of_their_type() -> None:
+    half = choose("[n] t = Neg(x) [r] ya = Relu(t)", "[i] yb = Identity(x)", "float16[N]", "float16[N]")
     tensor = TensorId("t", THEN)
     proto, outputs, _ = tap_tensors(half, [tensor])
     found = run(proto, {"c": np.array(False), "x": np.ones(3, np.float16)})[outputs[tensor]]
@@ -161,14 +166,7 @@ def test_what_exists_in_some_iterations_only_is_refused() -> None:
 
 
 def test_names_in_use_are_left_alone() -> None:
-    taken = model(
-        """g (bool c, float[N] x) => (float[N] y) {
-            [a] u = Neg(x)
-            [choose] y = If (c) <
-                then_branch = a () => (float[N] ya) { [n] t = Neg(u) [r] ya = Relu(t) },
-                else_branch = b () => (float[N] yb) { [i] yb = Identity(x) }>
-        }"""
-    )
+    taken = choose("[n] t = Neg(u) [r] ya = Relu(t)", "[i] yb = Identity(x)", front="[a] u = Neg(x)")
     taken.graph.node[0].output[0] = "t/Identity"
     taken.graph.node[1].attribute[0].g.node[0].input[0] = "t/Identity"
     tensor = TensorId("t", THEN)
@@ -195,13 +193,8 @@ def test_shapes_are_those_of_the_run_and_need_no_values() -> None:
 
 
 def test_a_scalar_is_told_from_a_branch_that_did_not_run() -> None:
-    scalar = model(
-        """g (bool c, float[N] x) => (float y) {
-            [choose] y = If (c) <
-                then_branch = a () => (float ya) { [m] t = ReduceMax<keepdims = 0>(x) [r] ya = Relu(t) },
-                else_branch = b () => (float yb) { [n] s = ReduceMin<keepdims = 0>(x) [i] yb = Identity(s) }>
-        }"""
-    )
+    highest, lowest = (f"{op}<keepdims = 0>(x)" for op in ("ReduceMax", "ReduceMin"))
+    scalar = choose(f"[m] t = {highest} [r] ya = Relu(t)", f"[n] s = {lowest} [i] yb = Identity(s)", made="float")
     shapes = observe_shapes(scalar, [{"c": np.array(True), "x": np.ones(3, np.float32)}])
     assert shapes[TensorId("t", THEN)] == ()
     assert TensorId("s", "choose.else_branch") not in shapes
@@ -243,3 +236,81 @@ def test_any_taps_give_what_the_model_computes(ops: list[str], chosen: set[int],
     for tensor, name in tapped.outputs.items():
         np.testing.assert_allclose(found[name], values[tensor], atol=1e-6)
     assert {v.type.tensor_type.elem_type for v in tapped.proto.graph.input} == {TensorProto.FLOAT}
+
+
+# ---- Shapes that tensors have in a run: of which tensors, and of which feeds they are known without one.
+
+
+def network(text: str) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(parse_text(text), data_prop=True)
+
+
+SIZES = network(
+    """g (float[N,4] x, int64 count) => (float[M,4] y) <float[4] w = {1,2,3,4}> {
+        [c] k = Constant<value = float[4] {1, 2, 3, 4}>() [m] m = Mul(x, k) [h] h = Cast<to=10>(m) [s] dims = Shape(x)
+        [b] b = Cast<to=1>(h) [t] y = Concat<axis=0>(b, x) }"""
+)
+BRANCHES = network(
+    """g (bool c, float[N,4] x) => (float[N,4] y) {
+        [p] p = Relu(x)
+        [i] y = If (c) <then_branch = t () => (float[N,4] a) { [n] a = Neg(p) },
+                        else_branch = e () => (float[N,4] b) { [l] b = Loop (trips, go, p) <
+                            body = q (int64 k, bool on, float[N,4] v) => (bool off, float[N,4] o) {
+                                [u] off = Identity(on) [v] o = Abs(v) }> }>
+    }"""
+)
+BRANCHES.graph.initializer.extend(
+    [numpy_helper.from_array(np.array(2), "trips"), numpy_helper.from_array(np.array(True), "go")]
+)
+FEEDS = {"x": np.ones((3, 4), np.float32), "count": np.array(1)}
+
+
+def test_which_tensors_have_a_shape_to_be_told() -> None:
+    """Floats of every width that are computed: no constants, no integers, nothing inside a loop."""
+    assert [str(t) for t in list_float_tensors(get_index(SIZES))] == ["x", "m", "h", "b", "y"]
+    found = [str(t) for t in list_float_tensors(get_index(BRANCHES))]
+    assert sorted(found) == ["i.else_branch::b", "i.then_branch::a", "p", "x", "y"]
+
+
+def test_a_probe_tells_the_shapes_it_was_asked_for() -> None:
+    probe = ShapeProbe(SIZES, [TensorId("m"), TensorId("y")])
+    assert probe.shapes(FEEDS) == {TensorId("m"): (3, 4), TensorId("y"): (6, 4)}
+    assert probe.shapes({**FEEDS, "x": np.ones((1, 4), np.float32)})[TensorId("y")] == (2, 4)
+    assert ShapeProbe(SIZES, []).shapes(FEEDS) == {}
+
+
+def test_of_several_samples_the_first_that_made_a_tensor_counts() -> None:
+    samples = [{"c": np.array(c), "x": np.ones((n, 4), np.float32)} for c, n in ((True, 1), (True, 2), (False, 3))]
+    found = {str(tensor): shape for tensor, shape in observe_shapes(BRANCHES, samples).items()}
+    assert found == {"x": (1, 4), "p": (1, 4), "y": (1, 4), "i.then_branch::a": (1, 4), "i.else_branch::b": (3, 4)}
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    counts: list[int] = []
+    real = Session.run
+    monkeypatch.setattr(Session, "run", lambda self, *args: counts.append(1) or real(self, *args))
+    return counts
+
+
+def test_a_light_model_remembers_shapes_for_feeds_alike(sessions: list[int]) -> None:
+    light, asked = strip_weights(SIZES), [TensorId("m"), TensorId("y")]
+    first = Shapes(light, asked).of(FEEDS)
+    assert len(sessions) == 1
+    # Of another look at the same graph, for other values and fewer tensors.
+    assert Shapes(light, asked[:1]).of({**FEEDS, "x": np.zeros((3, 4), np.float32)}) == {asked[0]: first[asked[0]]}
+    assert len(sessions) == 1
+    assert Shapes(light, asked).of({**FEEDS, "x": np.ones((5, 4), np.float32)})[asked[1]] == (10, 4)
+    assert len(sessions) == 2
+    assert Shapes(light, [TensorId("b")]).of(FEEDS) == {TensorId("b"): (3, 4)}
+    assert len(sessions) == 3
+
+
+@pytest.mark.parametrize("light", [False, True])
+def test_where_values_decide_which_branch_runs_every_sample_is_run(light: bool, sessions: list[int]) -> None:
+    branching = strip_weights(BRANCHES) if light else BRANCHES
+    shapes = Shapes(branching, [TensorId("a", "i.then_branch"), TensorId("p")])
+    x = np.ones((2, 4), np.float32)
+    assert set(shapes.of({"c": np.array(True), "x": x})) == {TensorId("a", "i.then_branch"), TensorId("p")}
+    assert set(shapes.of({"c": np.array(False), "x": x})) == {TensorId("p")}
+    assert len(sessions) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from onnxq.backends import find_engine
 from onnxq.backends.engine import Job
@@ -15,6 +15,7 @@ from onnxq.backends.openvino.rules import find_sum_order
 from onnxq.graph import NodeRef, get_index, name_nodes
 from onnxq.numerics import find_partners
 from tests.backends.openvino.graphs import needs_openvino
+from tests.networks import parse_text
 
 Shape = tuple[int, ...]
 # The newest kernels that oneDNN may take.
@@ -23,30 +24,16 @@ _ISA = "ONEDNN_MAX_CPU_ISA"
 
 def make_product(op: str, weight: np.ndarray, x: Shape, **attributes: object) -> onnx.ModelProto:
     """A product of uint8 data of scale 1 and these weights of scale 1."""
-    zeros = {"one": np.float32(1), "x_zero": np.uint8(0), "w_zero": np.int8(0), "w_q": weight}
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "one", "x_zero"], ["x_q"]),
-        helper.make_node("DequantizeLinear", ["x_q", "one", "x_zero"], ["x_dq"]),
-        helper.make_node("DequantizeLinear", ["w_q", "one", "w_zero"], ["w"]),
-        helper.make_node(op, ["x_dq", "w"], ["y"], "product", **attributes),
-    ]
-    values = [
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, size) for name, size in (("x", x), ("y", None))
-    ]
-    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in zeros.items()]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = f"""g (float{list(x)} x) => (float[{",".join("ABCD"[: len(x)])}] y) {{
+        x_q = QuantizeLinear(x, one, x_zero) x_dq = DequantizeLinear(x_q, one, x_zero)
+        w = DequantizeLinear(w_q, one, w_zero) [product] y = {op}(x_dq, w) }}"""
+    model = parse_text(text, one=1, x_zero=np.uint8(0), w_zero=np.int8(0), w_q=weight)
+    model.graph.node[-1].attribute.extend(helper.make_attribute(*pair) for pair in attributes.items())
     return name_nodes(onnx.shape_inference.infer_shapes(model))
 
 
 def find_node(model: onnx.ModelProto) -> NodeRef:
     return get_index(model).find_node("product")
-
-
-def run_for_avx2(model: onnx.ModelProto, x: Shape, folder: Path) -> np.ndarray:
-    """The answer to data of 255 everywhere."""
-    with find_engine("openvino").open_runner("avx2", model, Job(), folder) as runner:
-        return np.asarray(runner.infer({"x": np.full(x, 255, np.float32)})["y"])
 
 
 def _make_conv(size: Shape, **attributes: object) -> tuple[str, Shape, Shape, int, dict[str, object]]:
@@ -81,7 +68,8 @@ def test_two_weights_overflow_where_the_order_says_that_they_share_a_sum(
         row[list(both)] = 127
     weight = np.moveaxis(rows.reshape(count, *(size for k, size in enumerate(one) if k != axis)), 0, axis)
     model = make_product(op, np.ascontiguousarray(weight), x, **attributes)
-    answer = run_for_avx2(model, x, tmp_path)
+    with find_engine("openvino").open_runner("avx2", model, Job(), tmp_path) as runner:
+        answer = np.asarray(runner.infer({"x": np.full(x, 255, np.float32)})["y"])
     largest = answer.max(axis=(0, 2, 3)) if op.startswith("Conv") else answer[0]
     order = find_sum_order(find_node(model), weight.shape)
     flat = np.zeros(weight.shape, np.int64) if order is None else find_partners(weight.shape, order)

@@ -141,15 +141,6 @@ def test_a_model_that_ort_refuses_is_a_proof():
     assert not proof.sites
 
 
-@pytest.mark.parametrize(
-    ("wish", "said"),
-    [
-        ({"require_int8": ["Cnov"]}, "matches none of the"),
-        ({"require_int8": ["/(/"]}, "is not a regular expression"),
-        ({"compute_capability": "8.6"}, "builds for this machine"),
-        ({"engine": "tflite"}, "'tflite' is not one of tensorrt-rtx, tensorrt, openvino, ort"),
-    ],
-)
-def test_wishes_that_fit_nothing(wish, said):
-    with pytest.raises(ConfigError, match=said):
-        onnxq.prove(kit.ort_residual(), overrides={"engine": "ort", **wish})
+def test_a_wish_that_is_no_regular_expression_is_named():
+    with pytest.raises(ConfigError, match="is not a regular expression"):
+        onnxq.prove(kit.ort_residual(), overrides={"engine": "ort", "require_int8": ["/(/"]})

@@ -14,6 +14,7 @@ from onnxq.engines.diff.model import LayerDiff
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import Session
 from tests.codes.kit import model
+from tests.networks import add_arrays
 from tests.pipeline.models import EVERYTHING, images, residual
 
 WIDTH = 32
@@ -67,8 +68,7 @@ def _activation(graph: onnx.GraphProto, name: str, value: np.ndarray, signed: bo
     low, high = min(float(value.min()), 0.0), max(float(value.max()), 0.0)
     scale = np.float32(max(-low, high) / 127 if signed else (high - low) / 255)
     zero = np.int8(0) if signed else np.uint8(np.rint(-low / scale))
-    graph.initializer.append(numpy_helper.from_array(np.asarray(scale), f"{name}/scale"))
-    graph.initializer.append(numpy_helper.from_array(np.asarray(zero), f"{name}/zero_point"))
+    add_arrays(graph, **{f"{name}/scale": scale, f"{name}/zero_point": zero})
     numbers = [f"{name}/scale", f"{name}/zero_point"]
     for op, source, target in (("QuantizeLinear", name, "quantized"), ("DequantizeLinear", "", "dequantized")):
         graph.node.append(
@@ -79,8 +79,8 @@ def _activation(graph: onnx.GraphProto, name: str, value: np.ndarray, signed: bo
 
 def _weight(graph: onnx.GraphProto, name: str, value: np.ndarray, axis: int) -> str:
     scale = np.abs(value).max(axis=1 - axis, keepdims=True) / 127
-    graph.initializer.append(numpy_helper.from_array(np.rint(value / scale).astype(np.int8), f"{name}/quantized"))
-    graph.initializer.append(numpy_helper.from_array(scale.reshape(-1).astype(np.float32), f"{name}/scale"))
+    codes = np.rint(value / scale).astype(np.int8)
+    add_arrays(graph, **{f"{name}/quantized": codes, f"{name}/scale": scale.reshape(-1).astype(np.float32)})
     inputs, made = [f"{name}/quantized", f"{name}/scale"], f"{name}/dequantized"
     graph.node.append(helper.make_node("DequantizeLinear", inputs, [made], name=f"{name}/DequantizeLinear", axis=axis))
     return made

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 from onnxq.data import load_data
 from onnxq.engines.diff.bisect import FedParts, check_kernels
-from onnxq.engines.diff.layers import Inner, open_inner
+from onnxq.engines.diff.layers import open_inner
 from onnxq.engines.diff.model import OFF, ON
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
 from onnxq.runtime import Session, tap_tensors
@@ -96,13 +96,11 @@ def test_branches_are_single_units_of_a_piece() -> None:
 # ---- Every kernel of ORT by itself.
 
 
-def opened(float_proto: onnx.ModelProto, quantized: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> Inner:
-    return open_inner(GraphIndex(name_nodes(float_proto)), indexed(quantized), feeds, fused=True, threads=1)
-
-
 def test_every_kernel_of_a_sound_model_agrees_alone() -> None:
     feeds = images(1, seed=3)
-    found = check_kernels(opened(residual(), quantized_cnn(), feeds), feeds, threads=1)
+    plain = GraphIndex(name_nodes(residual()))
+    inner = open_inner(plain, indexed(quantized_cnn()), feeds, fused=True, threads=1)
+    found = check_kernels(inner, feeds, threads=1)
     assert found.point is None
     assert found.kernels >= 6
     assert found.levels <= 1

@@ -140,14 +140,6 @@ def test_files_go_where_they_are_asked_for_and_are_not_overwritten(folder, tmp_p
     assert run_ort(folder / "good.onnx", "--save", out, "--force").exit_code == 0
 
 
-def test_a_wrong_command_line(folder):
-    assert run(folder / "good.onnx", "--engine", "tflite").exit_code == 2
-    assert run_ort(folder / "good.onnx", "--timeout", "0").exit_code == 2
-    result = run(folder / "good.onnx", "--shapes", "x")
-    assert result.exit_code == 1
-    assert "sizes joined by x" in result.stderr
-
-
 @pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt is there")
 def test_a_missing_library_is_an_install_line(folder):
     result = run(folder / "good.onnx", "--engine", "tensorrt")

@@ -67,7 +67,7 @@ def test_pairs_on_weights_alone_leave_the_convolution_float():
 
 
 def test_float16_is_required_and_float32_forbidden():
-    half = prove(kit.half_attention(), require=[("float16", "MatMul")], forbid=["float32"])
+    half = prove(kit.attention(False, "float16"), require=[("float16", "MatMul")], forbid=["float32"])
     assert half.holds
     assert half.nodes[0].kernel == half.nodes[1].kernel
     single = prove(kit.attention(False), require=[("float16", "MatMul")], forbid=["float32", "int8"])

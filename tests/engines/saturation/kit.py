@@ -16,7 +16,6 @@ from tests.numerics.reference import multiply_saturating
 from tests.pipeline.models import Reader
 
 SHAPE = (3, 9, 9)
-_RNG = np.random.default_rng(7)
 
 
 def model(nodes: list[onnx.NodeProto], inputs: dict[str, tuple[int, Any]], outputs: list[str], arrays: dict[str, Any],

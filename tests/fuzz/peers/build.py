@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 Feeds = dict[str, np.ndarray]
 # Samples beside the number that the suite itself uses.
@@ -39,7 +39,8 @@ class Peer:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         domains = {"": self.opset, **self.imports}
         imports = ", ".join(f'"{domain}" : {version}' for domain, version in domains.items())
-        model = parser.parse_model(f"<ir_version: {_ir_version(self.opset)}, opset_import: [{imports}]> g {self.text}")
+        ir = helper.find_min_ir_version_for([helper.make_opsetid("", self.opset)])
+        model = parser.parse_model(f"<ir_version: {ir}, opset_import: [{imports}]> g {self.text}")
         for key, value in self.weights.items():
             array = value if isinstance(value, np.ndarray) else self._draw(rng, value, 0.3).astype(self.kind)
             model.graph.initializer.append(numpy_helper.from_array(array, key))
@@ -62,10 +63,6 @@ class Peer:
         if kind.kind == "f":
             return np.asarray(self._draw(rng, shape, 1.0)).astype(kind)
         return rng.integers(0, 2, shape).astype(kind)
-
-
-def _ir_version(opset: int) -> int:
-    return helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
 
 
 def forget_imports(model: onnx.ModelProto) -> None:
@@ -136,6 +133,3 @@ def scalar(value: float, kind: type = np.float32) -> np.ndarray:
 def steps(*shape: int, kind: type = np.int8) -> np.ndarray:
     """Quantized values that differ."""
     return (np.arange(np.prod(shape)).reshape(shape) * 37 % 255 - (127 if kind is np.int8 else 0)).astype(kind)
-
-
-FLOAT = TensorProto.FLOAT
