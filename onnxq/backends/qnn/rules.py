@@ -282,6 +282,8 @@ _NO_KERNEL = {
     "com.microsoft.QuickGelu": "the NPU has no QuickGelu",
     "Log": "the NPU's Log answers wrongly in 16 bits, without a message",
     "Erf": "the NPU has no Erf; as part of a Gelu it has",
+    "LSTM": "the NPU computes LSTM in float16",
+    "GRU": "the NPU computes GRU in float16",
 }
 
 QNN = Target(

@@ -201,6 +201,7 @@ def test_what_moves_values_between_operators_in_float_has_no_pairs() -> None:
     result = onnxq.quantize(model, make_samples(model), "qnn-int8", overrides=_QUICK)
     assert {str(site.site) for site in result.plan.sites} == {"h", "s", "q", "e"}
     assert [one.subject for one in result.report.left_float if one.code == "F103"] == ["t/Transpose"]
+    assert [refusal.reason for refusal in result.report.refusals] == ["the NPU computes GRU in float16"]
 
 
 @pytest.mark.parametrize(
