@@ -69,6 +69,8 @@ _INTEGERS = {TensorProto.BOOL} | {
 }
 Shapes = Mapping[TensorId, Shape]
 
+# Operators that people expect in integers: where none of them is, a line says why.
+WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN")
 # For operators of ONNX Runtime's own, whose weights no rule reaches.
 REMEDY = "quantize the model before it is optimized for ORT"
 # Of operators whose data lies in blocks of the channels that a vector of the CPU holds.
@@ -414,6 +416,9 @@ class Target:
             return Refusal(node.name, self.no_kernel[name], rule="no-kernel", code="R101")
         if name in self.no_gain:
             return LeftFloat(node.name, self.no_gain[name], "no-kernel")
+        if name in WEIGHTED_OPS and not any(name in rule.ops for rule in self.rules):
+            reason = f"target {self.name} has no rule for {name}"
+            return Refusal(node.name, reason, rule="no-kernel", code="R101")
         return None
 
     def capability(self, spec: QuantSpec, role: Role, op_type: str) -> Capability | None:

@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import ArrayDict
 from onnxq.backends import find_backend, split_target
+from onnxq.backends.base import WEIGHTED_OPS
 from onnxq.backends.engine import Timing
 from onnxq.data.synthetic import make_synthetic
 from onnxq.engines.bench import time_placements
@@ -401,12 +402,12 @@ def time_both(
     )
 
 
-# Operators that some target quantizes, and those a person asks about even where none of them was.
+# Operators that some target quantizes.
 _HEAVY = (
-    *("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul", "Concat", "MaxPool", "AveragePool"),
-    *("GlobalAveragePool", "LSTM", "GRU", "Einsum", "LeakyRelu", "Resize"),
+    *WEIGHTED_OPS,
+    *("Add", "Mul", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"),
+    *("Einsum", "LeakyRelu", "Resize"),
 )
-ALWAYS_SHOWN = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")
 
 
 def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
@@ -416,7 +417,7 @@ def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
     for op in _HEAVY:
         nodes = [node.name for node in index.nodes if node.op_type == op]
         done = sum(name in int8 for name in nodes)
-        if nodes and (done or op in ALWAYS_SHOWN):
+        if nodes and (done or op in WEIGHTED_OPS):
             rows.append(OpCount(op=op, quantized=done, total=len(nodes)))
     return tuple(rows)
 
@@ -433,7 +434,7 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
     for node in index.nodes:
         data = index.list_computed(node).keys()
         # One computed operand beside a weight that stayed float: half quantized is not quantized.
-        half = node.op_type in ALWAYS_SHOWN and len(data) < 2
+        half = node.op_type in WEIGHTED_OPS and len(data) < 2
         if data and not half and data <= read.get(node.name, set()):
             quantized.add(node.name)
     return quantized

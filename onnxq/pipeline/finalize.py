@@ -13,6 +13,7 @@ import onnx
 
 from onnxq.annotate import BITS_ATTRIBUTE_WARNING, find_pairs, find_saturating, write_bits
 from onnxq.backends import find_backend, find_compiler, find_target, list_parts, split_target
+from onnxq.backends.base import WEIGHTED_OPS
 from onnxq.config import Config
 from onnxq.data.synthetic import make_synthetic
 from onnxq.emit import leave_out_notes
@@ -261,9 +262,7 @@ def describe_rest(rest: Rest | None) -> Cautions:
         return ()
     names = list(rest.stops)
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    products = {
-        op: count for op, count in sorted(rest.count_ops().items()) if op in check.ALWAYS_SHOWN
-    }
+    products = {op: count for op, count in sorted(rest.count_ops().items()) if op in WEIGHTED_OPS}
     kinds = " and ".join(sorted(set(rest.stops.values())))
     behind = format_count(len(rest.nodes), "node")
     if products:

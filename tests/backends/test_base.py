@@ -122,7 +122,11 @@ def test_operators_without_any_kernel() -> None:
     some = target(no_kernel={"LSTM": "none"}, no_gain={"AveragePool": "slow"})
     assert some.without_kernel(node("LSTM")) == Refusal("n", "none", rule="no-kernel", code="R101")
     assert some.without_kernel(node("AveragePool")) == LeftFloat("n", "slow", "no-kernel")
-    assert some.without_kernel(node("Conv")) is None
+    assert some.without_kernel(node("Abs")) is None
+    # Of an operator with weights that no rule names, a line says so.
+    assert some.without_kernel(node("GRU")) == Refusal(
+        "n", f"target {some.name} has no rule for GRU", rule="no-kernel", code="R101"
+    )
     # Another operator of this name.
     assert some.without_kernel(node("LSTM", domain="com.microsoft")) is None
     custom = some.without_kernel(node("Swell", domain="example.ops"))

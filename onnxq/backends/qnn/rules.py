@@ -284,6 +284,7 @@ _NO_KERNEL = {
     "Erf": "the NPU has no Erf; as part of a Gelu it has",
     "LSTM": "the NPU computes LSTM in float16",
     "GRU": "the NPU computes GRU in float16",
+    "RNN": "the NPU has no RNN",
 }
 
 QNN = Target(
