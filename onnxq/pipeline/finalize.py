@@ -324,7 +324,8 @@ def _check_on_engines(
             account = EngineCheck(
                 engine=engine.title, target=part.name, latency=times.get(part.name)
             )
-            checks.append(check_on_engine(ctx, state, model, engine, account))
+            with ctx.timers.run(part.name, f"checking on {engine.title}"):
+                checks.append(check_on_engine(ctx, state, model, engine, account))
     return tuple(filter(None, checks))
 
 
