@@ -75,7 +75,7 @@ def write_named_bits(
         pairs = _rename_nodes(nodes, pairs)
         # By name, and the names have changed.
         nodes = {node.name: node for node in nodes.values()}
-    records: dict[str, JsonObject] = {}
+    records = {}
     for pair in pairs:
         for name in pair.nodes:
             # A node that only the reading of integer operators makes is not in the file; the model's note has it.
@@ -124,7 +124,7 @@ def _rename_nodes(nodes: dict[str, NodeProto], pairs: PairInfos) -> PairInfos:
     # The nodes that look rows of a table up are called after their Gather. A name that a renamed node gives up is free
     # for another.
     taken = set(nodes) - {name for pair in pairs for name in pair.nodes if not pair.lookup}
-    new: dict[str, str] = {}
+    new = {}
 
     def rename(pair: PairInfo, old: str, part: str) -> str:
         if old not in new and old in nodes:

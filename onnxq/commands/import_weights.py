@@ -170,7 +170,7 @@ def _import(
     # found are the checkpoint's own, so that answers are as exact as with codes.
     missing = dict(match.missing)
     floats = dict[str, str]()
-    wanted: dict[FoundWeight, tuple[QuantSpec, WeightCodes]] = {}
+    wanted = {}
     with ctx.timers.run("codes", "reading codes"):
         for found in match.found:
             try:

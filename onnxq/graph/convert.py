@@ -257,11 +257,11 @@ def _choose_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dic
     old = list_defined(source)
     makers = {tensor.name: "Constant" for tensor in graph.initializer}
     makers.update((name, node.op_type) for node in graph.node for name in node.output)
-    readers: dict[str, NodeProto] = {}
+    readers = {}
     # Backwards, so that the first reader stays.
     for node in reversed(graph.node):
         readers.update(dict.fromkeys(node.input, node))
-    names: dict[str, str] = {}
+    names = {}
     for node in graph.node:
         for name in (*node.input, *node.output):
             if name and name in makers and name not in old and name not in names:

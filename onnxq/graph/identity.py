@@ -121,7 +121,7 @@ def _colour_tensors(index: GraphIndex) -> Colours:
 
 
 def _colour_forward(index: GraphIndex, known: Colours) -> Colours:
-    colours: Colours = {}
+    colours = {}
     # By position: exporters give inputs other names.
     for k, value in enumerate(index.inputs):
         colours[TensorId(value.name)] = hash_parts("input", str(k), str(value.dtype))

@@ -444,7 +444,7 @@ def read_lazily(
     worth = os.path.isfile(path) and _WORTH_MAPPING <= path.stat().st_size <= MESSAGE_LIMIT
     mapped = _read_mapped(path, parse) if worth else None
     proto, inside = mapped or (parse(read(path), path), {})
-    opened: dict[Path, OpenFile] = {}
+    opened = {}
 
     def keep(tensor: TensorProto, extent: Extent) -> bool:
         if not _can_stay(tensor, extent.length):

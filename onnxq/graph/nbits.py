@@ -231,7 +231,7 @@ def read_nbits(proto: M) -> M:
     products, editor = _find_blocks(proto, _read_product)
     if editor is None:
         return proto
-    weights: dict[tuple[str, str], str] = {}
+    weights = {}
     for node, blocks in products:
         key = node.scope, node.inputs[1]
         if key not in weights:

@@ -264,7 +264,7 @@ class _QOperatorWriter:
 
     def _find_behind(self, node: NodeRef, k: int) -> NodeRefs | None:
         """The QuantizeLinear that alone reads output k, behind the Relu or Clip of a product; None for another."""
-        chain: list[NodeRef] = []
+        chain = []
         result = node.make_result(k)
         while True:
             reader, k = self.index.find_reader(result) or (None, 0)

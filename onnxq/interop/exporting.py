@@ -87,8 +87,8 @@ def write_scales(sites: SitePlans, kind: ImportFormat, source: str = "the plan")
         raise CalibrationError(
             f"format {kind.name!r}", "is only read", "name another: docs/formats.md", code="Q516"
         )
-    left: list[LeftSite] = []
-    chosen: list[tuple[SitePlan, TensorScale]] = []
+    left = []
+    chosen = []
     for site, entry, reason in _list_entries(sites):
         reason = reason or (kind.refuse(entry) if entry is not None else "")
         if entry is None or reason:

@@ -109,7 +109,7 @@ def _group_markers(
     carriers: set[str],
 ) -> list[MarkerGroup]:
     """The groups in the order of their first markers."""
-    groups: list[MarkerGroup] = []
+    groups = []
     on: dict[TensorId, list[MarkerGroup]] = {}
     for marker in markers:
         base = bases[marker.result]

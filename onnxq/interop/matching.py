@@ -182,7 +182,7 @@ def _take_entries(
 ) -> tuple[dict[Site, _Taken], Cautions]:
     """The entry that each site takes, of activations (`sites`) and then of weights; and warnings of shared scales."""
     by_name = sort_by_name(table.entries)
-    taken: dict[Site, _Taken] = {}
+    taken = {}
     for site in sites:
         nearest = _find_nearest_entry(site.quantized_tensor, by_name, copies)
         if nearest is not None:

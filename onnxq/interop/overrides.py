@@ -109,7 +109,7 @@ def _refuse(entry: TensorScale) -> str:
 
 
 def _write(entries: Sequence[TensorScale]) -> bytes:
-    root: JsonObject = {}
+    root = {}
     for name, group in sort_by_name(entries).items():
         first, *others = group
         rows = _write_rows(first)

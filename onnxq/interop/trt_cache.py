@@ -63,7 +63,7 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
     _check_order(lines[number:], source)
     entries = list[TensorScale]()
     skipped = list[SkippedEntry]()
-    faults: list[str] = []
+    faults = []
     for k, line in enumerate(lines[number:], number + 1):
         if line.strip():
             try:

@@ -126,7 +126,7 @@ def _add_sample_sizes(
                 # An optional input, or one of unknown rank, has no axes to be fixed.
                 for of_axis, size in zip(sizes, feeds[name].shape, strict=False):
                     of_axis.add(int(size))
-    shared: NamedShapes = {}
+    shared = {}
     for name, shape in shapes.items():
         axes = zip(shape, sample_sizes[name], strict=True)
         shared[name] = tuple(

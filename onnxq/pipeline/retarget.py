@@ -268,7 +268,7 @@ def _place_pairs(
     """
     index = ways.problem.ops.index
     existing = source.existing
-    left: set[str] = set()
+    left = set()
     for name in () if complete else list_quantized_ops(ways.problem, ways.plan):
         op = ways.problem.ops.by_name[name]
         paired = any(

@@ -98,7 +98,7 @@ def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
     Raises PlanError where sites that share a scale have different specs or scales.
     """
     _check_groups(plan)
-    lines: dict[Site, str] = {}
+    lines = {}
     for site in plan.sites:
         if is_stale(site) and site.qparams is not None:
             cause = f"its scale was computed for {site.qparams.computed_for}, and the plan says {site.spec.levels}"

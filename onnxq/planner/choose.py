@@ -223,7 +223,7 @@ def _sort_reasons(
 def choose_weights(problem: PlacementProblem) -> Choice:
     """Weight-only mode: every weight the target can read packed, but those a rule leaves float."""
     ops = problem.ops
-    reasons: list[Unquantized] = []
+    reasons = []
     chosen: set[str] = set()
     for op in ops:
         weights = [(role, tensor) for role, tensor in ops.list_roles(op) if role.is_weight]

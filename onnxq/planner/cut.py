@@ -178,7 +178,7 @@ class CutProblem:
 
     def compute_costs(self, cpu: MachineCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
-        quantize: dict[TensorId, float] = {}
+        quantize = {}
         dequantize: dict[TensorId, float] = {}
         for use in self.uses:
             # A pair that the model came with runs in any case.

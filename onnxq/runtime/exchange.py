@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, RunValues
+from onnxq.arrays import RunValues
 
 
 def write_values(path: Path, values: RunValues) -> None:
     """Write a new .npz of values by name."""
-    arrays: list[Array] = []
+    arrays = []
 
     def encode_value(value: Any) -> Any:
         if isinstance(value, np.ndarray):

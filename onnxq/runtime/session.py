@@ -286,7 +286,7 @@ class Session:
         Raises DataError naming the input that does not fit, ModelError naming the node that failed.
         """
         names = [value.name for value in self.outputs] if outputs is None else list(outputs)
-        ready: dict[str, Any] = {}
+        ready = {}
         for name, value in feeds.items():
             ready[name] = value if self._is_sequence(name) else np.asarray(value)
         self._check(ready)

@@ -138,7 +138,7 @@ class _TapWriter:
 
     def lift_scope(self, graph: GraphProto, scope: str) -> list[_Lifted]:
         """Everything wanted in this scope and below it, as tensors of this scope."""
-        items: list[_Lifted | None] = []
+        items = []
         for node in list(graph.node):
             for label, subgraph in iterate_subgraphs(node):
                 inner = join_scope(scope, node.name, label)

@@ -67,7 +67,7 @@ def write_out_routers(model: ModelLike) -> ModelLike:
     index = GraphIndex(infer_shapes(named))
     proto, weights = omit_weights(bare_proto(named))
     for scope, graph in walk_graphs(proto.graph):
-        nodes: list[NodeProto] = []
+        nodes = []
         for node in graph.node:
             if _is_routed(node):
                 scores = index.resolve_tensor(node.input[_SCORES], scope)

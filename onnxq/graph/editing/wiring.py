@@ -173,8 +173,8 @@ def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
 
 def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
     """The nodes and tensors that the model's outputs depend on. A node without outputs is there for its effect."""
-    makers: dict[TensorId, NodeRecord] = {}
-    idle: list[NodeRecord] = []
+    makers = {}
+    idle = []
     for record in wiring.nodes.values():
         results = [TensorId(tensor.name, record.scope) for tensor in record.node.outputs]
         makers.update(dict.fromkeys(results, record))
@@ -263,7 +263,7 @@ def _sort_records(
     wiring: Wiring, scope: ScopeRecord, before: Anchors, after: Anchors
 ) -> list[NodeRecord]:
     """The scope's nodes: base order with insertions at their anchors, then moved as far as running asks."""
-    names: list[str] = []
+    names = []
     stack = [(name, False) for name in reversed(scope.order)]
     while stack:
         name, opened = stack.pop()

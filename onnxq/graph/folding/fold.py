@@ -129,7 +129,7 @@ class _Folding:
     def make_plan(self) -> _Plan:
         """Find what can be folded now; nodes that fail or grow too much are left out with all that depends on them."""
         refused: set[str] = set()
-        computed: Folded = {}
+        computed = {}
         # Again without those that were refused: what depends on them cannot be folded either.
         while True:
             nodes = self._find_foldable(refused)
@@ -149,7 +149,7 @@ class _Folding:
             refused.update(self._find_maker(t).name for t in failed)
 
     def _find_foldable(self, refused: set[str]) -> Nodes:
-        nodes: Nodes = {}
+        nodes = {}
         for node in self.index.nodes:
             outputs = node.results
             if node.name in refused or not outputs or any(t in self.protected for t in outputs):
@@ -214,7 +214,7 @@ class _Folding:
 
     def _find_wanted(self, nodes: Nodes) -> tuple[dict[TensorId, TensorId], list[TensorId]]:
         """Identities to bypass, and the folded tensors that must exist because something else reads them."""
-        same: dict[TensorId, TensorId] = {}
+        same = {}
         wanted: dict[TensorId, None] = {}
         for node in nodes.values():
             for t in node.results:
@@ -251,7 +251,7 @@ class _Folding:
 
     def _move_weight(self, t: TensorId) -> Array | None:
         """The value of a weight that is only transposed, reshaped or widened, perhaps several times."""
-        chain: list[NodeRef] = []
+        chain = []
         at: TensorId | None = t
         while at is not None and not self.weights.is_constant(at):
             maker = self.index.find_producer(at)
@@ -272,7 +272,7 @@ class _Folding:
     def _evaluate_nodes(self, nodes: Nodes, wanted: list[TensorId]) -> Folded:
         """The part of the model that makes `wanted`, in names that fit one scope, computed."""
         names: dict[TensorId, str] = {}
-        constants: dict[str, TensorProto] = {}
+        constants = {}
         part: list[NodeProto] = []
         for ref in self._list_makers(nodes, wanted):
             node = deepcopy(self.protos[ref.name])

@@ -249,7 +249,7 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
     """
     index = get_index(proto)
     turns: defaultdict[Edge, list[tuple[int, Hadamard]]] = defaultdict(list)
-    readers: dict[Edge, StreamReader] = {}
+    readers = {}
     for stream, matrix in _choose_matrices(find_streams(index), rotations):
         for edge, axis in stream.turns:
             turns[edge].append((axis, matrix))

@@ -50,7 +50,7 @@ def find_groups(index: GraphIndex) -> tuple[SmoothingGroup, ...]:
     """Every tensor whose readers are MatMul or Gemm with weights of their own, in the order the model runs in."""
     layers: dict[TensorId, list[Linear]] = {}
     # By their results: the operators whose weights nobody else reads.
-    makers: dict[TensorId, Linear] = {}
+    makers = {}
     for node in index.nodes:
         op = find_linear(index, node) if node.is_onnx("MatMul", "Gemm") else None
         if op is None:
@@ -163,7 +163,7 @@ def compute_smoothing_factors(
         for group, spec, sites in _find_specs(get_index(proto), plan)
         if group.tensor in statistics
     ]
-    factors: dict[TensorId, Floats] = {}
+    factors = {}
     lines = []
     choices = map_in_threads(lambda search: _smooth_group(*search), searches)
     for (_, group, _, _), (line, s) in zip(searches, choices, strict=True):

@@ -36,7 +36,7 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
     edit = Edit(state.model)
     index = edit.index
     alias: dict[TensorId, TensorId] = {}
-    bypassed: dict[str, str] = {}
+    bypassed = {}
     for node in index.nodes:
         source = _find_repeated(index, node)
         if source is None or index.is_kept(node.result):
