@@ -356,7 +356,7 @@ def _make_layer_table(difference: Difference, view: TextView) -> Parts:
         dict.fromkeys(error.run for layer in difference.layers for error in layer.engines)
     )
     labels = _label_runs(difference)
-    columns: Names = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
+    columns = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
     columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
     if view.verbose:
         columns += ("cosine", "max abs", "max rel", "read at")

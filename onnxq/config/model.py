@@ -284,7 +284,7 @@ class Option:
         """Convert the text of a command line. Raises ValueError, in words for people, for one that does not fit."""
         kind: Any = Annotated[(self.field.annotation, self.field)]
         # float() reads nan and inf as well, which say nothing as an option.
-        adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+        adapter = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
         try:
             return adapter.validate_python(text)
         except ValidationError as error:

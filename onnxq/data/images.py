@@ -80,7 +80,7 @@ def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
     pixels = _read_pixels(path, config)
     want = find_input_dtype(value) or np.dtype(np.float32)
     if classify_dtype(want) == "int":
-        array: Array = pixels.astype(want)
+        array = pixels.astype(want)
         if config.mean or config.std:
             cause = f"is {want}: it takes pixels as they are"
             raise DataError(f"input {value.name!r}", cause, "leave mean and std out", code="Q214")

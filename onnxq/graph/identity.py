@@ -181,7 +181,7 @@ def _hash_leaf(index: GraphIndex, t: TensorId, colours: Colours) -> str:
 
 
 def _colour_backward(index: GraphIndex, origins: Colours) -> Colours:
-    uses: defaultdict[TensorId, list[str]] = defaultdict(list)
+    uses = defaultdict(list)
     for k, value in enumerate(index.outputs):
         t = index.resolve_tensor(value.name, "")
         if t is not None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx import ModelProto, TensorProto
@@ -254,7 +253,7 @@ def _parse_model(data: bytes, path: Path) -> ModelProto:
 
 def _check_text(proto: ModelProto, subject: str) -> None:
     """protobuf reads names that are not UTF-8 as bytes, which nothing after it expects."""
-    waiting: list[Any] = [proto]
+    waiting = [proto]
     while waiting:
         message = waiting.pop()
         if isinstance(message, onnx.TensorProto):

@@ -121,7 +121,7 @@ def write_nbits(
     notes = {
         node.name: map_entries(node.metadata_props) for node in walk_nodes(bare_proto(proto).graph)
     }
-    editor: Editor[M] = Editor(proto)
+    editor = Editor(proto)
     constants: dict[str, list[str]] = {}
     # In ONNX Runtime 1.28 on Arm level 4 ends the process where a body reads weights of the graph around it.
     leaders: dict[str, str] = {}

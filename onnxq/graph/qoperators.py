@@ -119,7 +119,7 @@ def write_qoperators(proto: M) -> M:
     Nodes keep their names, and tensors between them too.
     """
     index = GraphIndex(proto)
-    editor: Editor[M] = Editor(proto)
+    editor = Editor(proto)
     writer = _QOperatorWriter(index, editor, find_opset(proto))
     if not [node for node in index.nodes if not node.domain and writer.replace(node)]:
         return proto

@@ -162,7 +162,7 @@ def locate_tensors(
     proto: ModelProto, *, constants: bool = True
 ) -> Iterator[tuple[tuple[str, str], TensorProto]]:
     """Every initializer, and with `constants` every value of a Constant, under the key an Omitted has for it."""
-    waiting: list[tuple[str, GraphProto | FunctionProto]] = [("", proto.graph)]
+    waiting = [("", proto.graph)]
     waiting.extend((scopes.name_function(function), function) for function in proto.functions)
     while waiting:
         place, graph = waiting.pop()

@@ -196,7 +196,7 @@ class _Stripper:
             replace(edge, node=self.stand_ins.get(edge.node, edge.node)) for edge in edges
         )
         # Several groups on one tensor: the later ones are called by their first reader.
-        site: Site = readers[0] if tensor in taken else tensor
+        site = readers[0] if tensor in taken else tensor
         taken.add(site)
         role = self._find_role(group, tensor)
         spec = group.spec

@@ -126,9 +126,7 @@ def _write_rows(entry: TensorScale) -> list[JsonObject]:
     kind = {"quant_type": f"Q{'' if spec.signed else 'U'}Int{spec.bits}"}
     if isinstance(spec.granularity, PerChannel):
         pairs = zip(*numbers, strict=True)
-        rows: list[JsonObject] = [
-            {**kind, "scale": scale, "zero_point": zero} for scale, zero in pairs
-        ]
+        rows = [{**kind, "scale": scale, "zero_point": zero} for scale, zero in pairs]
         rows[0]["axis"] = spec.granularity.axis
         return rows
     return [{**kind, "scale": numbers[0], "zero_point": numbers[1]}]

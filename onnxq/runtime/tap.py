@@ -231,7 +231,7 @@ class ShapeProbe:
     """A session that tells the shapes of some tensors for given feeds."""
 
     def __init__(self, proto: ModelLike, tensors: Iterable[TensorId]) -> None:
-        tapped: Tapped = tap_tensors(proto, tensors, only=True, probe=_SHAPE)
+        tapped = tap_tensors(proto, tensors, only=True, probe=_SHAPE)
         self._outputs = tapped.outputs
         self._session: Session | None = None
         if tapped.outputs:

@@ -210,7 +210,7 @@ def find_nodes_between(wiring: Wiring, target: TensorId, source: TensorId) -> se
     names: set[str] = set()
     waiting = [wiring.tensors[target]]
     # By id: graphsurgeon's tensors have no hash. The source counts as seen, so the walk ends there.
-    visited: set[int] = {id(wiring.tensors[source])}
+    visited = {id(wiring.tensors[source])}
     while waiting:
         tensor = waiting.pop()
         if id(tensor) in visited:

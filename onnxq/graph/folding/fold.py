@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Array
 from onnxq.graph.base import RANDOM_OPS, NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.values import evaluate_nodes, infer_shape_values, move_constant
@@ -384,7 +384,7 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None
 
 def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
     """Make large results that are equal one initializer: branches that unpack one weight must not double it."""
-    alike: defaultdict[tuple[int, Shape], list[TensorId]] = defaultdict(list)
+    alike = defaultdict(list)
     for t, tensor in plan.tensors.items():
         maker = index.find_producer(t)
         if (
@@ -393,7 +393,7 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
             and maker.op_type != "Constant"
         ):
             alike[tensor.data_type, tuple(tensor.dims)].append(t)
-    equal: defaultdict[tuple[object, bytes], list[TensorId]] = defaultdict(list)
+    equal = defaultdict(list)
     for kind, same in alike.items():
         # Only of several is it worth looking at the values.
         for t in same if len(same) > 1 else ():

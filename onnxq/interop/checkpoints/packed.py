@@ -171,7 +171,7 @@ def _read_compressed(files: CheckpointFiles) -> Checkpoint:
 
 def _find_compressed_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
     scheme = _find_scheme(files.settings, name)
-    fields: JsonObject = scheme.get("weights") or {}
+    fields = scheme.get("weights") or {}
     bits, kind, strategy = (fields.get(key) for key in ("num_bits", "type", "strategy"))
     packed = files.tensors.get(f"{name}.weight_packed")
     tensor = packed or files.tensors[f"{name}.weight"]
