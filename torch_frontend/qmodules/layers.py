@@ -228,7 +228,7 @@ def multiply_weight_norms(model: nn.Module) -> tuple[nn.Module, list[str]]:
     if not paths:
         return model, []
     tree = copy_module_tree(model)
-    plain: dict[int, nn.Module] = {}
+    plain = {}
     for path in paths:
         layer = tree.get_submodule(path)
         plain[id(layer)] = _make_plain(layer)

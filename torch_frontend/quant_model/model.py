@@ -94,7 +94,7 @@ class QuantModel(AncestorNames, Exportable):
     def quantizers(self) -> dict[str, Quantizer]:
         """Site -> quantizer: activations in the order of the graph, then weights."""
         # Looked up at every call: `reconstruct` replaces quantizers, copies and pickles have their own.
-        by_site: dict[str, Quantizer] = {}
+        by_site = {}
         for site, path in self._paths.items():
             module = self.model.get_submodule(path)
             assert isinstance(module, Quantizer)
