@@ -8,6 +8,7 @@ with their weight and inputs as one, and segments of neighbouring nodes too.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,10 +93,10 @@ def list_groups(
 
 def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
     """Node name -> the switches of the tensors it reads, in order."""
-    nodes: dict[str, list[Switch]] = {}
+    nodes = defaultdict(list)
     for switch in switches:
         for name in switch.readers:
-            nodes.setdefault(name, []).append(switch)
+            nodes[name].append(switch)
     return {name: tuple(members) for name, members in nodes.items()}
 
 

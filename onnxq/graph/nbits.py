@@ -11,7 +11,8 @@ or 8 bits, packed little end first; so are the zero points of a column, which ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,7 +166,7 @@ def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str,
 
     The branches of a merged decoder have one set of weights, which is stored in the main graph then.
     """
-    groups: dict[Hashable, list[str]] = {}
+    groups = defaultdict(list)
     for pair in pairs.values():
         if pair.scope:
             values = [index.input_value(pair, k) for k in range(len(pair.inputs))]
@@ -173,7 +174,7 @@ def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str,
                 value if value is None else hashlib.sha256(value.tobytes()).digest()
                 for value in values
             )
-            groups.setdefault((tuple(sorted(pair.attrs.items())), *digests), []).append(pair.name)
+            groups[(tuple(sorted(pair.attrs.items())), *digests)].append(pair.name)
     return {name: names[0] for names in groups.values() if len(names) > 1 for name in names}
 
 

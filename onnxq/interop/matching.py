@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -251,10 +251,10 @@ def _share_largest(sites: Iterable[SitePlan], taken: dict[Site, _Taken]) -> Iter
 
     taken: changed in place.
     """
-    groups: dict[str, list[Site]] = {}
+    groups = defaultdict(list)
     for site in sites:
         if site.group:
-            groups.setdefault(site.group, []).append(site.site)
+            groups[site.group].append(site.site)
     for members in groups.values():
         scales = [taken[site] for site in members if site in taken]
         if not scales:

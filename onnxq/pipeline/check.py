@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
@@ -423,10 +424,10 @@ def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
 
 def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
     """Nodes whose float operands all come through a pair."""
-    read: dict[str, set[int]] = {}
+    read = defaultdict(set)
     for site in plan.all_sites:
         for edge in site.find_readers(index):
-            read.setdefault(edge.node, set()).add(edge.index)
+            read[edge.node].add(edge.index)
     quantized = {
         edge.node for site in plan.all_sites if site.role.is_weight for edge in site.named_consumers
     }

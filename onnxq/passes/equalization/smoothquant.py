@@ -8,6 +8,7 @@ of its constants, ORT runs it as five nodes instead of one.) Where only weights 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class SmoothingGroup:
 
 def find_groups(index: GraphIndex) -> tuple[SmoothingGroup, ...]:
     """Every tensor whose readers are MatMul or Gemm with weights of their own, in the order the model runs in."""
-    layers: dict[TensorId, list[Linear]] = {}
+    layers = defaultdict(list)
     # By their results: the operators whose weights nobody else reads.
     makers = {}
     for node in index.nodes:
@@ -61,7 +62,7 @@ def find_groups(index: GraphIndex) -> tuple[SmoothingGroup, ...]:
         w = index.find_input(node, 1)
         owned = w is not None and index.is_owned(w)
         if x is not None and owned and x.scope == node.scope and not node.transposes_data:
-            layers.setdefault(x, []).append(op)
+            layers[x].append(op)
     groups = []
     for tensor, ops in layers.items():
         sizes = {op.weight.shape[1 - op.axis] for op in ops}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -235,11 +236,11 @@ def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
     weights = {
         edge.node for site in plan.sites if site.role.is_weight for edge in site.named_consumers
     }
-    read: dict[str, set[int]] = {}
+    read = defaultdict(set)
     for site in plan.all_sites:
         if site.role.is_measured:
             for edge in site.find_readers(problem.ops.index):
-                read.setdefault(edge.node, set()).add(edge.index)
+                read[edge.node].add(edge.index)
     whole = {
         op.name
         for op in problem.ops
