@@ -328,7 +328,7 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
         for node in (
             index.find_node(edge.node) for edge in site.named_consumers if rows is not None
         ):
-            order = np.asarray(rows, np.int64)
+            order = as_int64(rows)
             key = node.scope, node.inputs[0], order.tobytes()
             if key not in gathered:
                 names = (
