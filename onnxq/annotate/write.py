@@ -76,10 +76,12 @@ def write_named_bits(
         # By name, and the names have changed.
         nodes = {node.name: node for node in nodes.values()}
     records = {}
+    # Fields of `make_record` first, so that records read alike whatever was noted before.
+    blank = dict.fromkeys(("site", "bits", "scheme", "granularity", "role"), "")
     for pair in pairs:
         for name in pair.nodes:
             # A node that only the reading of integer operators makes is not in the file; the model's note has it.
-            own = _read_own_notes(nodes[name]) if name in nodes else {}
+            own = blank | read_node_notes(nodes[name]) if name in nodes else {}
             records[name] = {**own, **make_record(pair)}
             if name in nodes:
                 _set_metadata(
@@ -104,12 +106,6 @@ def make_record(pair: PairInfo) -> JsonObject:
         "granularity": pair.granularity.word,
         "role": str(pair.role),
     }
-
-
-def _read_own_notes(node: NodeProto) -> JsonObject:
-    # Fields of `make_record` first, so that records read alike whatever was noted before.
-    order = ("site", "bits", "scheme", "granularity", "role")
-    return {**dict.fromkeys(order, ""), **read_node_notes(node)}
 
 
 def _set_metadata(entries: Any, values: dict[str, str]) -> None:

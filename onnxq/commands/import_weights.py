@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.arrays import as_float32, as_int32
+from onnxq.arrays import as_int32
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import make_samples
 from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, drop_unset, match_names
@@ -352,7 +352,9 @@ def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
     raised = 0 if site.spec.signed else 128
     for entry, edge in zip(data, readers, strict=False):
         assert entry is not None
-        numbers = QParams(as_float32(entry.scale), as_int32(entry.zero + raised), _ORIGIN)
+        numbers = QParams(
+            np.asarray(entry.scale, np.float32), as_int32(entry.zero + raised), _ORIGIN
+        )
         own = replace(site, qparams=numbers)
         if len(scales) == 1:
             yield own

@@ -79,7 +79,13 @@ def emit_pairs(
     tables = {site.group: site for site in plan.sites if site.group and site.find_lookups(index)}
     captured = _find_captured(plan, index)
     target = find_target(plan.target)
-    in_integers = _find_integer_readers(plan, index)
+    # Their kernels may multiply integers.
+    in_integers = frozenset(
+        edge.node
+        for site in plan.all_sites
+        if site.role is Role.ACTIVATION
+        for edge in _list_readers(site, index)
+    )
     writer = PairWriter(
         Editor(proto),
         index,
@@ -328,7 +334,7 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
         for node in (
             index.find_node(edge.node) for edge in site.named_consumers if rows is not None
         ):
-            order = as_int64(rows)
+            order = np.asarray(rows, np.int64)
             key = node.scope, node.inputs[0], order.tobytes()
             if key not in gathered:
                 names = (
@@ -348,12 +354,6 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
                     before=node.name,
                 )
             editor.replace_input(node.make_edge(0), gathered[key])
-
-
-def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
-    """Names of the nodes that read a quantized activation, so that their kernels may multiply integers."""
-    activations = [site for site in plan.all_sites if site.role is Role.ACTIVATION]
-    return frozenset(edge.node for site in activations for edge in _list_readers(site, index))
 
 
 def _list_readers(site: SitePlan, index: GraphIndex) -> Edges:

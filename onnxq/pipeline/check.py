@@ -97,7 +97,9 @@ def check_model(
         # ORT's optimizations say nothing of another engine. They misread pairs in narrow types, too
         # (WeightBiasQuantization multiplies float16 scales, which vanish).
         if optimized or everywhere:
-            fast = MatchedRunner(reference, _open_typed(take_choices(after), threads))
+            chosen = take_choices(after)
+            typed = widen_model(chosen) if _holds_bfloat16(chosen) else chosen
+            fast = MatchedRunner(reference, _TypedRunner(Session(typed, threads=threads)))
             pairs |= {"on": (exact_run, fast), "agree": (plain, fast)}
     except ModelError as error:
         if optimized:
@@ -268,13 +270,6 @@ class _TypedRunner:
 
     def run(self, feeds: Feeds, /) -> ArrayDict:
         return self._session.run(convert_floats(feeds, self._session.inputs))
-
-
-def _open_typed(model: ModelLike, threads: int) -> ModelRunner:
-    """The model as ORT runs it, for float32 samples."""
-    return _TypedRunner(
-        Session(widen_model(model) if _holds_bfloat16(model) else model, threads=threads)
-    )
 
 
 def _holds_bfloat16(model: ModelLike) -> bool:

@@ -408,16 +408,15 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
         for t in group:
             editor.remove_initializer(t)
         shared = deepcopy(plan.tensors[group[0]])
-        scope = _find_common_scope(index, [t.scope for t in group])
+        # The innermost that is, or lies around, those of all.
+        scope = next(
+            scope
+            for scope in index.list_outwards(group[0].scope)
+            if all(is_within(t.scope, scope) for t in group)
+        )
         shared.name = (
             group[0].name if editor.is_free(group[0].name, scope) else editor.fresh(group[0].name)
         )
         editor.add_tensor(scope, shared)
         for edge in edges:
             editor.replace_input(edge, shared.name)
-
-
-def _find_common_scope(index: GraphIndex, scopes: list[str]) -> str:
-    """The innermost scope that is, or lies around, all of these."""
-    around = index.list_outwards(scopes[0])
-    return next(scope for scope in around if all(is_within(inner, scope) for inner in scopes))

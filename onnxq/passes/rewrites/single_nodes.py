@@ -43,7 +43,8 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
             continue
         # Of several in a row each repeats what the first of them reads.
         source = alias[node.result] = alias.get(source, source)
-        edit.bypass_node(node, source)
+        edit.redirect_readers(node.result, source.name)
+        edit.remove_node(node)
         bypassed[node.name] = f"{node.name}: {node.op_type} that does nothing"
     before = {node.name for node in index.nodes}
     # Also where nothing was bypassed: the export leaves out what nobody reads.
