@@ -395,5 +395,4 @@ def _apply_steps(steps: _Steps, x: T, apply: _Apply[T]) -> T:
 
 
 def _compute(op_type: str, *values: Array, **constants: ArrayLike) -> Array:
-    floats = [as_float32(value) for value in constants.values()]
-    return _NUMPY[op_type](*values, *floats)
+    return _NUMPY[op_type](*values, *map(as_float32, constants.values()))

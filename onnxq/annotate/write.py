@@ -202,8 +202,7 @@ def _apply_plan(pairs: Iterable[PairInfo], plan: Plan) -> PairInfos:
 
 def find_contradiction(pair: PairInfo, bits: int) -> str:
     """Why the pair cannot have these bits; "" where it can."""
-    width = pair.element_type.bits
-    if not 1 <= bits <= width:
+    if not 1 <= bits <= pair.element_type.bits:
         return f"{pair.site} is stored as {pair.storage}, which is not {bits} bits wide"
     levels = pair.levels
     if levels is not None and count_bits(*levels, signed=pair.element_type.signed) > bits:

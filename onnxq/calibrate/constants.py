@@ -205,8 +205,7 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
         or not np.ptp(power)
     ):
         return None
-    weighting = as_float32(np.maximum(power / power.mean(), _LEAST))
-    return np.expand_dims(weighting, 1 - axis)
+    return np.expand_dims(as_float32(np.maximum(power / power.mean(), _LEAST)), 1 - axis)
 
 
 def _read_power(index: GraphIndex, node: NodeRef) -> Array | None:

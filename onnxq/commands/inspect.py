@@ -175,8 +175,7 @@ def _list_pairs(pairs: Sequence[PairInfo], view: TextView) -> list[RenderableTyp
             else format_scale(pair.scale_min, pair.scale_max)
         )
         grain = _format_grain(pair.granularity)
-        ops = ",".join(pair.ops)
-        row = (pair.site, ops, pair.bits, pair.scheme, grain, scale, pair.origin)
+        row = (pair.site, ",".join(pair.ops), pair.bits, pair.scheme, grain, scale, pair.origin)
         return (*row, pair.role, pair.storage, " ".join(pair.nodes)) if view.verbose else row
 
     if view.verbose:

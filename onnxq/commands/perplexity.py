@@ -129,8 +129,7 @@ def _load_decoders(sources: Mapping[str, ModelSource], config: Config) -> list[D
             libraries=runtime.libraries,
         )
         # The session knows the sizes of caches less well than the nodes that read them.
-        inputs = settle_caches(session.inputs, named)
-        decoders.append(Decoder(session, name, inputs))
+        decoders.append(Decoder(session, name, settle_caches(session.inputs, named)))
     return decoders
 
 

@@ -353,8 +353,7 @@ def expand_names(overrides: Settings | None, command: Command) -> JsonObject:
     for key, value in (overrides or {}).items():
         head = str(key).partition(".")[0]
         if key not in paths and head not in Config.model_fields:
-            known = (*paths, *Config.model_fields)
-            fix = suggest_names(head, known)
+            fix = suggest_names(head, (*paths, *Config.model_fields))
             raise ConfigError(f"option: {key}", "unknown key", fix, code="Q303")
         expanded[paths.get(key, key)] = value
     return expanded

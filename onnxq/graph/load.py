@@ -330,8 +330,7 @@ def _settle_imports(proto: ModelProto) -> Cautions:
         # onnx.checker finds no operator of ONNX by the domain's longer name.
         if node.domain == "ai.onnx":
             node.domain = ""
-    used = {node.domain for node in walk_nodes(proto.graph)}
-    missing = sorted(used - {"", *versions})
+    missing = sorted({node.domain for node in walk_nodes(proto.graph)} - {"", *versions})
     added = [onnx.helper.make_opsetid(domain, _find_newest(domain)) for domain in missing]
     doubled = len(versions) < len(proto.opset_import)
     if doubled or added:

@@ -124,8 +124,7 @@ def _copy_names(source: GraphProto, target: GraphProto) -> None:
             copy.domain = node.domain
         for label, subgraph in iterate_subgraphs(node):
             # One attribute for each subgraph: graphsurgeon knows no lists of them.
-            attr = copy.attribute.add(name=label, type=AttributeProto.GRAPH)
-            _copy_names(subgraph, attr.g)
+            _copy_names(subgraph, copy.attribute.add(name=label, type=AttributeProto.GRAPH).g)
 
 
 def _record_graph(

@@ -244,8 +244,7 @@ def _may_exclude(ctx: SampledContext, state: PlacedState) -> bool:
     """True for 8-bit plans where float is no exception; attention that is to be tried is noise that may still go."""
     if PLAIN.find(state) is not None or ctx.data.synthetic or find_target(state.plan.target).whole:
         return False
-    pairs = any(site.role.is_measured for site in state.plan.sites)
-    return pairs and has_whole_bytes(state.plan)
+    return any(site.role.is_measured for site in state.plan.sites) and has_whole_bytes(state.plan)
 
 
 def _is_automatic(ctx: SampledContext, state: PlacedState) -> bool:

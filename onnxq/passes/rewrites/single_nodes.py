@@ -205,8 +205,7 @@ def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:
     maker = index.find_onnx_producer(x, "Pow", "Mul")
     if maker is not None and (maker.op_type == "Pow" or maker.inputs[0] == maker.inputs[1]):
         return None
-    pooled = sorted(axes % rank)
-    return x if pooled == list(range(2, rank)) else None
+    return x if sorted(axes % rank) == list(range(2, rank)) else None
 
 
 @rewrite_nodes("pad")
