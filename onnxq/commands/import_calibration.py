@@ -286,10 +286,12 @@ def _demand_symmetric(config: Config, scales: ScaleTable) -> None:
 
 
 def _refuse_missing(cache: ScaleTable, match: ScaleMatch) -> CalibrationError:
-    names = []
-    for site in match.absent:
-        hint = f" ({suggest_names(site.tensor, site.nearest)})" if site.nearest else ""
-        names.append(f"{site.tensor}{hint}")
+    names = [
+        f"{site.tensor} ({suggest_names(site.tensor, site.nearest)})"
+        if site.nearest
+        else site.tensor
+        for site in match.absent
+    ]
     total = len(names) + len(match.matched)
     return CalibrationError(
         cache.source,

@@ -319,7 +319,7 @@ def _fill_plan(
                     str(match.weight.tensor), readers, match.names, match.by, match.sources[0].form
                 )
             )
-    return replace(plan, sites=tuple(sites)), tuple(placed)
+    return plan.with_sites(sites), tuple(placed)
 
 
 def _set_codes(site: SitePlan, codes: WeightCodes, axis: int) -> SitePlan:

@@ -116,11 +116,14 @@ def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[Swi
         if name in starts:
             out.append([])
         out[-1].append(name)
-    groups = []
-    for names in out:
-        members = tuple(dict.fromkeys(switch for name in names for switch in nodes[name]))
-        groups.append(SwitchGroup("segment", f"{names[0]} … {names[-1]}", members))
-    return groups
+    return [
+        SwitchGroup(
+            "segment",
+            f"{names[0]} … {names[-1]}",
+            tuple(dict.fromkeys(switch for name in names for switch in nodes[name])),
+        )
+        for names in out
+    ]
 
 
 def measure_sensitivity(
@@ -223,13 +226,13 @@ def _list_joint(
         (group for group in groups if group.kind == "node"),
         key=lambda group: (figures[group.setting], group.name),
     )
-    settings = {}
-    for count in _JOINT:
-        loudest = ranked[:count]
-        if len(loudest) == count:
-            names = tuple(group.name for group in loudest)
-            settings[names] = frozenset(switch for group in loudest for switch in group.switches)
-    return settings
+    return {
+        tuple(group.name for group in ranked[:count]): frozenset(
+            switch for group in ranked[:count] for switch in group.switches
+        )
+        for count in _JOINT
+        if len(ranked) >= count
+    }
 
 
 def _list_prefixes(toggled: ToggledModel) -> dict[str, Setting]:

@@ -103,12 +103,16 @@ def write_scales(sites: SitePlans, kind: ImportFormat, source: str = "the plan")
     unique = list({(entry.name, entry.readers): entry for _, entry in chosen}.values())
     content = kind.write(unique)
     again = {(entry.name, entry.readers): entry for entry in kind.parse(content, kind.name).entries}
-    written = []
-    for site, entry in chosen:
-        change = _describe_change(entry, again.get((entry.name, entry.readers)))
-        written.append(WrittenSite(site=site.name, tensor=entry.name, change=change))
+    written = tuple(
+        WrittenSite(
+            site=site.name,
+            tensor=entry.name,
+            change=_describe_change(entry, again.get((entry.name, entry.readers))),
+        )
+        for site, entry in chosen
+    )
     return ExportedScales(
-        source=source, kind=kind.name, content=content, written=tuple(written), left=tuple(left)
+        source=source, kind=kind.name, content=content, written=written, left=tuple(left)
     )
 
 

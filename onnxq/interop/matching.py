@@ -209,7 +209,7 @@ def set_scales(plan: Plan, qparams: Mapping[Site, QParams]) -> Plan:
             orders = () if site.role.is_weight else site.sum_orders
             site = replace(site, qparams=qparams[site.site], sum_orders=orders)
         sites.append(site)
-    return plan.with_sites(tuple(sites))
+    return plan.with_sites(sites)
 
 
 def _choose_entry(group: TensorScales, site: SitePlan, index: GraphIndex) -> TensorScale:

@@ -285,12 +285,12 @@ def _note_unchecked(reference: ReferenceRunner, checks: Sequence[OutputCheck]) -
         name for node in selections.nodes for name, _ in node.choices
     )
     checked |= {check.name for check in checks}
-    notes = []
-    for output in reference.session.native.get_outputs():
-        if output.name not in checked:
-            cause = "was not checked: it holds no numbers to compare with the float model's"
-            notes.append(Caution("W120", f"output {output.name!r}, {output.type}, {cause}"))
-    return tuple(notes)
+    cause = "was not checked: it holds no numbers to compare with the float model's"
+    return tuple(
+        Caution("W120", f"output {output.name!r}, {output.type}, {cause}")
+        for output in reference.session.native.get_outputs()
+        if output.name not in checked
+    )
 
 
 def explain_slowness(plan: Plan, title: str) -> str:

@@ -60,9 +60,7 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
             )
         )
 
-    return replace(
-        plan, sites=tuple(replace(site, sum_orders=list_orders(site)) for site in plan.sites)
-    )
+    return plan.with_sites(replace(site, sum_orders=list_orders(site)) for site in plan.sites)
 
 
 def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, Cautions]:
@@ -89,7 +87,7 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, Cautions]:
             )
             lines.append(Caution("W107", text))
         sites.append(site)
-    return replace(plan, sites=tuple(sites)), tuple(lines)
+    return plan.with_sites(sites), tuple(lines)
 
 
 def count_saturating(values: np.ndarray, orders: SumOrders) -> tuple[int, int]:

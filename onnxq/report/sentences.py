@@ -250,11 +250,10 @@ def make_sums_tables(
 def format_cost(cost: SaturationCost) -> list[str]:
     """Format the error by saturation at each output, and the parts that could not be computed."""
     basis = f"on {cost.samples} samples, against exact sums"
-    lines = []
-    for error in cost.outputs:
-        lines.append(
-            f"{error.output}: {terminal.format_decibel(error.sqnr_db)} {basis}, max abs {error.max_abs:.3g}"
-        )
+    lines = [
+        f"{error.output}: {terminal.format_decibel(error.sqnr_db)} {basis}, max abs {error.max_abs:.3g}"
+        for error in cost.outputs
+    ]
     return lines + [
         f"[{refusal.code}] {refusal.subject}: {refusal.reason}" for refusal in cost.skipped
     ]

@@ -179,13 +179,15 @@ def _smooth_group(
     values: ChannelStatistics, group: SmoothingGroup, spec: QuantSpec | None, sites: SitePlans
 ) -> tuple[str, Floats | None]:
     """The choice for one group with its reason, and s where the outputs gain by it."""
-    weights = []
-    for op, site in zip(group.readers, sites, strict=True):
-        # Weights are turned to [inputs, outputs], and the order of their sums with them.
-        turned = op.weight if op.axis == 1 else op.weight.T
-        weights.append(
-            SmoothedWeight(turned, turn_spec(site.spec), ((1, 0),) if site.sum_orders else ())
+    # Weights are turned to [inputs, outputs], and the order of their sums with them.
+    weights = [
+        SmoothedWeight(
+            op.weight if op.axis == 1 else op.weight.T,
+            turn_spec(site.spec),
+            ((1, 0),) if site.sum_orders else (),
         )
+        for op, site in zip(group.readers, sites, strict=True)
+    ]
     if spec is None:
         s, alpha, error, plain = search_awq_exponent(values.rows, weights)
     else:

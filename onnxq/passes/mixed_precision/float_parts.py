@@ -181,13 +181,12 @@ PLAIN: Note[Plan] = Note(_ATTENTION)
 def without_attention(whole: Plan, plain: Plan) -> Plan:
     """`plain`, whose sites are among those of `whole`, with the numbers of `whole`."""
     known = whole.by_site
-    sites = []
-    for site in plain.sites:
-        same = known.get(site.site, site)
-        sites.append(replace(site, qparams=same.qparams, values=same.values))
+    sites = [(site, known.get(site.site, site)) for site in plain.sites]
     return replace(
         plain,
-        sites=tuple(sites),
+        sites=tuple(
+            replace(site, qparams=same.qparams, values=same.values) for site, same in sites
+        ),
         biases=whole.biases,
         nodes={**whole.nodes, **plain.nodes},
         data=whole.data,
