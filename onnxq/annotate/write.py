@@ -1,7 +1,5 @@
 """Bits written into a model: into its metadata by node name, into node metadata, and as attributes on request."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sketches of a model's tensors on seeded inputs, by which a plan is found again in a file that other tools rewrote."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Image files, preprocessed by the configuration. Pillow is imported with the first image."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The sizes an engine is built for: (min, opt, max) of every input, given, guessed, or taken from samples."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

@@ -6,8 +6,6 @@ Scales of blocks may be integers in steps of a scale for each channel: 2.0.0 has
 `per_channel_float_scale`, 2.1.0 a table {x, x_scale, …} in the place of y_scale. Their products are read.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial

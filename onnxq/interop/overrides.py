@@ -5,8 +5,6 @@
 {name: [{…, convert: {quant_type, scale, zero_point, recv_nodes}}]}                       another type for some readers
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial

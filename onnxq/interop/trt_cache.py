@@ -8,8 +8,6 @@ A scale is the dynamic range divided by 127, a float32 in big-endian hex; leadin
 TensorRT folds away, or that held zeros alone, have 0.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial

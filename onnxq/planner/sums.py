@@ -1,7 +1,5 @@
 """The constants at a plan's sites: read, hashed, and kept within the 16-bit sums of the kernels of its target."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sentences on parts of results that several commands show: specs, placements, passes, float types, 16-bit sums."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from onnxq.annotate import WeightSums

@@ -3,8 +3,6 @@
 Nothing is pickled: numpy would pickle text, which comes as objects, and maps.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pairs that OpenVINO 2026.4 loses, moves or computes wrongly: products and moves that get none, with the reason."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps

@@ -1,7 +1,5 @@
 """The kernels of a TensorRT engine, read from the builder's "Layers:" message or the inspector's JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

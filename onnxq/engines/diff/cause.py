@@ -4,8 +4,6 @@ The saturating model computes the file's answer on a CPU without VNNI. Where a r
 exact answer, the 16-bit sums are the cause, whichever CPU it ran on.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator

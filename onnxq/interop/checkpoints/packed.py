@@ -21,8 +21,6 @@ compressed-tensors, as llm-compressor saves it:
     both            weight_scale [rows, groups], [rows, 1], [rows], [1] or []; no zero points: they are 0
 """
 
-from __future__ import annotations
-
 import math
 import re
 from functools import partial
