@@ -177,12 +177,13 @@ class Ways:
     def _sizes(self) -> dict[Site, int]:
         """Elements of each quantized weight."""
         index = self.problem.index
-        sizes = {}
-        for site in self.plan.sites:
-            if site.role.is_weight and site.tensor is not None:
-                shape = index.find_shape(site.tensor) or ()
-                sizes[site.site] = math.prod(size for size in shape if isinstance(size, int))
-        return sizes
+        return {
+            site.site: math.prod(
+                size for size in index.find_shape(site.tensor) or () if isinstance(size, int)
+            )
+            for site in self.plan.sites
+            if site.role.is_weight and site.tensor is not None
+        }
 
     def choose_switches(self, toggled: ToggledModel, plan: Plan) -> Setting:
         """The switches that stay on in the toggled model of `self.plan` when `plan` takes its place."""
