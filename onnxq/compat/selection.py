@@ -55,12 +55,7 @@ def read_selection(model: ModelSource, selection: CallLists) -> Wish:
     # Who names operators wants them quantized, whether they get faster or not.
     lists_types = not isinstance(selection.op_types, Unasked)
     lists = selection.nodes or (selection.op_types if lists_types else None)
-    chosen = [
-        node
-        for node in nodes
-        if (not selection.nodes or node.name in selection.nodes)
-        and (not selection.op_types or node.op_type in selection.op_types)
-    ]
+    chosen = [node for node in nodes if _is_named(selection, node)]
     named = chosen if lists else []
     force = {"quantize": True} if named else {}
     excluded = _keep_known("nodes_to_exclude", selection.excluded, names, cautions)
@@ -103,6 +98,11 @@ def read_selection(model: ModelSource, selection: CallLists) -> Wish:
     elif named:
         rules.append({"op": sorted({node.op_type for node in named}), "set": force})
     return Wish(rules, named, cautions)
+
+
+def _is_named(selection: CallLists, node: onnx.NodeProto) -> bool:
+    chosen = not selection.nodes or node.name in selection.nodes
+    return chosen and (not selection.op_types or node.op_type in selection.op_types)
 
 
 def describe_floats(result: Result, named: Sequence[onnx.NodeProto]) -> Iterator[Caution]:

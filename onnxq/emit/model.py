@@ -79,13 +79,7 @@ def emit_pairs(
     tables = {site.group: site for site in plan.sites if site.group and site.find_lookups(index)}
     captured = _find_captured(plan, index)
     target = find_target(plan.target)
-    # Their kernels may multiply integers.
-    in_integers = frozenset(
-        edge.node
-        for site in plan.all_sites
-        if site.role is Role.ACTIVATION
-        for edge in _list_readers(site, index)
-    )
+    in_integers = _find_integer_readers(plan, index)
     writer = PairWriter(
         Editor(proto),
         index,
@@ -354,6 +348,12 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
                     before=node.name,
                 )
             editor.replace_input(node.make_edge(0), gathered[key])
+
+
+def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
+    """Names of the nodes that read a quantized activation, so that their kernels may multiply integers."""
+    activations = [site for site in plan.all_sites if site.role is Role.ACTIVATION]
+    return frozenset(edge.node for site in activations for edge in _list_readers(site, index))
 
 
 def _list_readers(site: SitePlan, index: GraphIndex) -> Edges:
