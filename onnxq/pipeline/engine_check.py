@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.backends.engine import Engine, Job, Runner
+from onnxq.backends.engine import Engine, Job, Kernels, Runner
 from onnxq.engines.bench import fit_feeds
 from onnxq.engines.prove.judge import count_types
 from onnxq.errors import OnnxqError
@@ -47,7 +47,7 @@ def check_on_engine(
     reference = ReferenceRunner(state.named, optimize=False)
     # Whatever the float model chooses by computed values, the largest scores for one, the file takes.
     taking = fix_noise(reference.selections.take_choices(model))
-    kernels = None
+    kernels: Kernels | None = None
     try:
         title = f"building for {engine.title}, and running {count} samples there"
         with (

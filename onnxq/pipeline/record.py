@@ -379,8 +379,8 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
         # Operators on integers are read as pairs that the file itself does not have.
         node = quantized.named.get(pair.dequantize) or quantized.named.get(pair.quantize)
         reach = _find_reach(pair, node, quantized)
-        bars = None
-        clipped = None
+        bars: ValueBars | None = None
+        clipped: float | None = None
         if values is not None and values.counted:
             low, high, counts = values.count_bars()
             bars = ValueBars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts)

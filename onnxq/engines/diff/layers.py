@@ -387,7 +387,7 @@ class _LayerWork:
         plain = {one: value for one, value in reads if value is not None}
         # The file's own run is read where the engines were, so that their errors against float can be set side by
         # side.
-        at = None
+        at: Counterpart | None = None
         for run, found in values.items():
             if run in (FLOAT, OFF):
                 continue

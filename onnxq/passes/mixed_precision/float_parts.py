@@ -61,7 +61,7 @@ def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         )
     problem = _state_problem(ctx, state, kind)
     chosen = replace(choose_types(problem), io=io)
-    figures = None
+    figures: TrialFigures | None = None
     if plan.calibrated and not ctx.data.synthetic:
         chosen, figures = _try_types(ctx, state, problem, chosen)
     if figures is not None and math.isinf(figures[0]):
@@ -106,7 +106,7 @@ def _try_types(
     judges = ctx.data.judges
     floats = judges.float_outputs(state.model)
     before = judges.run_samples(state, state.plan, progress=ctx.progress)
-    first = None
+    first: TrialFigures | None = None
     count = 0
     tried = chosen
     while True:
@@ -181,11 +181,11 @@ PLAIN: Note[Plan] = Note(_ATTENTION)
 def without_attention(whole: Plan, plain: Plan) -> Plan:
     """`plain`, whose sites are among those of `whole`, with the numbers of `whole`."""
     known = whole.by_site
-    sites = [(site, known.get(site.site, site)) for site in plain.sites]
+    same_sites = [(site, known.get(site.site, site)) for site in plain.sites]
     return replace(
         plain,
         sites=tuple(
-            replace(site, qparams=same.qparams, values=same.values) for site, same in sites
+            replace(site, qparams=same.qparams, values=same.values) for site, same in same_sites
         ),
         biases=whole.biases,
         nodes={**whole.nodes, **plain.nodes},

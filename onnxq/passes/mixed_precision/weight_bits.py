@@ -25,7 +25,7 @@ from onnxq.evaluation.trials import score_settings
 from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index, is_large_model
 from onnxq.graph.light import rebuild
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import Outcome, PassReport
+from onnxq.passes.journal import Outcome, PassReport, TrialFigures
 from onnxq.passes.judging import THRESHOLDS
 from onnxq.passes.rounding.layerwise import augment_samples
 from onnxq.passes.rounding.operators import Operator, list_operators
@@ -258,7 +258,7 @@ def spend_budget(weights: Sequence[WeightChoice], average: float) -> list[int]:
     while True:
         # Gain per bit, since weights differ in size: the relaxed knapsack takes items in this
         # order.
-        best = None
+        best: tuple[float, int, int] | None = None
         for k, weight in enumerate(weights):
             for width in weight.widths:
                 cost = (width - bits[k]) * weight.elements
@@ -307,7 +307,7 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     plan = state.plan
     tables, reasons = choose_tables(state.problem, get_index(state.model), plan.sites)
     after = _add_tables(ctx, state, tables, reasons)
-    figures = None
+    figures: TrialFigures | None = None
     free = tuple(table for table in tables if not table.named)
     if free and ctx.config.embeddings == "auto" and plan.calibrated and not ctx.data.synthetic:
         judge = ctx.data.judge
