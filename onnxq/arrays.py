@@ -1,7 +1,5 @@
 """The types of arrays and of their sizes, as all rooms write them, and what they all ask of scales."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Suggestions for unknown names. Standard library only, because every room that reports a name imports this."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -6,6 +6,7 @@ The command line replaces these by its options. Only printed text is translated;
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -60,9 +61,9 @@ def group_by_text(
     items: Iterable[T], describe: Callable[[T], str]
 ) -> tuple[tuple[str, tuple[T, ...]], ...]:
     """Group items by what is said of them, the most frequent text first."""
-    groups: dict[str, list[T]] = {}
+    groups = defaultdict(list)
     for item in items:
-        groups.setdefault(describe(item), []).append(item)
+        groups[describe(item)].append(item)
     ordered = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     return tuple((text, tuple(members)) for text, members in ordered)
 

@@ -1,7 +1,5 @@
 """Bits found, decided and written, and all notes of them taken out again."""
 
-from __future__ import annotations
-
 from onnxq.annotate.bits import NODE_PREFIX, Inspection, Records
 from onnxq.annotate.forms import rewrite_pairs
 from onnxq.annotate.operators import find_operators

@@ -440,7 +440,7 @@ NO_NOTES = Notes({}, {}, {})
 def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
     """The notes of onnxq in the model; `problems` names the unreadable. plan: in the place of the model's."""
     props = map_entries(proto.metadata_props)
-    problems: list[Caution] = []
+    problems = []
 
     def read(key: str, parse: Callable[[str], T], missing: T) -> T:
         try:

@@ -1,7 +1,5 @@
 """Whether the notes of bits agree with the numbers in the graph, with each other, and with the nodes that are there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

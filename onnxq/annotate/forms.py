@@ -144,8 +144,7 @@ class _FormWriter:
         quantize = chain.quantize
         dequantize = chain.last
         # Levels of a constant are what they are, and a Clip behind them would only keep engines from fusing.
-        constant = self.index.is_constant(chain.source)
-        bounded = not constant and spec.is_narrow
+        bounded = spec.is_narrow and not self.index.is_constant(chain.source)
         behind = self.form == "qcdq" or not spec.has_one_scale
         clip = chain.inner if behind else chain.outer
         if spec.storage == pair.storage and clip is not None and (bounded or self.form == "qcdq"):

@@ -24,7 +24,7 @@ from onnxq.graph import LAYOUT_OPS, GraphIndex, NodeRef
 from onnxq.graph.values import name_type
 from onnxq.numerics import find_saturating_sums, quantize
 from onnxq.sites import Names, TensorId
-from onnxq.spec import Granularity, PerChannel, PerTensor, QParams, QuantSpec
+from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
 # ONNX, and the domains of ONNX Runtime, those of its optimized graphs included.
 _ENGINE_DOMAINS = ("", "com.microsoft", "com.ms.internal.nhwc", "com.microsoft.nchwc")
@@ -264,7 +264,7 @@ def _quantize_weight(
         return None
     if not (scale > 0).all() or not are_finite(value):
         return None
-    grain: Granularity = PerTensor() if scale.size == 1 else PerChannel(maker.read_int("axis", 1))
+    grain = PerTensor() if scale.size == 1 else PerChannel(maker.read_int("axis", 1))
     spec = QuantSpec(symmetric=False, granularity=grain)
     qparams = QParams(scale.astype(np.float32), zero.astype(np.int32))
     return (

@@ -195,8 +195,8 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
 def _read_bipolar(node: NodeRef, scale: Array, zero: Array | None = None) -> _Quantizer:
     """A quantizer to the two values around zero."""
     # Without a zero point the sign is that of the value itself, whatever its scale.
-    before: _Steps = () if zero is None else (("Div", scale), ("Add", zero))
-    after: _Steps = (("Mul", scale),) if zero is None else (("Sub", zero), ("Mul", scale))
+    before = () if zero is None else (("Div", scale), ("Add", zero))
+    after = (("Mul", scale),) if zero is None else (("Sub", zero), ("Mul", scale))
     offset = np.zeros((), np.float32) if zero is None else zero
     return _Quantizer(
         node, _Grid(scale, offset, -1.0, 1.0), (*before, ("sign", None), *after), False
@@ -395,5 +395,4 @@ def _apply_steps(steps: _Steps, x: T, apply: _Apply[T]) -> T:
 
 
 def _compute(op_type: str, *values: Array, **constants: ArrayLike) -> Array:
-    floats = [as_float32(value) for value in constants.values()]
-    return _NUMPY[op_type](*values, *floats)
+    return _NUMPY[op_type](*values, *map(as_float32, constants.values()))

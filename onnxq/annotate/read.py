@@ -3,8 +3,6 @@
 The attribute `bits` is moved to metadata for the check, and back.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

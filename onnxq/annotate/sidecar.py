@@ -4,8 +4,6 @@ A note belongs to the pair that has a node of its name; else to the one whose te
 the one whose result is made by the same operators and read by the same ones. `Origin` says which.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

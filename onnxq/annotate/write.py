@@ -1,7 +1,5 @@
 """Bits written into a model: into its metadata by node name, into node metadata, and as attributes on request."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -75,11 +73,13 @@ def write_named_bits(
         pairs = _rename_nodes(nodes, pairs)
         # By name, and the names have changed.
         nodes = {node.name: node for node in nodes.values()}
-    records: dict[str, JsonObject] = {}
+    records = {}
+    # Fields of `make_record` first, so that records read alike whatever was noted before.
+    blank = dict.fromkeys(("site", "bits", "scheme", "granularity", "role"), "")
     for pair in pairs:
         for name in pair.nodes:
             # A node that only the reading of integer operators makes is not in the file; the model's note has it.
-            own = _read_own_notes(nodes[name]) if name in nodes else {}
+            own = blank | read_node_notes(nodes[name]) if name in nodes else {}
             records[name] = {**own, **make_record(pair)}
             if name in nodes:
                 _set_metadata(
@@ -106,12 +106,6 @@ def make_record(pair: PairInfo) -> JsonObject:
     }
 
 
-def _read_own_notes(node: NodeProto) -> JsonObject:
-    # Fields of `make_record` first, so that records read alike whatever was noted before.
-    order = ("site", "bits", "scheme", "granularity", "role")
-    return {**dict.fromkeys(order, ""), **read_node_notes(node)}
-
-
 def _set_metadata(entries: Any, values: dict[str, str]) -> None:
     kept = {key: value for key, value in map_entries(entries).items() if key not in values}
     replace_items(
@@ -124,7 +118,7 @@ def _rename_nodes(nodes: dict[str, NodeProto], pairs: PairInfos) -> PairInfos:
     # The nodes that look rows of a table up are called after their Gather. A name that a renamed node gives up is free
     # for another.
     taken = set(nodes) - {name for pair in pairs for name in pair.nodes if not pair.lookup}
-    new: dict[str, str] = {}
+    new = {}
 
     def rename(pair: PairInfo, old: str, part: str) -> str:
         if old not in new and old in nodes:
@@ -206,8 +200,7 @@ def _apply_plan(pairs: Iterable[PairInfo], plan: Plan) -> PairInfos:
 
 def find_contradiction(pair: PairInfo, bits: int) -> str:
     """Why the pair cannot have these bits; "" where it can."""
-    width = pair.element_type.bits
-    if not 1 <= bits <= width:
+    if not 1 <= bits <= pair.element_type.bits:
         return f"{pair.site} is stored as {pair.storage}, which is not {bits} bits wide"
     levels = pair.levels
     if levels is not None and count_bits(*levels, signed=pair.element_type.signed) > bits:

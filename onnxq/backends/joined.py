@@ -4,8 +4,6 @@ A field in which the engines differ is joined by the function that stands in fro
 nothing is left in common, there is no such rule, row or target.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace

@@ -104,7 +104,7 @@ class _NodeFinder:
 
     def _find_behind(self, tensor: TensorId) -> Iterator[TensorId]:
         """The model's tensors that a tensor of ORT's own becomes, behind kernels that only pass it on."""
-        seen: set[TensorId] = set()
+        seen = set()
         stack = [tensor]
         while stack:
             at = stack.pop()
@@ -255,7 +255,7 @@ class GraphEngine(Engine):
         # A MatMul becomes MatMulIntegerToFloat instead, which writes floats.
         if node.op_type == "MatMul":
             return ""
-        between: list[str] = []
+        between = []
         while True:
             readers = index.readers(node.result)
             if any(reader.op_type == QUANTIZE for reader in readers):

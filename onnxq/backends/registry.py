@@ -125,7 +125,7 @@ def split_target(name: str) -> dict[str, float]:
 
     Raises ConfigError for a weight that is none.
     """
-    weights: dict[str, float] = {}
+    weights = {}
     for word in name.split(","):
         backend, stated, weight = word.partition("=")
         if stated and not _WEIGHT.fullmatch(weight):

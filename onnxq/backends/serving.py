@@ -44,7 +44,7 @@ class ServedRunner:
 
     def infer(self, feeds: Feeds) -> RunValues:
         """One sample: arrays by name. Raises ModelError where the engine fails, or takes too long."""
-        given: JsonObject = {name: value for name, value in feeds.items() if name in self._inputs}
+        given = {name: value for name, value in feeds.items() if name in self._inputs}
         write_values(self._folder / FEEDS, given)
         reply = json.loads(self._ask(_RUNNING))
         if "error" in reply:

@@ -3,8 +3,6 @@
 And what rules of several engines ask of a node alike.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Container, Mapping

@@ -205,8 +205,7 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
         or not np.ptp(power)
     ):
         return None
-    weighting = as_float32(np.maximum(power / power.mean(), _LEAST))
-    return np.expand_dims(weighting, 1 - axis)
+    return np.expand_dims(as_float32(np.maximum(power / power.mean(), _LEAST)), 1 - axis)
 
 
 def _read_power(index: GraphIndex, node: NodeRef) -> Array | None:
@@ -317,19 +316,20 @@ def _search_weights(
 
 def search_piece(tasks: Sequence[WeightTask]) -> list[QParams]:
     """The numbers of some weights, in order."""
-    return [_search_weight(task) for task in tasks]
-
-
-def _search_weight(task: WeightTask) -> QParams:
-    values = open_array(task.values)
-    with name_site(task.site):
-        return weight_qparams(
-            values,
-            task.spec,
-            observer=task.observer,
-            orders=task.orders,
-            importance=task.importance,
-        )
+    numbers = []
+    for task in tasks:
+        values = open_array(task.values)
+        with name_site(task.site):
+            numbers.append(
+                weight_qparams(
+                    values,
+                    task.spec,
+                    observer=task.observer,
+                    orders=task.orders,
+                    importance=task.importance,
+                )
+            )
+    return numbers
 
 
 def _count_megabytes(index: GraphIndex, site: SitePlan) -> int:

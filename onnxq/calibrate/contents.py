@@ -1,7 +1,5 @@
 """Sketches of a model's tensors on seeded inputs, by which a plan is found again in a file that other tools rewrote."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -11,7 +9,7 @@ from onnxq.calibrate.taps import Taps
 from onnxq.data import Batch
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import OnnxqError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index, is_large_model
+from onnxq.graph import GraphIndex, ModelLike, get_index, is_large_model
 from onnxq.graph.identity import hash_topology
 from onnxq.plan import Contents, NodeContents, Plan, SitePlan, Sketch, sketch_values
 from onnxq.plan.contents import Feed, make_feeds, read_sketch
@@ -46,7 +44,15 @@ def note_contents(plan: Plan, model: ModelLike) -> Plan:
     except OnnxqError:
         # The plan then goes by names and structure alone.
         return replace(plan, contents=None)
-    described = {name: _describe_node(node, index) for name, node in nodes.items()}
+    described = {
+        name: NodeContents(
+            node.op_type,
+            tuple(read if index.resolve_tensor(read, "") else "" for read in node.inputs),
+            node.outputs[0],
+            turned=node.is_transposed,
+        )
+        for name, node in nodes.items()
+    }
     # As they are read again from the plan's file.
     figures = {tensor.name: read_sketch(str(sketch)) for tensor, sketch in sorted(sketches.items())}
     return replace(plan, contents=Contents(hash_topology(index), feeds, figures, described))
@@ -114,11 +120,6 @@ def _describe_feed(value: np.ndarray) -> Feed:
         low=int(value.min()) if whole else 0,
         high=int(value.max()) + 1 if whole else 0,
     )
-
-
-def _describe_node(node: NodeRef, index: GraphIndex) -> NodeContents:
-    read = tuple(name if index.resolve_tensor(name, "") else "" for name in node.inputs)
-    return NodeContents(node.op_type, read, node.outputs[0], turned=node.is_transposed)
 
 
 def recognize_model(plan: Plan, model: ModelLike) -> Recognized | None:

@@ -1,7 +1,5 @@
 """Every scale and zero point that a plan lacks: from the samples, from the weights, or derived from both."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 

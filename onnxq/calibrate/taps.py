@@ -129,7 +129,7 @@ class Taps:
 
     def _read_sizes(self, feeds: Feeds) -> TensorSizes | None:
         """Bytes by the declared shapes; None where one is not known."""
-        known: dict[str, int] = {}
+        known = {}
         for value in self._index.inputs:
             # An input of unknown rank has no symbols.
             for symbol, size in zip(value.shape or (), feeds[value.name].shape, strict=False):

@@ -163,7 +163,7 @@ def catch_signals() -> Iterator[Stops]:
     handles stay with it.
     """
     stops = Stops()
-    before: dict[signal.Signals, Any] = {}
+    before = {}
     # Python lets only the main thread set handlers.
     if threading.current_thread() is threading.main_thread():
         for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):

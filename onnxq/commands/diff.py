@@ -234,7 +234,9 @@ def _make_rows(difference: Difference, view: TextView) -> SheetRows:
     choices = list(chain.from_iterable(difference.choices.values()))
     grade, text = make_verdict(list(list_figures(difference)), choices, facts)
     yield "verdict", format_verdict(grade.name, grade.style, text)
-    yield "runs", _make_run_table(difference)
+    rows = [(run.label, run.engine, run.samples) for run in difference.runs]
+    headers = ("run", "engine", "samples")
+    yield "runs", make_table(headers, rows, right=("samples",), fold=("run", "engine"))
     if difference.outputs:
         yield "outputs", _make_output_table(difference)
     for run, agreements in difference.choices.items():
@@ -269,13 +271,6 @@ def _list_skipped(difference: Difference) -> Iterator[str]:
         yield f"[{skipped.code}] {label_run(skipped.subject)}: {skipped.reason}"
         if skipped.fix:
             yield f"    fix: {translate_text(skipped.fix)}"
-
-
-def _make_run_table(difference: Difference) -> RenderableType:
-    rows = [(run.label, run.engine, run.samples) for run in difference.runs]
-    return make_table(
-        ("run", "engine", "samples"), rows, right=("samples",), fold=("run", "engine")
-    )
 
 
 def _make_output_table(difference: Difference) -> RenderableType:
@@ -356,7 +351,7 @@ def _make_layer_table(difference: Difference, view: TextView) -> Parts:
         dict.fromkeys(error.run for layer in difference.layers for error in layer.engines)
     )
     labels = _label_runs(difference)
-    columns: Names = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
+    columns = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
     columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
     if view.verbose:
         columns += ("cosine", "max abs", "max rel", "read at")

@@ -36,7 +36,7 @@ from onnxq.pipeline.quantize_model import draft_placement
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, Values, terminal
-from onnxq.sites import Causes, Caution, Cautions, JsonObject, Refusal
+from onnxq.sites import Caution, Cautions, JsonObject, Refusal
 from onnxq.wording import group_by_text, join_names, list_fields
 
 # Tensors that an error names; a cache of another model lacks hundreds.
@@ -286,10 +286,12 @@ def _demand_symmetric(config: Config, scales: ScaleTable) -> None:
 
 
 def _refuse_missing(cache: ScaleTable, match: ScaleMatch) -> CalibrationError:
-    names = []
-    for site in match.absent:
-        hint = f" ({suggest_names(site.tensor, site.nearest)})" if site.nearest else ""
-        names.append(f"{site.tensor}{hint}")
+    names = [
+        f"{site.tensor} ({suggest_names(site.tensor, site.nearest)})"
+        if site.nearest
+        else site.tensor
+        for site in match.absent
+    ]
     total = len(names) + len(match.matched)
     return CalibrationError(
         cache.source,
@@ -324,9 +326,8 @@ def _leave_missing_float(
             nodes = ", ".join(list_consumers((site,), index))
             absent.setdefault(report.site, replace(report, done=f"left float: {nodes}"))
         left |= {node: tensor for node, tensor in readers.items() if node not in left}
-        trial = _attempt(
-            cache, trial.state, trial.samples, _add_float_rule(config, left), name, progress
-        )
+        changed = config.add_rules(Rule(node=match_names(left), set=RuleSet(float=True)))
+        trial = _attempt(cache, trial.state, trial.samples, changed, name, progress)
     refusals = tuple(
         Refusal(node, _REASON, "calibrate it with samples", "no-scale", "R106") for node in left
     )
@@ -335,10 +336,6 @@ def _leave_missing_float(
     floats = tuple(entry for entry in trial.plan.left_float if entry.subject not in left)
     plan = replace(trial.plan, refusals=(*others, *refusals), left_float=floats)
     return replace(trial, plan=plan), tuple(absent.values())
-
-
-def _add_float_rule(config: Config, nodes: Causes) -> Config:
-    return config.add_rules(Rule(node=match_names(nodes), set=RuleSet(float=True)))
 
 
 def _make_parts(imported: Imported, view: terminal.TextView) -> terminal.Parts:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxq.arrays import as_int32
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import make_samples
 from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, drop_unset, match_names
@@ -170,7 +171,7 @@ def _import(
     # found are the checkpoint's own, so that answers are as exact as with codes.
     missing = dict(match.missing)
     floats = dict[str, str]()
-    wanted: dict[FoundWeight, tuple[QuantSpec, WeightCodes]] = {}
+    wanted = {}
     with ctx.timers.run("codes", "reading codes"):
         for found in match.found:
             try:
@@ -318,7 +319,7 @@ def _fill_plan(
                     str(match.weight.tensor), readers, match.names, match.by, match.sources[0].form
                 )
             )
-    return replace(plan, sites=tuple(sites)), tuple(placed)
+    return plan.with_sites(sites), tuple(placed)
 
 
 def _set_codes(site: SitePlan, codes: WeightCodes, axis: int) -> SitePlan:
@@ -352,7 +353,7 @@ def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
     for entry, edge in zip(data, readers, strict=False):
         assert entry is not None
         numbers = QParams(
-            np.asarray(entry.scale, np.float32), np.asarray(entry.zero + raised, np.int32), _ORIGIN
+            np.asarray(entry.scale, np.float32), as_int32(entry.zero + raised), _ORIGIN
         )
         own = replace(site, qparams=numbers)
         if len(scales) == 1:

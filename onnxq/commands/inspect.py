@@ -139,7 +139,8 @@ def _make_parts(inspection: Inspection, view: TextView) -> Parts:
         yield Text("", *format_precision(inspection.float_types, view.verbose))
     if inspection.operators:
         count = format_count(len(inspection.operators), "operator")
-        summary = f"{count} on integers: {_count_operators(inspection)}"
+        counts = Counter(sorted(operator.op for operator in inspection.operators))
+        summary = f"{count} on integers: {format_counts(counts)}"
         yield from (Text(), _make_operators(inspection), Text(), Text(summary))
     # Models of any tool may hold weights that overflow.
     tables = list(make_sums_tables(inspection.weights, None, view))
@@ -174,8 +175,7 @@ def _list_pairs(pairs: Sequence[PairInfo], view: TextView) -> list[RenderableTyp
             else format_scale(pair.scale_min, pair.scale_max)
         )
         grain = _format_grain(pair.granularity)
-        ops = ",".join(pair.ops)
-        row = (pair.site, ops, pair.bits, pair.scheme, grain, scale, pair.origin)
+        row = (pair.site, ",".join(pair.ops), pair.bits, pair.scheme, grain, scale, pair.origin)
         return (*row, pair.role, pair.storage, " ".join(pair.nodes)) if view.verbose else row
 
     if view.verbose:
@@ -191,15 +191,11 @@ def _format_grain(grain: Granularity) -> str:
 
 
 def _make_operators(inspection: Inspection) -> RenderableType:
-    rows = []
-    for operator in inspection.operators:
-        rows.append((operator.node, operator.op, operator.bits or "?", ", ".join(operator.types)))
+    rows = [
+        (operator.node, operator.op, operator.bits or "?", ", ".join(operator.types))
+        for operator in inspection.operators
+    ]
     return make_table(("node", "operator", "bits", "types"), rows, names=("node",), fold=("types",))
-
-
-def _count_operators(inspection: Inspection) -> str:
-    counts = Counter(operator.op for operator in inspection.operators)
-    return format_counts(dict(sorted(counts.items())))
 
 
 def _count_widths(inspection: Inspection) -> str:

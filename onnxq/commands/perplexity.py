@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
 
-from onnxq.config import Command, Config, DataConfig
+from onnxq.config import Command, Config
 from onnxq.data.synthetic import settle_caches
-from onnxq.data.text import LENGTH, Tokenizer, Window, choose_windows, find_tokenizer, read_windows
+from onnxq.data.text import LENGTH, choose_windows, find_tokenizer, read_windows
 from onnxq.evaluation.perplexity import (
     Decoder,
     LanguageScore,
@@ -69,10 +69,14 @@ def _measure(
         if model.parts.length is not None and not model.caches
     ]
     length = min(fixed, default=config.data.sequence_length or LENGTH)
-    with progress("reading the text", config.data.samples) as task:
-        errors = sum_errors(
-            decoders, count_items(_list_windows(path, tokenizer, length, config.data), task)
-        )
+    count = config.data.samples
+    windows = (
+        read_windows(path, tokenizer, length)
+        if count is None
+        else choose_windows(path, tokenizer, length, count, config.data.seed)
+    )
+    with progress("reading the text", count) as task:
+        errors = sum_errors(decoders, count_items(windows, task))
     texts: dict[str, float] = {}
     prompts = choose_prompts(choose_windows(path, tokenizer, length, options.prompts, seed))
     if options.generate:
@@ -125,17 +129,8 @@ def _load_decoders(sources: Mapping[str, ModelSource], config: Config) -> list[D
             libraries=runtime.libraries,
         )
         # The session knows the sizes of caches less well than the nodes that read them.
-        inputs = settle_caches(session.inputs, named)
-        decoders.append(Decoder(session, name, inputs))
+        decoders.append(Decoder(session, name, settle_caches(session.inputs, named)))
     return decoders
-
-
-def _list_windows(
-    path: Path, tokenizer: Tokenizer, length: int, config: DataConfig
-) -> Iterator[Window]:
-    if config.samples is None:
-        return read_windows(path, tokenizer, length)
-    return choose_windows(path, tokenizer, length, config.samples, config.seed)
 
 
 def _make_parts(comparison: Perplexity, view: terminal.TextView) -> terminal.Parts:

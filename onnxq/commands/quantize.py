@@ -289,10 +289,14 @@ def _describe_engine(check: EngineCheck, *, alone: bool) -> Text:
 
 def _make_stages(report: Report, verbose: bool) -> RenderableType:
     if verbose:
-        rows = []
-        for stage in report.stages:
-            memory = format_bytes(stage.peak_bytes) if stage.peak_bytes else ""
-            rows.append((stage.name, format_seconds(stage.seconds), memory))
+        rows = [
+            (
+                stage.name,
+                format_seconds(stage.seconds),
+                format_bytes(stage.peak_bytes) if stage.peak_bytes else "",
+            )
+            for stage in report.stages
+        ]
         return make_table(("stage", "time", "peak memory"), rows, right=("time", "peak memory"))
     parts = ", ".join(f"{stage.name} {format_seconds(stage.seconds)}" for stage in report.stages)
     text = f"{format_seconds(sum(stage.seconds for stage in report.stages))} ({parts})"
@@ -368,10 +372,16 @@ def make_promotion(promotion: Promotion | None) -> RenderableType | None:
     outcome = Text(describe_promotion(promotion), style="" if promotion.met else "bold red")
     if not promotion.steps:
         return outcome
-    rows = []
-    for step in promotion.steps:
-        figures = _format_value(promotion, step.before), _format_value(promotion, step.after)
-        rows.append((step.name, step.to, len(step.nodes), *figures))
+    rows = [
+        (
+            step.name,
+            step.to,
+            len(step.nodes),
+            _format_value(promotion, step.before),
+            _format_value(promotion, step.after),
+        )
+        for step in promotion.steps
+    ]
     columns = ("site", "to", "operators", "before", "after")
     basis = f"before and after on {promotion.samples} samples" if promotion.samples else ""
     if not math.isnan(promotion.spread):

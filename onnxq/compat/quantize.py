@@ -317,7 +317,7 @@ def get_qdq_config(
         excluded = [node.name for node in nodes if nodes_to_exclude(model.proto, node)]
     else:
         excluded = list(nodes_to_exclude or ())
-    extra: JsonObject = {
+    extra = {
         "ForceQuantizeNoInputCheck": UnaskedFlag(True),
         **_ask_contrib(model.proto, {activation_type, weight_type}, tensor_quant_overrides or {}),
         "MinimumRealRange": min_real_range,

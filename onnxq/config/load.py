@@ -340,7 +340,7 @@ def nest_keys(overrides: Settings) -> JsonObject:
 
 
 def _list_paths(values: Settings, above: Path = ()) -> list[Path]:
-    out: list[Path] = []
+    out = []
     for key, value in values.items():
         out.append((*above, key))
         if isinstance(value, Mapping):

@@ -284,7 +284,7 @@ class Option:
         """Convert the text of a command line. Raises ValueError, in words for people, for one that does not fit."""
         kind: Any = Annotated[(self.field.annotation, self.field)]
         # float() reads nan and inf as well, which say nothing as an option.
-        adapter: TypeAdapter[Any] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+        adapter = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
         try:
             return adapter.validate_python(text)
         except ValidationError as error:
@@ -353,8 +353,7 @@ def expand_names(overrides: Settings | None, command: Command) -> JsonObject:
     for key, value in (overrides or {}).items():
         head = str(key).partition(".")[0]
         if key not in paths and head not in Config.model_fields:
-            known = (*paths, *Config.model_fields)
-            fix = suggest_names(head, known)
+            fix = suggest_names(head, (*paths, *Config.model_fields))
             raise ConfigError(f"option: {key}", "unknown key", fix, code="Q303")
         expanded[paths.get(key, key)] = value
     return expanded

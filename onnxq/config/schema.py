@@ -67,7 +67,7 @@ PassName = Annotated[str, Field(alias="pass", min_length=1)]
 
 
 def _refuse_repeats(pairs: Iterable[tuple[str, Any]]) -> JsonObject:
-    out: JsonObject = {}
+    out = {}
     for key, value in pairs:
         if key in out:
             raise _Repeated(key)

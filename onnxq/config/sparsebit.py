@@ -151,7 +151,7 @@ class _Reading:
 
 
 def _read_schedule(reading: _Reading) -> None:
-    path: Path = ("SCHEDULE",)
+    path = ("SCHEDULE",)
     reading.refuse_unknown(
         path, reading.get_value(path, {}), ("FUSE_BN", "BN_TUNING", "DISABLE_UNNECESSARY_QUANT")
     )
@@ -171,7 +171,7 @@ def _read_schedule(reading: _Reading) -> None:
 def _read_section(reading: _Reading, name: str) -> list[JsonObject]:
     """Convert W or A: its fields are put in place, its exceptions are returned as rules."""
     section, role = _ROLES[name]
-    path: Path = (name,)
+    path = (name,)
     known = ("QSCHEME", "QUANTIZER", "OBSERVER", "SPECIFIC", *(("QADD",) if name == "A" else ()))
     reading.refuse_unknown(path, reading.get_value(path, {}), known)
     keys = {"QSCHEME": reading.get_value((name, "QSCHEME"))}
@@ -268,7 +268,7 @@ def _convert_keys(reading: _Reading, path: Path, keys: JsonObject) -> JsonObject
 
 def _read_specific(reading: _Reading, name: str, role: str) -> list[JsonObject]:
     """Convert exceptions, [{pattern: [key, value, …]}], to rules in the same order; the first match wins in both."""
-    path: Path = (name, "SPECIFIC")
+    path = (name, "SPECIFIC")
     listed = reading.read_list(path, "mappings of patterns", '[{"conv1": […]}]')
     rules = []
     for number, patterns in enumerate(listed):

@@ -251,8 +251,7 @@ def _read_header(stream: Any, where: str) -> tuple[DType, Shape, bool]:
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"its format has the unknown version {version[0]}.{version[1]}")
     # Bytes of its length; a format of version 1 cannot say more than 64 KiB.
-    width = 2 if version == (1, 0) else 4
-    prefix = stream.read(width)
+    prefix = stream.read(2 if version == (1, 0) else 4)
     length = int.from_bytes(prefix, "little")
     if length > _LONGEST_HEADER:
         raise ValueError(f"its header says that it is {length} bytes long")

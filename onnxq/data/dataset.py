@@ -197,7 +197,7 @@ class Dataset:
     def _batch_axes(self) -> dict[str, int] | None:
         """Find each input's axis for joining samples; None if an input has none."""
         symbols = find_batch_symbols(self.inputs)
-        axes: dict[str, int] = {}
+        axes = {}
         for value in self.inputs:
             axis = find_batch_axis(value, symbols)
             if axis is None or value.shape is None:

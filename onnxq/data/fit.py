@@ -1,7 +1,5 @@
 """Validation of arrays against a model's inputs: name, rank, fixed dims, kind of dtype, finite values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

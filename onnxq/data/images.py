@@ -1,7 +1,5 @@
 """Image files, preprocessed by the configuration. Pillow is imported with the first image."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +78,7 @@ def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
     pixels = _read_pixels(path, config)
     want = find_input_dtype(value) or np.dtype(np.float32)
     if classify_dtype(want) == "int":
-        array: Array = pixels.astype(want)
+        array = pixels.astype(want)
         if config.mean or config.std:
             cause = f"is {want}: it takes pixels as they are"
             raise DataError(f"input {value.name!r}", cause, "leave mean and std out", code="Q214")

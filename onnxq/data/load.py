@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -256,7 +256,7 @@ class _Opener:
         by_input = {value.name: folder / _to_file_name(value.name) for value in self.inputs}
         images = find_images(folder)
         arrays = bool(sets or npz or npy)
-        layouts: dict[str, Callable[[], SampleSource]] = {}
+        layouts = {}
         if sets:
             layouts["ONNX test data (input_*.pb)"] = partial(
                 read_lazily,
@@ -316,7 +316,7 @@ class _Opener:
             text = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
             cause = f"the inputs' folders do not hold the same number of .npy files: {text}"
             raise DataError(where, cause, code="Q212")
-        sources: list[SampleSource] = []
+        sources = []
         for paths in zip(*files.values(), strict=True):
             arrays = {name: load_npy(path) for name, path in zip(files, paths, strict=True)}
             sources.append(divide_arrays(arrays, self.inputs, paths[0].name))

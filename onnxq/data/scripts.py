@@ -1,7 +1,5 @@
 """Data from a Python file of the user, whose errors are told with their place, and from Polygraphy's JSON."""
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 import inspect

@@ -80,7 +80,11 @@ class PairWriter:
     def connect_existing(self, site: SitePlan) -> None:
         """Let the site's consumers read a pair that the model came with. Those that read one already stay."""
         pair = self.index.find_node(site.dequantize)
-        edges = [edge for edge in site.named_consumers if not self._reads_dequantized(edge)]
+        edges = [
+            edge
+            for edge in site.named_consumers
+            if self.index.maker(self.index.find_node(edge.node), edge.index, DEQUANTIZE) is None
+        ]
         result = pair.outputs[0]
         # Half a pair, in front of an operator on integers: float readers need the other half.
         if edges and pair.op_type == QUANTIZE:
@@ -89,9 +93,6 @@ class PairWriter:
             self._insert_dequantize(site, pair.scope, inputs, names, after=pair.name)
         for edge in edges:
             self.editor.replace_input(edge, result)
-
-    def _reads_dequantized(self, edge: Edge) -> bool:
-        return self.index.maker(self.index.find_node(edge.node), edge.index, DEQUANTIZE) is not None
 
     def write_activation(self, site: SitePlan, qparams: QParams | None) -> None:
         """Tensor -> a pair -> its readers. qparams: None for a site whose scale is computed at each run."""

@@ -137,7 +137,7 @@ def bench_models(
         engine.demand_device(f"engine {engine.name}")
     capability, untimed = engine.choose_device(config.bench.compute_capability)
     with ScratchFolder() as folder:
-        benched: list[BenchedModel] = []
+        benched = []
         for k, entry in enumerate(entries):
             (folder / str(k)).mkdir()
             proof = _prove(entry, engine, capability, folder / str(k), config, progress)

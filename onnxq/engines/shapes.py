@@ -1,7 +1,5 @@
 """The sizes an engine is built for: (min, opt, max) of every input, given, guessed, or taken from samples."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -70,7 +68,7 @@ def make_profile(
     Raises ConfigError for an unknown input, sizes that do not fit its shape, or when no guess fits the model.
     """
     inputs = {value.name: value for value in index.inputs}
-    found: SizeProfile = {}
+    found = {}
     for name, sizes in given.items():
         if name not in inputs:
             raise _fault(
@@ -118,7 +116,7 @@ def _guess_sizes(
     proto: ModelLike, inputs: Sequence[ValueInfo], known: InputShapes
 ) -> dict[str, Shape]:
     """Sizes the model runs with; those that names and ranks suggest where ONNX Runtime cannot tell."""
-    dims: dict[str, int] = {}
+    dims = {}
     for value in inputs:
         for axis, size in enumerate(known.get(value.name, ())):
             dim = (value.shape or ())[axis] if value.shape is not None else None

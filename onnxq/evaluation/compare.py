@@ -343,7 +343,7 @@ class FloatOutputs:
             if self._session is None:
                 exposed = self.selections.expose_choices(self.proto)
                 self._session = Session(exposed, fuse_pairs=False, threads=self.threads)
-            outputs: ArrayDict = self._session.run(feeds)
+            outputs = self._session.run(feeds)
             # Sequences and maps have no size; they are rare, and small.
             self._bytes += sum(
                 value.nbytes for value in outputs.values() if hasattr(value, "nbytes")

@@ -52,8 +52,7 @@ class Distribution:
             return
         self._histogram.count_values(Values(flat, float(flat.min()), float(flat.max())))
         if self.axis is not None and array.ndim > 1:
-            others = list_other_axes(array, self.axis % array.ndim)
-            largest = np.abs(array).max(axis=others)
+            largest = np.abs(array).max(axis=list_other_axes(array, self.axis % array.ndim))
             same = largest.shape == self.largest.shape
             self.largest = np.maximum(largest, self.largest) if same else largest
 
@@ -67,8 +66,7 @@ class Distribution:
         edges, totals = self._add_up_counts()
         bounds = np.linspace(edges[0], edges[-1], BINS + 1)
         # Bins on a bound are shared by the part of their width on either side.
-        below = np.interp(bounds, edges, totals)
-        counts = np.diff(np.rint(below))
+        counts = np.diff(np.rint(np.interp(bounds, edges, totals)))
         return float(edges[0]), float(edges[-1]), tuple(int(count) for count in counts)
 
     def measure_clipped(self, chosen: Interval) -> float:

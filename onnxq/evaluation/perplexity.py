@@ -133,7 +133,7 @@ class Decoder:
 
     def generate_tokens(self, prompt: Array, count: int) -> list[int]:
         """Continue a text by `count` tokens, each the likeliest one."""
-        tokens: list[int] = []
+        tokens = []
         logits, caches = self.run_tokens(prompt)
         while True:
             tokens.append(int(np.argmax(logits[-1])))

@@ -8,6 +8,7 @@ with their weight and inputs as one, and segments of neighbouring nodes too.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,10 +93,10 @@ def list_groups(
 
 def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
     """Node name -> the switches of the tensors it reads, in order."""
-    nodes: dict[str, list[Switch]] = {}
+    nodes = defaultdict(list)
     for switch in switches:
         for name in switch.readers:
-            nodes.setdefault(name, []).append(switch)
+            nodes[name].append(switch)
     return {name: tuple(members) for name, members in nodes.items()}
 
 
@@ -115,11 +116,14 @@ def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[Swi
         if name in starts:
             out.append([])
         out[-1].append(name)
-    groups = []
-    for names in out:
-        members = tuple(dict.fromkeys(switch for name in names for switch in nodes[name]))
-        groups.append(SwitchGroup("segment", f"{names[0]} … {names[-1]}", members))
-    return groups
+    return [
+        SwitchGroup(
+            "segment",
+            f"{names[0]} … {names[-1]}",
+            tuple(dict.fromkeys(switch for name in names for switch in nodes[name])),
+        )
+        for names in out
+    ]
 
 
 def measure_sensitivity(
@@ -222,13 +226,13 @@ def _list_joint(
         (group for group in groups if group.kind == "node"),
         key=lambda group: (figures[group.setting], group.name),
     )
-    settings = {}
-    for count in _JOINT:
-        loudest = ranked[:count]
-        if len(loudest) == count:
-            names = tuple(group.name for group in loudest)
-            settings[names] = frozenset(switch for group in loudest for switch in group.switches)
-    return settings
+    return {
+        tuple(group.name for group in ranked[:count]): frozenset(
+            switch for group in ranked[:count] for switch in group.switches
+        )
+        for count in _JOINT
+        if len(ranked) >= count
+    }
 
 
 def _list_prefixes(toggled: ToggledModel) -> dict[str, Setting]:

@@ -420,7 +420,7 @@ def _dequantize_constant(index: GraphIndex, chain: Chain) -> Array | None:
         # The usual one: a session for each takes longer than all of them here.
         return value
     nodes: list[NodeProto] = []
-    tensors: dict[str, TensorProto] = {}
+    tensors = {}
     for node in chain.nodes:
         for k, name in enumerate(node.inputs):
             value = index.input_value(node, k)

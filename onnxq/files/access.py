@@ -340,8 +340,8 @@ def _close_quietly(file: BinaryIO) -> None:
 
 def _replace_all(temporary: list[Path], targets: Sequence[Path]) -> None:
     """Replace several files: all of them, or on any failure none."""
-    aside: list[tuple[Path, Path]] = []
-    placed: list[Path] = []
+    aside = []
+    placed = []
     try:
         for target in targets:
             if os.path.lexists(target):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from copy import deepcopy
+from itertools import chain
 from zlib import crc32
 
 import numpy as np
@@ -257,11 +258,11 @@ def _choose_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dic
     old = list_defined(source)
     makers = {tensor.name: "Constant" for tensor in graph.initializer}
     makers.update((name, node.op_type) for node in graph.node for name in node.output)
-    readers: dict[str, NodeProto] = {}
+    readers = {}
     # Backwards, so that the first reader stays.
     for node in reversed(graph.node):
         readers.update(dict.fromkeys(node.input, node))
-    names: dict[str, str] = {}
+    names = {}
     for node in graph.node:
         for name in (*node.input, *node.output):
             if name and name in makers and name not in old and name not in names:
@@ -419,10 +420,11 @@ def fix_noise(proto: ModelProto) -> ModelProto:
         return proto
     out = deepcopy(proto)
     for _, graph in walk_graphs(out.graph):
-        nodes: list[NodeProto] = []
-        for node in graph.node:
-            nodes += _write_draw(node, opset) if node.op_type in RANDOM_OPS else [node]
-        replace_items(graph.node, nodes)
+        nodes = (
+            _write_draw(node, opset) if node.op_type in RANDOM_OPS else [node]
+            for node in graph.node
+        )
+        replace_items(graph.node, chain.from_iterable(nodes))
     assign_names(out)
     return out
 

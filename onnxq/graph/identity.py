@@ -121,10 +121,11 @@ def _colour_tensors(index: GraphIndex) -> Colours:
 
 
 def _colour_forward(index: GraphIndex, known: Colours) -> Colours:
-    colours: Colours = {}
     # By position: exporters give inputs other names.
-    for k, value in enumerate(index.inputs):
-        colours[TensorId(value.name)] = hash_parts("input", str(k), str(value.dtype))
+    colours = {
+        TensorId(value.name): hash_parts("input", str(k), str(value.dtype))
+        for k, value in enumerate(index.inputs)
+    }
 
     def colour(name: str, scope: str) -> str:
         t = index.resolve_tensor(name, scope)
@@ -181,7 +182,7 @@ def _hash_leaf(index: GraphIndex, t: TensorId, colours: Colours) -> str:
 
 
 def _colour_backward(index: GraphIndex, origins: Colours) -> Colours:
-    uses: defaultdict[TensorId, list[str]] = defaultdict(list)
+    uses = defaultdict(list)
     for k, value in enumerate(index.outputs):
         t = index.resolve_tensor(value.name, "")
         if t is not None:

@@ -138,7 +138,7 @@ class GraphIndex(Graph):
         None for "" and for a name nobody defines.
         """
         # A loop, not the generator below: every look-up of an input comes here.
-        at: str | None = scope if tensor else None
+        at = scope if tensor else None
         while at is not None:
             if tensor in self._defined.get(at, ()):
                 return TensorId(tensor, at)

@@ -50,7 +50,7 @@ def write_integer_products(proto: M) -> M:
     ]
     if not products:
         return proto
-    editor: Editor[M] = Editor(proto)
+    editor = Editor(proto)
     for node, data in products:
         if node.op_type == "LSTM":
             _write_lstm(index, editor, node, data)
@@ -71,7 +71,7 @@ def read_integer_products(proto: M) -> M:
     layers = [node for node in index.nodes if node.op_type == _LSTM and _is_stored(index, node)]
     if not products and not layers:
         return proto
-    editor: Editor[M] = Editor(proto)
+    editor = Editor(proto)
     reader = _Reader(index, editor)
     for product in products:
         reader.restore_product(product)

@@ -350,7 +350,7 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, ArrayDict]:
     Locations are relative to the root of the file system. Bytes of types that numpy does not pack are in the model.
     """
     arrays: ArrayDict = {}
-    packed: list[str] = []
+    packed = []
     places: dict[str, StoredArray] = {}
     for tensor in filter(is_stub, model.graph.initializer):
         place = model.weights.locate(tensor)

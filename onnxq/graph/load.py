@@ -9,7 +9,6 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx
 from onnx import ModelProto, TensorProto
@@ -254,7 +253,7 @@ def _parse_model(data: bytes, path: Path) -> ModelProto:
 
 def _check_text(proto: ModelProto, subject: str) -> None:
     """protobuf reads names that are not UTF-8 as bytes, which nothing after it expects."""
-    waiting: list[Any] = [proto]
+    waiting = [proto]
     while waiting:
         message = waiting.pop()
         if isinstance(message, onnx.TensorProto):
@@ -331,8 +330,7 @@ def _settle_imports(proto: ModelProto) -> Cautions:
         # onnx.checker finds no operator of ONNX by the domain's longer name.
         if node.domain == "ai.onnx":
             node.domain = ""
-    used = {node.domain for node in walk_nodes(proto.graph)}
-    missing = sorted(used - {"", *versions})
+    missing = sorted({node.domain for node in walk_nodes(proto.graph)} - {"", *versions})
     added = [onnx.helper.make_opsetid(domain, _find_newest(domain)) for domain in missing]
     doubled = len(versions) < len(proto.opset_import)
     if doubled or added:
@@ -444,7 +442,7 @@ def read_lazily(
     worth = os.path.isfile(path) and _WORTH_MAPPING <= path.stat().st_size <= MESSAGE_LIMIT
     mapped = _read_mapped(path, parse) if worth else None
     proto, inside = mapped or (parse(read(path), path), {})
-    opened: dict[Path, OpenFile] = {}
+    opened = {}
 
     def keep(tensor: TensorProto, extent: Extent) -> bool:
         if not _can_stay(tensor, extent.length):

@@ -11,7 +11,8 @@ or 8 bits, packed little end first; so are the zero points of a column, which ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,7 +122,7 @@ def write_nbits(
     notes = {
         node.name: map_entries(node.metadata_props) for node in walk_nodes(bare_proto(proto).graph)
     }
-    editor: Editor[M] = Editor(proto)
+    editor = Editor(proto)
     constants: dict[str, list[str]] = {}
     # In ONNX Runtime 1.28 on Arm level 4 ends the process where a body reads weights of the graph around it.
     leaders: dict[str, str] = {}
@@ -165,7 +166,7 @@ def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str,
 
     The branches of a merged decoder have one set of weights, which is stored in the main graph then.
     """
-    groups: dict[Hashable, list[str]] = {}
+    groups = defaultdict(list)
     for pair in pairs.values():
         if pair.scope:
             values = [index.input_value(pair, k) for k in range(len(pair.inputs))]
@@ -173,7 +174,7 @@ def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str,
                 value if value is None else hashlib.sha256(value.tobytes()).digest()
                 for value in values
             )
-            groups.setdefault((tuple(sorted(pair.attrs.items())), *digests), []).append(pair.name)
+            groups[(tuple(sorted(pair.attrs.items())), *digests)].append(pair.name)
     return {name: names[0] for names in groups.values() if len(names) > 1 for name in names}
 
 
@@ -231,7 +232,7 @@ def read_nbits(proto: M) -> M:
     products, editor = _find_blocks(proto, _read_product)
     if editor is None:
         return proto
-    weights: dict[tuple[str, str], str] = {}
+    weights = {}
     for node, blocks in products:
         key = node.scope, node.inputs[1]
         if key not in weights:

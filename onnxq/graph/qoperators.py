@@ -119,7 +119,7 @@ def write_qoperators(proto: M) -> M:
     Nodes keep their names, and tensors between them too.
     """
     index = GraphIndex(proto)
-    editor: Editor[M] = Editor(proto)
+    editor = Editor(proto)
     writer = _QOperatorWriter(index, editor, find_opset(proto))
     if not [node for node in index.nodes if not node.domain and writer.replace(node)]:
         return proto
@@ -264,7 +264,7 @@ class _QOperatorWriter:
 
     def _find_behind(self, node: NodeRef, k: int) -> NodeRefs | None:
         """The QuantizeLinear that alone reads output k, behind the Relu or Clip of a product; None for another."""
-        chain: list[NodeRef] = []
+        chain = []
         result = node.make_result(k)
         while True:
             reader, k = self.index.find_reader(result) or (None, 0)

@@ -52,14 +52,14 @@ def read_skeleton(data: Buffer, least: int) -> tuple[bytes, Extents]:
     Returns it with offset and length of what was left out, by the number of the initializer. Raises ValueError for
     bytes that are no encoded message.
     """
-    parts: list[bytes] = []
+    parts = []
     left_out: Extents = {}
     count = 0
     for field in _walk_fields(data, 0, len(data)):
         if field.number != _GRAPH or field.kind != _BYTES:
             parts.append(data[field.begin : field.end])
             continue
-        graph: list[bytes] = []
+        graph = []
         for inner in _walk_fields(data, field.content, field.end):
             if inner.number != _INITIALIZER or inner.kind != _BYTES:
                 graph.append(data[inner.begin : inner.end])
@@ -76,7 +76,7 @@ def _strip_tensor(
     """The encoded field of an initializer, without its raw_data where that is long."""
     if tensor.end - tensor.content < least:
         return data[tensor.begin : tensor.end]
-    parts: list[bytes] = []
+    parts = []
     for field in _walk_fields(data, tensor.content, tensor.end):
         if field.number == _RAW and field.kind == _BYTES and field.end - field.content >= least:
             # A field that stands twice holds what it was given last.

@@ -147,7 +147,7 @@ class _Omission:
                 self.copy_graph(body, part, _join_place(place, node, label))
 
     def _copy_tensor(self, tensor: TensorProto, target: TensorProto, key: tuple[str, str]) -> None:
-        if is_large(tensor):
+        if is_external(tensor) or count_tensor_bytes(tensor) > SMALL_BYTES:
             self.omitted[key] = tensor
             write_stub(tensor, target, self.empty)
         else:
@@ -162,7 +162,7 @@ def locate_tensors(
     proto: ModelProto, *, constants: bool = True
 ) -> Iterator[tuple[tuple[str, str], TensorProto]]:
     """Every initializer, and with `constants` every value of a Constant, under the key an Omitted has for it."""
-    waiting: list[tuple[str, GraphProto | FunctionProto]] = [("", proto.graph)]
+    waiting = [("", proto.graph)]
     waiting.extend((scopes.name_function(function), function) for function in proto.functions)
     while waiting:
         place, graph = waiting.pop()
@@ -189,11 +189,6 @@ def restore_weights(light: ModelProto, omitted: Omitted) -> ModelProto:
 
 def _join_place(place: str, node: NodeProto, label: str) -> str:
     return f"{place}/{scopes.find_result(node) or node.name}.{label}"
-
-
-def is_large(tensor: TensorProto) -> bool:
-    """True for a tensor that `omit_weights` leaves out."""
-    return is_external(tensor) or count_tensor_bytes(tensor) > SMALL_BYTES
 
 
 def write_stub(source: TensorProto, target: TensorProto, empty: bool = False) -> None:

@@ -266,7 +266,7 @@ def _list_reads(nodes: Sequence[NodeProto]) -> list[str]:
 def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
     """The functions of a model that these nodes call, or that such functions call, in the model's order."""
     known = {(f.domain, f.name, f.overload): k for k, f in enumerate(like.functions)}
-    called: set[int] = set()
+    called = set()
     # Most models have no functions, and looking into all subgraphs takes time.
     waiting = list(nodes) if known else []
     while waiting:
@@ -282,7 +282,7 @@ def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[Functi
 def remove_unneeded(graph: GraphProto) -> None:
     """Take out, in place, the nodes and initializers that no output of the graph depends on: ORT computes them all."""
     needed = {value.name for value in graph.output}
-    nodes: list[NodeProto] = []
+    nodes = []
     # Backwards, so that all readers of a tensor are seen before its maker.
     for node in reversed(sort_nodes(graph)):
         if needed.intersection(node.output):
@@ -296,7 +296,7 @@ def remove_unneeded(graph: GraphProto) -> None:
 
 def list_behind(model: ModelLike, stops: Collection[str]) -> frozenset[str]:
     """The nodes of the main graph named in `stops`, and those that anything they make goes into."""
-    names: set[str] = set()
+    names = set()
     tensors: set[str] = set()
     for node in sort_nodes(bare_proto(model).graph):
         if node.name in stops or not tensors.isdisjoint(list_reads(node)):

@@ -154,17 +154,13 @@ def read_declared_type(value: ValueInfoProto) -> tuple[int, Dims | None]:
     if not tensor.HasField("shape"):
         return tensor.elem_type, None
     return tensor.elem_type, tuple(
-        # Exporters write -1 for unknown dims, which the checker lets pass.
+        # Exporters write -1 for unknown dims, which the checker lets pass, and Paddle "?" for every
+        # one: not one symbol that makes them equal.
         (dim.dim_value if dim.dim_value >= 0 else None)
         if dim.HasField("dim_value")
-        else _read_symbol(dim.dim_param)
+        else (None if dim.dim_param in ("", "?") else dim.dim_param)
         for dim in tensor.shape.dim
     )
-
-
-def _read_symbol(name: str) -> str | None:
-    # Paddle writes "?" for every dim it does not know: not one symbol that makes them equal.
-    return None if name in ("", "?") else name
 
 
 def name_type(number: int) -> str:

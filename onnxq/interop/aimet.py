@@ -7,8 +7,6 @@ Several scales are those of output channels; neither version names an axis. Sign
 signed zero point of -1 is AIMET's strictly symmetric scheme, -127…127.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

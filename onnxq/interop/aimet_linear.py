@@ -6,10 +6,8 @@ Scales of blocks may be integers in steps of a scale for each channel: 2.0.0 has
 `per_channel_float_scale`, 2.1.0 a table {x, x_scale, …} in the place of y_scale. Their products are read.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -97,7 +95,7 @@ def _write(version: str, entries: Sequence[TensorScale]) -> bytes:
     rows = []
     for entry in entries:
         spec, (scale, zero) = entry.spec, list_numbers(entry)
-        row: JsonObject = {"name": entry.name, "output_dtype": spec.kind, "y_scale": scale}
+        row = {"name": entry.name, "output_dtype": spec.kind, "y_scale": scale}
         # AIMET leaves zeros out, and takes a missing one for them.
         if np.any(entry.zero_point):
             row["y_zero_point"] = zero
@@ -114,7 +112,7 @@ def _recognize(version: str, data: bytes) -> bool:
 
 
 def _make_format(version: str) -> ImportFormat:
-    recognizes: Callable[[bytes], bool] = partial(_recognize, version)
+    recognizes = partial(_recognize, version)
     limits = "3, 5, 6 and 7 bits, a narrow range, several encodings of one tensor"
     return ImportFormat(
         f"aimet-{version}",

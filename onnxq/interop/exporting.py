@@ -87,8 +87,8 @@ def write_scales(sites: SitePlans, kind: ImportFormat, source: str = "the plan")
         raise CalibrationError(
             f"format {kind.name!r}", "is only read", "name another: docs/formats.md", code="Q516"
         )
-    left: list[LeftSite] = []
-    chosen: list[tuple[SitePlan, TensorScale]] = []
+    left = []
+    chosen = []
     for site, entry, reason in _list_entries(sites):
         reason = reason or (kind.refuse(entry) if entry is not None else "")
         if entry is None or reason:
@@ -103,12 +103,16 @@ def write_scales(sites: SitePlans, kind: ImportFormat, source: str = "the plan")
     unique = list({(entry.name, entry.readers): entry for _, entry in chosen}.values())
     content = kind.write(unique)
     again = {(entry.name, entry.readers): entry for entry in kind.parse(content, kind.name).entries}
-    written = []
-    for site, entry in chosen:
-        change = _describe_change(entry, again.get((entry.name, entry.readers)))
-        written.append(WrittenSite(site=site.name, tensor=entry.name, change=change))
+    written = tuple(
+        WrittenSite(
+            site=site.name,
+            tensor=entry.name,
+            change=_describe_change(entry, again.get((entry.name, entry.readers))),
+        )
+        for site, entry in chosen
+    )
     return ExportedScales(
-        source=source, kind=kind.name, content=content, written=tuple(written), left=tuple(left)
+        source=source, kind=kind.name, content=content, written=written, left=tuple(left)
     )
 
 

@@ -1,7 +1,5 @@
 """The numbers of an entry in the type that a site has, and the rules by which sites get the bits of their entries."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

@@ -8,6 +8,7 @@ the weight, which is then stored in their order of axes.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -109,14 +110,14 @@ def _group_markers(
     carriers: set[str],
 ) -> list[MarkerGroup]:
     """The groups in the order of their first markers."""
-    groups: list[MarkerGroup] = []
-    on: dict[TensorId, list[MarkerGroup]] = {}
+    groups = []
+    on: dict[TensorId, list[MarkerGroup]] = defaultdict(list)
     for marker in markers:
         base = bases[marker.result]
         group = next((g for g in on.get(base, ()) if g.first.agrees_with(marker)), None)
         if group is None:
             group = MarkerGroup(marker, base)
-            on.setdefault(base, []).append(group)
+            on[base].append(group)
             groups.append(group)
         if marker.site not in group.sites:
             group.sites.append(marker.site)
@@ -160,14 +161,14 @@ def _follow_transposes(group: MarkerGroup, index: GraphIndex) -> list[MarkerGrou
     if not group.first.role.is_weight or not index.is_constant(group.base):
         return [group]
     shape = index.find_shape(group.base) or ()
-    landings: dict[Perm, list[Edge]] = {}
+    landings = defaultdict(list)
     # Reversed, so that the last of the list is the first reader and groups come in the order of readers.
     waiting = [(edge, tuple(range(len(shape)))) for edge in reversed(group.edges)]
     while waiting:
         edge, perm = waiting.pop()
         turned = _apply_transpose(edge, perm, index)
         if turned is None:
-            landings.setdefault(perm, []).append(edge)
+            landings[perm].append(edge)
         else:
             result, now = turned
             waiting.extend((reader, now) for reader in reversed(index.list_consumers(result)))

@@ -196,7 +196,7 @@ class _Stripper:
             replace(edge, node=self.stand_ins.get(edge.node, edge.node)) for edge in edges
         )
         # Several groups on one tensor: the later ones are called by their first reader.
-        site: Site = readers[0] if tensor in taken else tensor
+        site = readers[0] if tensor in taken else tensor
         taken.add(site)
         role = self._find_role(group, tensor)
         spec = group.spec
@@ -299,7 +299,7 @@ def _narrow_plan(plan: Plan, kind: FloatType) -> Plan:
             narrow = site.qparams.scale.astype(dtype).astype(np.float32)
             site = replace(site, qparams=replace(site.qparams, scale=narrow))
         sites.append(site)
-    return add_precision(plan.with_sites(tuple(sites)), PrecisionPlan(type=kind), None)
+    return add_precision(plan.with_sites(sites), PrecisionPlan(type=kind), None)
 
 
 def _group_sites(plan: Plan, quantized: Mapping[str, tuple[Site, ...]]) -> Plan:
@@ -310,9 +310,7 @@ def _group_sites(plan: Plan, quantized: Mapping[str, tuple[Site, ...]]) -> Plan:
         if len(sites) > 1
         for site in sites
     }
-    sites = []
-    for site in plan.sites:
-        if site.site in groups and not site.role.is_weight:
-            site = replace(site, group=groups[site.site])
-        sites.append(site)
-    return plan.with_sites(tuple(sites))
+    return plan.with_sites(
+        site if site.role.is_weight else replace(site, group=groups.get(site.site, site.group))
+        for site in plan.sites
+    )

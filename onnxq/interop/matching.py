@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -182,7 +182,7 @@ def _take_entries(
 ) -> tuple[dict[Site, _Taken], Cautions]:
     """The entry that each site takes, of activations (`sites`) and then of weights; and warnings of shared scales."""
     by_name = sort_by_name(table.entries)
-    taken: dict[Site, _Taken] = {}
+    taken = {}
     for site in sites:
         nearest = _find_nearest_entry(site.quantized_tensor, by_name, copies)
         if nearest is not None:
@@ -209,7 +209,7 @@ def set_scales(plan: Plan, qparams: Mapping[Site, QParams]) -> Plan:
             orders = () if site.role.is_weight else site.sum_orders
             site = replace(site, qparams=qparams[site.site], sum_orders=orders)
         sites.append(site)
-    return plan.with_sites(tuple(sites))
+    return plan.with_sites(sites)
 
 
 def _choose_entry(group: TensorScales, site: SitePlan, index: GraphIndex) -> TensorScale:
@@ -251,10 +251,10 @@ def _share_largest(sites: Iterable[SitePlan], taken: dict[Site, _Taken]) -> Iter
 
     taken: changed in place.
     """
-    groups: dict[str, list[Site]] = {}
+    groups = defaultdict(list)
     for site in sites:
         if site.group:
-            groups.setdefault(site.group, []).append(site.site)
+            groups[site.group].append(site.site)
     for members in groups.values():
         scales = [taken[site] for site in members if site in taken]
         if not scales:

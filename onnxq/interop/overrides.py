@@ -5,8 +5,6 @@
 {name: [{…, convert: {quant_type, scale, zero_point, recv_nodes}}]}                       another type for some readers
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -109,7 +107,7 @@ def _refuse(entry: TensorScale) -> str:
 
 
 def _write(entries: Sequence[TensorScale]) -> bytes:
-    root: JsonObject = {}
+    root = {}
     for name, group in sort_by_name(entries).items():
         first, *others = group
         rows = _write_rows(first)
@@ -126,9 +124,7 @@ def _write_rows(entry: TensorScale) -> list[JsonObject]:
     kind = {"quant_type": f"Q{'' if spec.signed else 'U'}Int{spec.bits}"}
     if isinstance(spec.granularity, PerChannel):
         pairs = zip(*numbers, strict=True)
-        rows: list[JsonObject] = [
-            {**kind, "scale": scale, "zero_point": zero} for scale, zero in pairs
-        ]
+        rows = [{**kind, "scale": scale, "zero_point": zero} for scale, zero in pairs]
         rows[0]["axis"] = spec.granularity.axis
         return rows
     return [{**kind, "scale": numbers[0], "zero_point": numbers[1]}]

@@ -7,8 +7,6 @@
 The numbers of a configuration are those of its dominator. Both name no axis of channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any

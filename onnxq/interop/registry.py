@@ -3,8 +3,6 @@
 Another one is a file that defines it and a row here.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

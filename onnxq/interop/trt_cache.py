@@ -8,8 +8,6 @@ A scale is the dynamic range divided by 127, a float32 in big-endian hex; leadin
 TensorRT folds away, or that held zeros alone, have 0.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -63,7 +61,7 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
     _check_order(lines[number:], source)
     entries = list[TensorScale]()
     skipped = list[SkippedEntry]()
-    faults: list[str] = []
+    faults = []
     for k, line in enumerate(lines[number:], number + 1):
         if line.strip():
             try:

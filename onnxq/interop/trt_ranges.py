@@ -4,8 +4,6 @@
 {"tensorrt": {"blob_range": {name: range}}} MQBench; Dipoorlet without the outer object
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

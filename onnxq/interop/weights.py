@@ -16,7 +16,7 @@ from ml_dtypes import bfloat16
 
 from onnxq.arrays import Array
 from onnxq.errors import CalibrationError
-from onnxq.graph import Graph, GraphIndex, NodeRef, NodeRefs, walk_graphs
+from onnxq.graph import Graph, GraphIndex, NodeRefs, walk_graphs
 from onnxq.interop.checkpoints import Checkpoint, CheckpointWeight, WeightCodes
 from onnxq.progress import Task, count_items
 from onnxq.sites import Causes, Names, TensorId
@@ -144,7 +144,7 @@ def match_weights(
 
 def _list_weights(graph: Graph) -> list[NetworkWeight]:
     """The constant matrices that MatMul and Gemm multiply by, and those that rows are looked up in."""
-    readers: defaultdict[tuple[TensorId, int, bool], list[NodeRef]] = defaultdict(list)
+    readers = defaultdict(list)
     for node in graph.nodes:
         table = node.looks_up(0)
         tensor = graph.find_input(node, int(not table))
@@ -168,7 +168,7 @@ class _ChannelTable:
     def __init__(self, weights: Sequence[NetworkWeight], graph: Graph) -> None:
         self.weights = weights
         # By length: digests, the number of the weight, and the row.
-        parts: defaultdict[int, list[tuple[Array, Array, Array]]] = defaultdict(list)
+        parts = defaultdict(list)
         for k, weight in enumerate(weights):
             count, columns = weight.shape
             parts[columns].append(

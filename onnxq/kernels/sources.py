@@ -2,8 +2,6 @@
 them as child processes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 from functools import cache

@@ -107,8 +107,7 @@ def dequantize(
             if spec.is_float
             else (levels.astype(np.int32) - zero).astype(np.float32)
         )
-        values = steps * scale
-        return np.asarray(values).astype(dtype, copy=False)
+        return np.asarray(steps * scale).astype(dtype, copy=False)
 
 
 def fake_quant(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> Array:

@@ -23,7 +23,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxq.arrays import Array, Array64, Floats, Integers, Mask, Shape, are_finite, list_other_axes
+from onnxq.arrays import (
+    Array,
+    Array64,
+    Floats,
+    Integers,
+    Mask,
+    Shape,
+    are_finite,
+    as_float32,
+    as_float64,
+    list_other_axes,
+)
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.nearest import suggest_names
 from onnxq.numerics.block_search import search_numbers
@@ -129,7 +140,7 @@ def limit_sums(values: Array, wanted: ArrayLike, orders: Sequence[SumOrder]) -> 
     for order in orders:
         # Reshaping copies unless the order is that in memory; hence an explicit copy, written back below.
         rows = _to_rows(codes, order).copy()
-        aims = _to_rows(np.asarray(wanted, np.float32), order)
+        aims = _to_rows(as_float32(wanted), order)
         even = rows.shape[1] // 2 * 2
         first = rows[:, 0:even:2]
         second = rows[:, 1:even:2]
@@ -150,7 +161,7 @@ def choose_widening(
     first, second: float neighbours [rows, sums]. scale: [rows]. noise: [rows], in units of `cost`. cost: one number per
     sum.
     """
-    steps = np.asarray(scale, np.float64)
+    steps = as_float64(scale)
     # Weights of unlike signs add up to less than the larger one alone.
     total = np.where(np.sign(first) == np.sign(second), np.abs(first + second), 0.0)
     # The other sums have no excess at any factor.
@@ -160,8 +171,8 @@ def choose_widening(
         return factors
     wide = total[rows, sums].astype(np.float64)
     room = MOST * steps[rows]
-    each = np.broadcast_to(np.asarray(cost, np.float64), total.shape)[rows, sums]
-    coarse = np.asarray(noise, np.float64) * steps**2 / 12
+    each = np.broadcast_to(as_float64(cost), total.shape)[rows, sums]
+    coarse = as_float64(noise) * steps**2 / 12
     least = np.full(len(steps), np.inf)
     for factor in _FACTORS:
         excess = np.maximum(wide - room * factor, 0.0)
@@ -188,10 +199,7 @@ def round_within_sum(
         return moved_first, moved_second
     sign = np.where(wide[0][over] > 0, 1, -1)
     most = wide[0][over] * sign, wide[1][over] * sign
-    aims = [
-        np.clip(np.asarray(wanted, np.float32)[over] * sign, 0, -_INT8.min)
-        for wanted in (aim, other)
-    ]
+    aims = [np.clip(as_float32(wanted)[over] * sign, 0, -_INT8.min) for wanted in (aim, other)]
     # The point of the line first + second = MOST nearest to (aim, other).
     share = np.rint((aims[0] - aims[1] + MOST) / 2).astype(np.int32)
     share = np.minimum(np.maximum(share, MOST - most[1]), most[0])
@@ -253,7 +261,7 @@ def weight_qparams(
     check_weight_observer(observer)
     name = observer.name
     options = dict(observer.options)
-    values = np.asarray(w, np.float32)
+    values = as_float32(w)
     widest = _find_ends(values, spec)
     if not (are_finite(widest[0]) and are_finite(widest[1])):
         raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
@@ -265,9 +273,7 @@ def weight_qparams(
     qparams = qparams_from_range(*ends, spec, origin=f"weights, {name}")
     if name == "mse" and not spec.is_float:
         spread = (
-            None
-            if importance is None
-            else np.broadcast_to(np.asarray(importance, np.float32), values.shape)
+            None if importance is None else np.broadcast_to(as_float32(importance), values.shape)
         )
         weighting = None if spread is None else _group_values(spread, spec)[0]
         signed = bool(options.get("signed_scales", False))
@@ -316,7 +322,7 @@ def _widen_scales(
             two[..., 0], two[..., 1], scale, np.full(len(two), two[0].size), 0.5
         )
         factors = np.maximum(factors, wider.reshape(factors.shape))
-    return replace(qparams, scale=np.asarray(qparams.scale * factors, np.float32))
+    return replace(qparams, scale=as_float32(qparams.scale * factors))
 
 
 def _group_values(values: Floats, spec: QuantSpec) -> tuple[Floats, Shape]:
@@ -347,7 +353,7 @@ def _find_ends(values: Floats, spec: QuantSpec) -> Ends:
         others = list_other_axes(values, _find_axis(values, spec.granularity))
     low = values.min(axis=others, initial=0.0)
     high = values.max(axis=others, initial=0.0)
-    return np.asarray(low, np.float64), np.asarray(high, np.float64)
+    return as_float64(low), as_float64(high)
 
 
 def _find_axis(values: Floats, grain: PerChannel | PerBlock) -> int:

@@ -207,7 +207,7 @@ def run_stage(
             # A large model is in memory once.
             beside = ctx.crew.plain and not is_large_model(state.model)
             after = state
-            reports: list[PassReport] = []
+            reports = []
             # Both attempts begin with the state before, and both are reported: the second must not hide a rollback.
             for attempt in (entry.run, entry.retry):
                 if attempt is None:

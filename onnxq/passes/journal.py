@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
@@ -132,12 +133,12 @@ def list_replaced(before: Plan, after: Plan, roles: Collection[Role], why: str) 
     why: the reason, and how to keep the observer's scales.
     """
     scales = {site.site: site.qparams.scale for site in before.sites if site.qparams is not None}
-    replaced: dict[str, list[str]] = {}
+    replaced = defaultdict(list)
     for site in after.sites:
         if site.role not in roles or site.site not in scales or site.qparams is None:
             continue
         if not np.array_equal(scales[site.site], site.qparams.scale):
-            replaced.setdefault(name_observer(site.observer), []).append(site.name)
+            replaced[name_observer(site.observer)].append(site.name)
     parts = [f"{observer} at {join_names(names, _SHOWN)}" for observer, names in replaced.items()]
     return f"in place of the observer {', of '.join(parts)}: {why}" if parts else ""
 

@@ -149,11 +149,6 @@ class Edit:
         for edge in readers:
             self._editor.replace_input(edge, final.name)
 
-    def bypass_node(self, node: NodeRef, source: TensorId) -> None:
-        """Take out a node that merely repeats `source`: its readers read that."""
-        self.redirect_readers(node.result, source.name)
-        self.remove_node(node)
-
     def redirect_readers(self, tensor: TensorId, source: str) -> None:
         """Let all readers of a tensor read another."""
         self._editor.rewire(tensor, source)

@@ -92,8 +92,7 @@ def _measure_folds(ctx: SampledContext, state: PlannedState) -> ModelErrors:
     sums: dict[str, ModelErrors] = {}
     with ctx.progress("judging on all samples", sum(len(fold.samples) for fold in folds)) as task:
         for fold in folds:
-            plan = fold.narrow_ranges(state.model, state.plan)
-            model = build_file(state, plan, ctx.progress)
+            model = build_file(state, fold.narrow_ranges(state.model, state.plan), ctx.progress)
             fold_check = check.check_model(
                 state.named,
                 model,

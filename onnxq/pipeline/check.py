@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
@@ -97,7 +98,9 @@ def check_model(
         # ORT's optimizations say nothing of another engine. They misread pairs in narrow types, too
         # (WeightBiasQuantization multiplies float16 scales, which vanish).
         if optimized or everywhere:
-            fast = MatchedRunner(reference, _open_typed(take_choices(after), threads))
+            chosen = take_choices(after)
+            typed = widen_model(chosen) if _holds_bfloat16(chosen) else chosen
+            fast = MatchedRunner(reference, _TypedRunner(Session(typed, threads=threads)))
             pairs |= {"on": (exact_run, fast), "agree": (plain, fast)}
     except ModelError as error:
         if optimized:
@@ -270,13 +273,6 @@ class _TypedRunner:
         return self._session.run(convert_floats(feeds, self._session.inputs))
 
 
-def _open_typed(model: ModelLike, threads: int) -> ModelRunner:
-    """The model as ORT runs it, for float32 samples."""
-    return _TypedRunner(
-        Session(widen_model(model) if _holds_bfloat16(model) else model, threads=threads)
-    )
-
-
 def _holds_bfloat16(model: ModelLike) -> bool:
     """True for a model with inputs or outputs in bfloat16, which ORT neither takes from numpy nor gives to it."""
     values = (*model.graph.input, *model.graph.output)
@@ -290,12 +286,12 @@ def _note_unchecked(reference: ReferenceRunner, checks: Sequence[OutputCheck]) -
         name for node in selections.nodes for name, _ in node.choices
     )
     checked |= {check.name for check in checks}
-    notes = []
-    for output in reference.session.native.get_outputs():
-        if output.name not in checked:
-            cause = "was not checked: it holds no numbers to compare with the float model's"
-            notes.append(Caution("W120", f"output {output.name!r}, {output.type}, {cause}"))
-    return tuple(notes)
+    cause = "was not checked: it holds no numbers to compare with the float model's"
+    return tuple(
+        Caution("W120", f"output {output.name!r}, {output.type}, {cause}")
+        for output in reference.session.native.get_outputs()
+        if output.name not in checked
+    )
 
 
 def explain_slowness(plan: Plan, title: str) -> str:
@@ -424,10 +420,10 @@ def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
 
 def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
     """Nodes whose float operands all come through a pair."""
-    read: dict[str, set[int]] = {}
+    read = defaultdict(set)
     for site in plan.all_sites:
         for edge in site.find_readers(index):
-            read.setdefault(edge.node, set()).add(edge.index)
+            read[edge.node].add(edge.index)
     quantized = {
         edge.node for site in plan.all_sites if site.role.is_weight for edge in site.named_consumers
     }

@@ -40,7 +40,7 @@ def name_models(models: Sequence[ModelSource] | ModelSource) -> dict[str, ModelS
     sources = [models] if isinstance(models, (str, Path, onnx.ModelProto)) else list(models)
     if not sources:
         raise ConfigError("models", "none was given", "give at least one", code="Q304")
-    named: dict[str, ModelSource] = {}
+    named = {}
     for number, source in enumerate(sources, 1):
         name = f"model {number}" if isinstance(source, onnx.ModelProto) else str(source)
         # The same file twice shows the spread of the clock.

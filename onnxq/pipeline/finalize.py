@@ -342,7 +342,7 @@ def _time(
     """Float and quantized model side by side on each engine, by target, as far as the budget has time left for it."""
     budget, threads, plan = ctx.budget, ctx.config.verify.threads, state.plan
     names = split_target(plan.target)
-    timers: dict[str, check.Timer] = {}
+    timers = {}
     for name in names:
         timer = check.find_timer(
             name, threads or 1, ctx.config.runtime.plugins, _TIMED_SECONDS, _TIMED_PRECISION

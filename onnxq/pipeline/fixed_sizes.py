@@ -126,13 +126,13 @@ def _add_sample_sizes(
                 # An optional input, or one of unknown rank, has no axes to be fixed.
                 for of_axis, size in zip(sizes, feeds[name].shape, strict=False):
                     of_axis.add(int(size))
-    shared: NamedShapes = {}
-    for name, shape in shapes.items():
-        axes = zip(shape, sample_sizes[name], strict=True)
-        shared[name] = tuple(
-            min(sizes) if isinstance(dim, str) and len(sizes) == 1 else dim for dim, sizes in axes
+    return {
+        name: tuple(
+            min(sizes) if isinstance(dim, str) and len(sizes) == 1 else dim
+            for dim, sizes in zip(shape, sample_sizes[name], strict=True)
         )
-    return shared
+        for name, shape in shapes.items()
+    }
 
 
 def _suggest_fix(name: str, shape: NamedSizes) -> str:

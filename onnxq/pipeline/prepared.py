@@ -111,7 +111,7 @@ def _rewrite(
     # Before anything runs, where NaN shows far behind its origin; and before passes give weights other names.
     check_constants(get_index(dense))
     upgraded = ensure_opset(dense, _MINIMUM_OPSET)
-    reports: list[PassReport] = []
+    reports = []
     if types.computes:
         reports.append(
             PassReport(_WIDEN, (f"{FLOAT_TYPES[types.computes]} is computed in float32",))

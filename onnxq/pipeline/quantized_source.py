@@ -158,7 +158,7 @@ def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict
     index = GraphIndex(proto)
     editor = Editor(proto)
     names: dict[TensorId, str] = {}
-    integers: dict[Edge, Array] = {}
+    integers = {}
     for site in existing.constants:
         node = index.find_node(site.dequantize)
         codes = _read_codes(index, node, site)

@@ -483,8 +483,9 @@ def _predict_costs(
     costs = measured.profile.of("node")
     quantized = frozenset(cost.name for cost in costs if cost.name in problem.ops.by_name)
     before = predict_times(problem, quantized)
-    changes = {}
-    for names in groups:
-        after = predict_times(problem, quantized.difference(names))
-        changes[names] = round(compare_times(before, after) - 1, 4)
-    return changes
+    return {
+        names: round(
+            compare_times(before, predict_times(problem, quantized.difference(names))) - 1, 4
+        )
+        for names in groups
+    }

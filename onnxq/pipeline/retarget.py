@@ -268,7 +268,7 @@ def _place_pairs(
     """
     index = ways.problem.ops.index
     existing = source.existing
-    left: set[str] = set()
+    left = set()
     for name in () if complete else list_quantized_ops(ways.problem, ways.plan):
         op = ways.problem.ops.by_name[name]
         paired = any(
@@ -282,7 +282,7 @@ def _place_pairs(
     while True:
         filling = _Filling(source, replace(ways, refusals=reasons))
         plan = filling.ways.promote_keys(frozenset(left))
-        plan = plan.with_sites(tuple(map(filling.fill_site, plan.sites)))
+        plan = plan.with_sites(map(filling.fill_site, plan.sites))
         missing = [
             s for s in plan.sites if not s.complete and s.derived is None and not s.role.is_weight
         ]

@@ -150,9 +150,7 @@ def _read_edge(row: _SiteFields) -> Edge:
 
 
 def _write_site(site: Site) -> JsonObject:
-    name: str | list[str | int] = (
-        site.name if isinstance(site, TensorId) else [site.node, site.index]
-    )
+    name = site.name if isinstance(site, TensorId) else [site.node, site.index]
     return {"site": name, **({"scope": site.scope} if site.scope else {})}
 
 
@@ -232,7 +230,7 @@ def _read_spec(row: _SpecRow) -> QuantSpec:
 def spec_dict(spec: QuantSpec) -> JsonObject:
     """The spec as JSON values, under the keys that the configuration has for it."""
     grain = spec.granularity
-    out: JsonObject = {
+    out = {
         "bits": spec.bits,
         "type": spec.storage,
         "scheme": spec.scheme,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -450,17 +451,18 @@ class Plan:
         """True when attention was tried both ways and is quantized."""
         return self.attention is not None and self.attention.kind is AttentionKind.QUANTIZED
 
-    def with_sites(self, sites: SitePlans) -> Plan:
+    def with_sites(self, sites: Iterable[SitePlan]) -> Plan:
         """The plan with these sites in the place of its own."""
-        return replace(self, sites=sites)
+        return replace(self, sites=tuple(sites))
 
     def replace_sites(self, changed: Mapping[Site, SitePlan]) -> Plan:
         """The plan with these sites, and biases in their units without numbers, which calibration adds."""
-        sites = []
-        for site in self.sites:
-            own = changed.keys().isdisjoint(site.derived or ())
-            sites.append(changed.get(site.site, site) if own else site.without_numbers())
-        return self.with_sites(tuple(sites))
+        return self.with_sites(
+            changed.get(site.site, site)
+            if changed.keys().isdisjoint(site.derived or ())
+            else site.without_numbers()
+            for site in self.sites
+        )
 
     def list_scaled_for(self, inputs: Collection[Site]) -> frozenset[Site]:
         """Weights whose scales may have been raised for a bias in the units of one of these inputs."""
@@ -472,7 +474,4 @@ class Plan:
 
     def by_role(self) -> dict[str, int]:
         """Number of sites per role."""
-        counts: dict[str, int] = {}
-        for site in self.sites:
-            counts[str(site.role)] = counts.get(str(site.role), 0) + 1
-        return counts
+        return Counter(str(site.role) for site in self.sites)

@@ -1,7 +1,5 @@
 """Names of the nodes and tensors of a pair, all made from the name of its site."""
 
-from __future__ import annotations
-
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.sites import Site, TensorId
 

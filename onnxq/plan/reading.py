@@ -98,11 +98,11 @@ def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
     Raises PlanError where sites that share a scale have different specs or scales.
     """
     _check_groups(plan)
-    lines: dict[Site, str] = {}
-    for site in plan.sites:
-        if is_stale(site) and site.qparams is not None:
-            cause = f"its scale was computed for {site.qparams.computed_for}, and the plan says {site.spec.levels}"
-            lines[site.site] = cause
+    lines = {
+        site.site: f"its scale was computed for {site.qparams.computed_for}, and the plan says {site.spec.levels}"
+        for site in plan.sites
+        if is_stale(site) and site.qparams is not None
+    }
     qparams = {site.site: site.qparams for site in plan.all_sites if site.site not in lines}
     specs = {site.site: site.spec for site in plan.all_sites}
     sites = []
@@ -114,7 +114,7 @@ def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
             site, cause = _update_bias(site, x, w, specs.get(site.derived[1]))
             lines |= {site.site: cause} if cause else {}
         sites.append(site)
-    return replace(plan, sites=tuple(sites)), lines
+    return plan.with_sites(sites), lines
 
 
 def _update_bias(

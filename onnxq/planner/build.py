@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -429,10 +430,10 @@ def _find_unreadable(
 
 def _find_unknown(engine: Target, index: GraphIndex) -> Cautions:
     """A warning for each operator that the target's engine cannot read."""
-    unknown: dict[tuple[str, str], list[str]] = {}
+    unknown = defaultdict(list)
     for node in index.nodes:
         if reason := engine.refuse_float(node):
-            unknown.setdefault((node.op_type, reason), []).append(node.name)
+            unknown[(node.op_type, reason)].append(node.name)
     return tuple(
         Caution("W129", f"{engine.name} cannot read {op} ({len(names)}, e.g. {names[0]}): {reason}")
         for (op, reason), names in unknown.items()

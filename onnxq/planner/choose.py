@@ -223,7 +223,7 @@ def _sort_reasons(
 def choose_weights(problem: PlacementProblem) -> Choice:
     """Weight-only mode: every weight the target can read packed, but those a rule leaves float."""
     ops = problem.ops
-    reasons: list[Unquantized] = []
+    reasons = []
     chosen: set[str] = set()
     for op in ops:
         weights = [(role, tensor) for role, tensor in ops.list_roles(op) if role.is_weight]
@@ -388,10 +388,6 @@ def _is_large_pointwise(ops: QuantizableOps, op: QuantizableOp) -> bool:
     return weight is not None and all(k == 1 for k in weight[2:]) and min(weight[:2]) >= _LARGE
 
 
-def _is_grouped(_: QuantizableOps, op: QuantizableOp) -> bool:
-    return op.node.op_type == "Conv" and op.node.groups > 1
-
-
 def _has_one_channel(ops: QuantizableOps, op: QuantizableOp) -> bool:
     weight = ops.candidate(op.node).shape(1)
     return op.node.op_type == "Conv" and weight is not None and weight[1] == 1
@@ -426,7 +422,9 @@ STRATEGIES: Mapping[str, Test] = {
     "last-two-thirds": _is_behind(1 / 3),
     "last-half": _is_behind(1 / 2),
     "no-one-channel-input": lambda ops, op: not _has_one_channel(ops, op),
-    "no-grouped-no-gates": lambda ops, op: not (_is_grouped(ops, op) or _has_tiny_map(ops, op)),
+    "no-grouped-no-gates": lambda ops, op: (
+        not ((op.node.op_type == "Conv" and op.node.groups > 1) or _has_tiny_map(ops, op))
+    ),
     "large-pointwise-and-linear": lambda ops, op: (
         _is_large_pointwise(ops, op) and not _has_tiny_map(ops, op)
     ),

@@ -130,12 +130,13 @@ def add_costs(parts: Sequence[tuple[PlacementCosts, float]]) -> PlacementCosts:
     def total_each(tables: Sequence[Mapping[TensorId, float]]) -> dict[TensorId, float]:
         return {key: total(table[key] for table in tables) for key in tables[0]}
 
-    ops = {}
-    for name in costs[0].ops:
-        same = [cost.ops[name] for cost in costs]
-        ops[name] = Cost(
-            total(cost.float_us for cost in same), total(cost.int8_us for cost in same)
+    ops = {
+        name: Cost(
+            total(cost.ops[name].float_us for cost in costs),
+            total(cost.ops[name].int8_us for cost in costs),
         )
+        for name in costs[0].ops
+    }
     return PlacementCosts(
         ops=ops,
         quantize=total_each([cost.quantize for cost in costs]),
@@ -178,7 +179,7 @@ class CutProblem:
 
     def compute_costs(self, cpu: MachineCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
-        quantize: dict[TensorId, float] = {}
+        quantize = {}
         dequantize: dict[TensorId, float] = {}
         for use in self.uses:
             # A pair that the model came with runs in any case.

@@ -1,7 +1,5 @@
 """Fit a plan to the same network exported again: other node order, other names for nodes and tensors that had none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 

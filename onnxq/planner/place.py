@@ -79,7 +79,7 @@ class Placer:
         self, picked: list[QuantizableOp], chosen: frozenset[str]
     ) -> dict[TensorId, Readers]:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
-        activations: dict[TensorId, Readers] = {}
+        activations = {}
         for op in picked:
             # An operator that joins others reads their pairs, and one on scales of each run has a
             # quantizer of its own: for neither is another operator's input quantized.
@@ -288,7 +288,7 @@ class Placer:
             return self.shared[pair.site]
         tensor = self._find_tensor(op, edge)
         match, spec = self._ask_weight(tensor, op)
-        readers: list[Edge] = []
+        readers = []
         # ONNX Runtime loads no file in which a pair's 4- or 8-bit weight lies outside the If whose
         # body reads it, so each body has a copy of its own.
         alike = tensor.scope == op.node.scope

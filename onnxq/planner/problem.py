@@ -250,7 +250,7 @@ def find_quantizable_ops(
         if op is not None:
             ops.append(op)
     complete = frozenset(op.name for op in ops if _is_complete(op, existing))
-    partial: dict[str, str] = {}
+    partial = {}
     for op in ops:
         if op.name in existing.weighted and op.name not in complete:
             candidate = Candidate(op.node, index, shapes)
@@ -321,7 +321,7 @@ def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
 
 def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
     node = candidate.node
-    data: list[tuple[Edge, TensorId]] = []
+    data = []
     for k in rule.list_inputs(candidate):
         tensor = candidate.tensor(k)
         # A kernel needs all of its inputs: one that the node leaves out makes it another operator.

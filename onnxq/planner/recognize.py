@@ -98,8 +98,8 @@ def recognize_graph(
 ) -> Recognized:
     """Find what the contents describe in another graph. sketches: of that graph's tensors, on the same inputs."""
     search = _PatternSearch(contents, index, sketches)
-    nodes: dict[str, NodeRef] = {}
-    taken: set[str] = set()
+    nodes = {}
+    taken = set()
     for name, node in contents.nodes.items():
         candidates = search.list_nodes(name, node)
         # Two nodes of the plan may be one here, where a tool merged what was computed twice.

@@ -1,7 +1,5 @@
 """The constants at a plan's sites: read, hashed, and kept within the 16-bit sums of the kernels of its target."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
@@ -60,9 +58,7 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
             )
         )
 
-    return replace(
-        plan, sites=tuple(replace(site, sum_orders=list_orders(site)) for site in plan.sites)
-    )
+    return plan.with_sites(replace(site, sum_orders=list_orders(site)) for site in plan.sites)
 
 
 def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, Cautions]:
@@ -89,7 +85,7 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, Cautions]:
             )
             lines.append(Caution("W107", text))
         sites.append(site)
-    return replace(plan, sites=tuple(sites)), tuple(lines)
+    return plan.with_sites(sites), tuple(lines)
 
 
 def count_saturating(values: np.ndarray, orders: SumOrders) -> tuple[int, int]:

@@ -74,11 +74,11 @@ def fit_words(text: RichText, width: int) -> RichText:
     """Shorten words longer than `width`, so that the text breaks between words only."""
     if max(map(cell_len, text.plain.split()), default=0) <= width:
         return text
-    lines = []
     # On rich's Text instead of strings, which keeps styles.
-    for line in text.split("\n", allow_blank=True):
-        words = line.split(" ", allow_blank=True)
-        lines.append(RichText(" ").join(_fit_word(word, width) for word in words))
+    lines = (
+        RichText(" ").join(_fit_word(word, width) for word in line.split(" ", allow_blank=True))
+        for line in text.split("\n", allow_blank=True)
+    )
     return RichText("\n", style=text.style).join(lines)
 
 

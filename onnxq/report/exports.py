@@ -4,8 +4,6 @@ https://github.com/google-ai-edge/model-explorer/wiki describes both: node data,
 so that they fit any adapter's graph; and a graph of our own, which needs no adapter.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import PurePath

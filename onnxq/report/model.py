@@ -390,9 +390,8 @@ class Report:
         """An output as the file says and, where ONNX Runtime is to run it, as it does."""
         # Other engines run the file as it is, without ORT's optimizations.
         here = check.optimized and find_target(self.target).times_itself
-        figures = []
-        for k, run in enumerate((OFF, ON) if here else (OFF,)):
-            figure = RunFigure(
+        return [
+            RunFigure(
                 output=check.name + check.parts[k],
                 run=LABELS[run],
                 sqnr_db=check.sqnr_db[k],
@@ -400,8 +399,8 @@ class Report:
                 rows=check.rows,
                 classes=check.classes,
             )
-            figures.append(figure)
-        return figures
+            for k, run in enumerate((OFF, ON) if here else (OFF,))
+        ]
 
     @property
     def slower(self) -> bool:

@@ -1,7 +1,5 @@
 """Sentences on parts of results that several commands show: specs, placements, passes, float types, 16-bit sums."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from onnxq.annotate import WeightSums
@@ -250,11 +248,10 @@ def make_sums_tables(
 def format_cost(cost: SaturationCost) -> list[str]:
     """Format the error by saturation at each output, and the parts that could not be computed."""
     basis = f"on {cost.samples} samples, against exact sums"
-    lines = []
-    for error in cost.outputs:
-        lines.append(
-            f"{error.output}: {terminal.format_decibel(error.sqnr_db)} {basis}, max abs {error.max_abs:.3g}"
-        )
+    lines = [
+        f"{error.output}: {terminal.format_decibel(error.sqnr_db)} {basis}, max abs {error.max_abs:.3g}"
+        for error in cost.outputs
+    ]
     return lines + [
         f"[{refusal.code}] {refusal.subject}: {refusal.reason}" for refusal in cost.skipped
     ]

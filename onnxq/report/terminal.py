@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -313,9 +314,9 @@ def format_threads(count: int) -> str:
 
 def format_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
     """Format the sizes of inputs, those of one size together: x 1x3x224x224, ids and mask 1x192."""
-    names: dict[str, list[str]] = {}
+    names = defaultdict(list)
     for name, shape in shapes.items():
-        names.setdefault("x".join(map(str, shape)) or "scalar", []).append(name)
+        names["x".join(map(str, shape)) or "scalar"].append(name)
     parts = []
     for size, members in names.items():
         # Caches come by the dozen.

@@ -181,7 +181,7 @@ def _describe_model(model: ModelLike) -> _Description:
     light = strip_weights(model)
     proto = ModelProto()
     proto.CopyFrom(light.proto)
-    arrays: dict[str, Array | StoredArray] = {}
+    arrays = {}
     for tensor in proto.graph.initializer:
         if is_stub(tensor):
             array = light.weights.locate(tensor)

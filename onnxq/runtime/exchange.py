@@ -3,8 +3,6 @@
 Nothing is pickled: numpy would pickle text, which comes as objects, and maps.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, RunValues
+from onnxq.arrays import RunValues
 
 
 def write_values(path: Path, values: RunValues) -> None:
     """Write a new .npz of values by name."""
-    arrays: list[Array] = []
+    arrays = []
 
     def encode_value(value: Any) -> Any:
         if isinstance(value, np.ndarray):

@@ -1,7 +1,5 @@
 """Types of the tensors that ONNX Runtime's optimizer makes, which it does not write into the graph."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Sessions of execution providers that come as plugins: a library of another package, registered at run time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -286,19 +286,16 @@ class Session:
         Raises DataError naming the input that does not fit, ModelError naming the node that failed.
         """
         names = [value.name for value in self.outputs] if outputs is None else list(outputs)
-        ready: dict[str, Any] = {}
-        for name, value in feeds.items():
-            ready[name] = value if self._is_sequence(name) else np.asarray(value)
+        sequences = {name for name, (kind, *_) in self._types.items() if kind.startswith("seq(")}
+        ready = {
+            name: value if name in sequences else np.asarray(value) for name, value in feeds.items()
+        }
         self._check(ready)
         try:
             values = self._session.run(names, ready)
         except list_faults() as error:
             raise explain_run_failure(error, self._label, nodes=self._nodes) from error
         return dict(zip(names, values, strict=True))
-
-    def _is_sequence(self, name: str) -> bool:
-        """True for an input that takes a list of arrays."""
-        return name in self._types and self._types[name][0].startswith("seq(")
 
     def _check(self, feeds: Feeds) -> None:
         """Name missing, unknown and wrongly typed inputs, which ORT reports without a name."""

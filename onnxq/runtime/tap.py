@@ -138,7 +138,7 @@ class _TapWriter:
 
     def lift_scope(self, graph: GraphProto, scope: str) -> list[_Lifted]:
         """Everything wanted in this scope and below it, as tensors of this scope."""
-        items: list[_Lifted | None] = []
+        items = []
         for node in list(graph.node):
             for label, subgraph in iterate_subgraphs(node):
                 inner = join_scope(scope, node.name, label)
@@ -231,7 +231,7 @@ class ShapeProbe:
     """A session that tells the shapes of some tensors for given feeds."""
 
     def __init__(self, proto: ModelLike, tensors: Iterable[TensorId]) -> None:
-        tapped: Tapped = tap_tensors(proto, tensors, only=True, probe=_SHAPE)
+        tapped = tap_tensors(proto, tensors, only=True, probe=_SHAPE)
         self._outputs = tapped.outputs
         self._session: Session | None = None
         if tapped.outputs:

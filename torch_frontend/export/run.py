@@ -195,8 +195,7 @@ def to_onnx(
     )
     plan = warn_of_moved_weights(marked, quantizers)
     # The same emitter as for ONNX files, so that trained and calibrated models cannot differ in form.
-    done = onnxq.apply(marked.model, plan)
-    return Exported(done.model, marked.model, plan, marked.sites)
+    return Exported(onnxq.apply(marked.model, plan).model, marked.model, plan, marked.sites)
 
 
 def export_onnx(

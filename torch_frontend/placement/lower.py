@@ -313,7 +313,7 @@ class _Lowering:
         """A call that is one node."""
         op = call.op.name
         op_type = find_op_type(call.op)
-        attrs: dict[str, Any] = {}
+        attrs = {}
         closed = not call.reads_floats or (op == "stack" and call.policy is None)
         if op in ("relu6", "clamp"):
             attrs["min"], attrs["max"] = find_clip_bounds(call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -50,10 +51,10 @@ def list_products(
         found |= {
             edge.node for edge in site.consumers or graph.list_consumers(site.quantized_tensor)
         }
-    calls: dict[str, list[CallNode]] = {}
+    calls = defaultdict(list)
     for node in graph.nodes:
         if node.op.name in GROUPS["products"] or node.function in GROUPS["product_functions"]:
-            calls.setdefault(node.call, []).append(node)
+            calls[node.call].append(node)
     products = []
     for call, nodes in calls.items():
         weight = next(

@@ -228,11 +228,8 @@ def multiply_weight_norms(model: nn.Module) -> tuple[nn.Module, list[str]]:
     if not paths:
         return model, []
     tree = copy_module_tree(model)
-    plain: dict[int, nn.Module] = {}
-    for path in paths:
-        layer = tree.get_submodule(path)
-        plain[id(layer)] = _make_plain(layer)
-    replace_modules(tree, plain)
+    layers = map(tree.get_submodule, paths)
+    replace_modules(tree, {id(layer): _make_plain(layer) for layer in layers})
     return tree, paths
 
 

@@ -61,7 +61,7 @@ def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -
 
 def make_quantizers(pairs: Iterable[Pair], config: Config) -> dict[str, Quantizer]:
     """Site -> its quantizer."""
-    quantizers: dict[str, Quantizer] = {}
+    quantizers = {}
     # A follower is made from its leader.
     for pair in sorted(pairs, key=lambda pair: pair.leader is not None):
         if pair.leader is not None:

@@ -45,16 +45,12 @@ def _draw_box(model: fx.GraphModule, node: fx.Node) -> str:
         )
         return f'["{_escape_text(target)}"]'
     if isinstance(module, Quantizer):
-        return f'("{_escape_text(_describe_quantizer(module))}")'
+        off = "" if module.disabled_reason is None else f"<br/>off: {module.disabled_reason}"
+        return f'("{_escape_text(f"{module.site} {_describe_spec(module)}{off}")}")'
     kind = "" if isinstance(module, Call) else f"<br/>{type(module).__name__}"
     inner = module._modules.get("weight_quantizer")
     weight = f"<br/>weight {_describe_spec(inner)}" if isinstance(inner, Quantizer) else ""
     return f'["{_escape_text(node.target)}{kind}{weight}"]'
-
-
-def _describe_quantizer(module: Quantizer) -> str:
-    state = f"<br/>off: {module.disabled_reason}" if module.disabled_reason is not None else ""
-    return f"{module.site} {_describe_spec(module)}{state}"
 
 
 def _describe_spec(module: Quantizer) -> str:

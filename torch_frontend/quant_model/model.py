@@ -94,7 +94,7 @@ class QuantModel(AncestorNames, Exportable):
     def quantizers(self) -> dict[str, Quantizer]:
         """Site -> quantizer: activations in the order of the graph, then weights."""
         # Looked up at every call: `reconstruct` replaces quantizers, copies and pickles have their own.
-        by_site: dict[str, Quantizer] = {}
+        by_site = {}
         for site, path in self._paths.items():
             module = self.model.get_submodule(path)
             assert isinstance(module, Quantizer)
@@ -128,14 +128,12 @@ class QuantModel(AncestorNames, Exportable):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward, quantized where quantizers are on."""
         if self.state is State.OBSERVING:
-            self._keep_batch(Inputs(args, kwargs))
+            inputs = Inputs(args, kwargs)
+            if self._batches is not None:
+                self._batches.append(calibrate.copy_inputs(inputs))
+            if isinstance(self.model, fx.GraphModule) and not has_shapes(self.model.graph):
+                self._leave_integers(self.model, inputs)
         return self.model(*args, **kwargs)
-
-    def _keep_batch(self, inputs: Inputs) -> None:
-        if self._batches is not None:
-            self._batches.append(calibrate.copy_inputs(inputs))
-        if isinstance(self.model, fx.GraphModule) and not has_shapes(self.model.graph):
-            self._leave_integers(self.model, inputs)
 
     def _leave_integers(self, model: fx.GraphModule, inputs: Inputs) -> None:
         """Disable quantizers of integers, found with the first batch if there was no example."""

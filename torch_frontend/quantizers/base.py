@@ -427,8 +427,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         except OnnxqError as error:
             # Observers know no site.
             own = error.subject in (self.site, "weight", "activation")
-            cause = error.cause if own else error.fault
-            raise error.replace_text(self.site, cause) from error
+            raise error.replace_text(self.site, error.cause if own else error.fault) from error
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:
         """Move slots with the module, but keep them float32 when it becomes half."""

@@ -204,7 +204,7 @@ class Regions:
         """Sizes that the region reads and that follow from values it holds or reads."""
         # Inside the region they are computed from the samples drawn, whose number is not that of the batch.
         reach = nodes.union(*(self.reads[node] for node in nodes))
-        sizes: Nodes = set()
+        sizes = set()
         for node in self.model.graph.nodes:
             if is_plain(node) and node.all_input_nodes and reach.issuperset(node.all_input_nodes):
                 sizes.add(node)

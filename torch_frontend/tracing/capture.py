@@ -66,7 +66,7 @@ def list_calls(
     model: nn.Module, inputs: Inputs, is_leaf: IsLeaf, *, training: bool
 ) -> list[RecordedCall] | None:
     """Calls of the forward in a mode, outside of layers; None if it does not run. The model does not change."""
-    calls: list[RecordedCall] = []
+    calls = []
     watch = CallsOutside(
         model,
         lambda module, path: bool(path) and is_leaf(module, path),

@@ -119,7 +119,7 @@ def scope_of(node: fx.Node) -> str:
 
 def find_constants(graph: fx.Graph) -> set[fx.Node]:
     """Nodes of parameters, buffers, and values computed from them alone."""
-    constants: set[fx.Node] = set()
+    constants = set()
     for node in graph.nodes:
         sources = node.all_input_nodes
         if node.op == "get_attr" or (sources and constants.issuperset(sources)):

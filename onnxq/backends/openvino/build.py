@@ -4,8 +4,6 @@ OpenVINO cuts nodes apart and fuses them, and each of its kernels has the names 
 names that can be told again whatever is put around them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """OpenVINO's runtime graph as kernels, each with the nodes of the model that went into it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

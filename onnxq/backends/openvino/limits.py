@@ -1,7 +1,5 @@
 """Limits of OpenVINO's kernels: values of a configuration that none supports, and products summed in 16 bits."""
 
-from __future__ import annotations
-
 from onnxq.arrays import Array
 from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.backends.openvino.rules import find_sum_order

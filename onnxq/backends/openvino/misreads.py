@@ -1,7 +1,5 @@
 """Pairs that OpenVINO 2026.4 loses, moves or computes wrongly: products and moves that get none, with the reason."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
@@ -226,16 +224,14 @@ def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> Reas
     for edge in c.index.list_consumers(maker.result):
         reader = Candidate(c.index.find_node(edge.node), c.index, c.shapes)
         op = reader.node.op_type
-        of_places = op == "Gather" and reader.attr("axis", 0) != 1
-        if of_places and reader.rank(1) != 1:
+        if op == "Gather" and reader.attr("axis", 0) != 1 and reader.rank(1) != 1:
             return "OpenVINO computes a Gather of single places wrongly behind integer convolutions without a bias"
         factor = _find_factor(reader) if op in _FACTORS else None
         negative = factor is not None and bool((factor < 0).any())
         if rectified and (negative or op == "Neg"):
             return "OpenVINO moves negative factors in front of the activation of integer convolutions without a bias"
         if op in _SCALED or factor is not None:
-            behind = rectified or op in _RECTIFIERS
-            reason = _explain_moved_scales(c, reader.node, behind)
+            reason = _explain_moved_scales(c, reader.node, rectified or op in _RECTIFIERS)
             if reason is not None:
                 return reason
     return None

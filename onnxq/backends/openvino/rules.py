@@ -5,8 +5,6 @@ QuantizeLinear behind it follow into the kernel, and without one it writes float
 int8 data with one, and weights in uint8, are dequantized in front. docs/engines.md has the kernel of each pattern.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -66,8 +66,7 @@ def pair_weights(node: NodeRef, weight: Array) -> Array | None:
         if weight.ndim < 1:
             return None
         columns = weight[None] if weight.ndim == 1 else np.swapaxes(weight, -1, -2)
-        rows = columns.reshape(-1, columns.shape[-1])
-        return pair_neighbours(rows, (0, 1))
+        return pair_neighbours(columns.reshape(-1, columns.shape[-1]), (0, 1))
     order = find_sum_order(node, weight.shape)
     return None if order is None else pair_neighbours(weight, order)
 

@@ -6,8 +6,6 @@ gain). A group exists only with a QuantizeLinear behind it, save for MatMul, whi
 Gemm with an int32 bias, which can.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

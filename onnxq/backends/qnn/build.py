@@ -4,8 +4,6 @@ The provider is a plugin of ONNX Runtime. Qualcomm's library for x86 compiles fo
 runs the result; all that it prints goes into the log.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

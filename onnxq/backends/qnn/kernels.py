@@ -155,7 +155,7 @@ def read_placement(model: ModelLike, folder: Path) -> DevicePlacement:
         for line in read_log(folder)
         if (word := REFUSED.search(line))
     }
-    reasons: dict[str, str] = {}
+    reasons = {}
     for entry in record["unsupported_nodes"]:
         node = names.find_node(entry["node_name"])
         if node and not _BORDER.search(entry["reason"]):

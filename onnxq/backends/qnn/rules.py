@@ -6,8 +6,6 @@ zero point of the operator in front. docs/engines.md has the kernel and the exac
 `benchmarks/npu_patterns.py`, whose rows the rules are called after.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

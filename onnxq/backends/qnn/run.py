@@ -1,7 +1,5 @@
 """The emulator's answers: one size alone, and the integers of quantized tensors beside the outputs."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from pathlib import Path
 

@@ -1,11 +1,8 @@
 """The kernels of a TensorRT engine, read from the builder's "Layers:" message or the inspector's JSON."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from onnxq.backends.engine import Kernel, Kernels, Tensor, Tensors
 from onnxq.sites import JsonObject, Names
@@ -125,7 +122,7 @@ def _read_tensors(text: str) -> Tensors:
 def read_inspector(text: str) -> Kernels:
     """The kernels of an engine inspector's JSON. Layers given by name only (an engine built without DETAILED) too."""
     raw = json.loads(text)
-    layers: Iterable[Any] = raw.get("Layers", ()) if isinstance(raw, dict) else raw
+    layers = raw.get("Layers", ()) if isinstance(raw, dict) else raw
     return tuple(
         _read_layer(layer) if isinstance(layer, dict) else Kernel(name=str(layer), kind="")
         for layer in layers

@@ -7,8 +7,6 @@ activation (of shape [1] the convolution falls to float), weights per output cha
 DequantizeLinear of int32 is refused by its parser).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -66,7 +66,7 @@ def time_job(engine: Engine, job: JsonObject, folder: Path) -> JsonObject:
         logger = make_logger(library, sink)
         if missing := load_plugins(library, logger, job["plugins"]):
             return {"device": cuda.name, "failed": missing}
-        blocks: dict[tuple[str, str], Callable[[], list[float]]] = {}
+        blocks = {}
         reasons: dict[str, str] = {}
         feeds = read_feeds(folder)
         for name, path in job["engines"].items():

@@ -6,8 +6,6 @@ No pair stands between a product and the activation behind it, which engines run
 optimizations off computes the file as it is written; speed is not considered.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target

@@ -3,8 +3,6 @@
 onnxruntime-web is ONNX Runtime, compiled for WebAssembly with its optimizer, its kernels and SIMD of 128 bits.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from importlib import resources

@@ -389,9 +389,11 @@ def _write_files(
     sources = {targets[dtype]: run.find_file(dtype) for dtype in (FLOAT, *names)}
     if _is_same_file(targets[FLOAT], run.original.path):
         sources.pop(targets[FLOAT])
-    parts: dict[Path, Path] = {}
-    for target, path in sources.items():
-        parts |= {target.with_name(part.name): part for part in list_files(path)}
+    parts = {
+        target.with_name(part.name): part
+        for target, path in sources.items()
+        for part in list_files(path)
+    }
     result = replace(
         result,
         original=replace(result.original, file=str(targets[FLOAT])),

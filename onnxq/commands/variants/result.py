@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -205,10 +206,10 @@ def _make_lines(result: Variants) -> terminal.SheetRows:
     for device in dict.fromkeys(
         device for variant in result.variants for device in variant.lacking
     ):
-        groups: dict[Names, list[str]] = {}
+        groups = defaultdict(list)
         for variant in result.variants:
             if variant.lacking.get(device):
-                groups.setdefault(variant.lacking[device], []).append(variant.dtype)
+                groups[variant.lacking[device]].append(variant.dtype)
         for names, dtypes in groups.items():
             yield f"no {device}", f"kernel in {', '.join(dtypes)}: {', '.join(names)}"
     yield "data", result.data

@@ -161,8 +161,7 @@ def choose_windows(
     """
     most = _count_tokens(tokenizer, length, path)
     size = path.stat().st_size
-    rng = np.random.default_rng(seed)
-    starts = (np.arange(count) + rng.random(count)) * size / count
+    starts = (np.arange(count) + np.random.default_rng(seed).random(count)) * size / count
     with path.open("rb") as file:
         for start in np.unique(starts.astype(np.int64)):
             # As if each token were a byte, and more until there are enough.

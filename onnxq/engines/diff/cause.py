@@ -4,9 +4,8 @@ The saturating model computes the file's answer on a CPU without VNNI. Where a r
 exact answer, the 16-bit sums are the cause, whichever CPU it ran on.
 """
 
-from __future__ import annotations
-
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from onnxq.annotate import find_saturating
@@ -81,9 +80,9 @@ def find_saturating_weights(
 
 def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
     """Names of the nodes that a tensor is computed by, with those of their bodies."""
-    by_scope: dict[str, list[str]] = {}
+    by_scope = defaultdict(list)
     for node in index.nodes:
-        by_scope.setdefault(node.scope, []).append(node.name)
+        by_scope[node.scope].append(node.name)
 
     def list_behind(name: str) -> Iterator[str]:
         for _, scope in index.subgraphs(name):

@@ -425,7 +425,7 @@ def find_named_tensors(index: GraphIndex, error: OnnxqError) -> list[str]:
 
 def _label_loaded(loaded: Sequence[LoadedRun], local: Iterable[str]) -> dict[str, LoadedRun]:
     """Loaded runs by a name no other run has: with the file's name, and a number where that is not enough."""
-    found: dict[str, LoadedRun] = {}
+    found = {}
     taken = set(local)
     for one in loaded:
         label, origin, number = one.name, "", 1

@@ -9,6 +9,7 @@ survives, as real numbers.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -86,10 +87,10 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
         if value.type.WhichOneof("value") not in (None, "tensor_type")
     }
     known = {name for node in float_index.nodes if not node.scope for name in node.outputs}
-    quantizers: dict[str, list[NodeRef]] = {}
+    quantizers = defaultdict(list)
     for node in index.nodes:
         if node.op_type == QUANTIZE and not node.scope:
-            quantizers.setdefault(find_source(index, node.inputs[0]), []).append(node)
+            quantizers[find_source(index, node.inputs[0])].append(node)
     found = []
     live = _find_data_nodes(index)
     for node in index.nodes:

@@ -122,7 +122,7 @@ class Engines:
 
     def _find_candidates(self) -> list[str]:
         """The runs to try. Other engines than the reference are only tried where they can run."""
-        runs: list[str] = []
+        runs = []
         for backend in self._list_backends():
             obstacle = None if backend.local is None else backend.local.find_obstacle()
             if backend.reference:

@@ -217,10 +217,10 @@ class Proof:
 
     def by_op(self) -> dict[str, Counter[str]]:
         """How many heavy nodes of each operator run in which type."""
-        found: dict[str, Counter[str]] = {}
-        for one in self.nodes:
-            found.setdefault(one.op, Counter())[one.type] += 1
-        return found
+        return {
+            op: Counter(node.type for node in self.nodes if node.op == op)
+            for op in dict.fromkeys(node.op for node in self.nodes)
+        }
 
     def by_kind(self) -> Counter[str]:
         """How many kernels of each kind the engine has."""

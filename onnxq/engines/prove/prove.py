@@ -311,9 +311,7 @@ def _check_integers(
     # Pairs at the inputs and outputs of a model stay on the CPU by intention: the NPU reads
     # integers.
     pairs = {node.name for node in index.nodes if node.op_type in (QUANTIZE, DEQUANTIZE)}
-    computed: dict[str, bool] = (
-        {one.subject: False for one in placement.left} if placement is not None else {}
-    )
+    computed = {one.subject: False for one in placement.left} if placement is not None else {}
     for kernel in kernels:
         tensors = (*kernel.inputs, *kernel.outputs)
         # Some kernels multiply integers and write floats, as MatMulIntegerToFloat does.

@@ -92,8 +92,7 @@ def find_selections(model: ModelLike) -> Selections:
     """The selections of a float model."""
     nodes, settled = search_choices(_spell_out(model))
     followed = tuple(node for node in nodes if not node.obstacle)
-    own = tuple(node for node in nodes if node.obstacle)
-    return Selections(followed, settled, own)
+    return Selections(followed, settled, tuple(node for node in nodes if node.obstacle))
 
 
 def _spell_out(model: ModelLike) -> ModelLike:

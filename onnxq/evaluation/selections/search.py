@@ -67,7 +67,7 @@ def write_out_routers(model: ModelLike) -> ModelLike:
     index = GraphIndex(infer_shapes(named))
     proto, weights = omit_weights(bare_proto(named))
     for scope, graph in walk_graphs(proto.graph):
-        nodes: list[NodeProto] = []
+        nodes = []
         for node in graph.node:
             if _is_routed(node):
                 scores = index.resolve_tensor(node.input[_SCORES], scope)
@@ -413,8 +413,7 @@ class _ChoiceWalk:
             if node.op_type == "Gather"
             else None
         )
-        looks_up = self.index.is_constant(table)
-        moves = node.op_type in _MOVES and not looks_up
+        moves = node.op_type in _MOVES and not self.index.is_constant(table)
         # No placement quantizes what counts.
         return _is_plain(node) and (
             moves or counts_in_floats(self.index, self.index.find_node(node.name))

@@ -408,5 +408,4 @@ def _make_attribute(name: str, value: Any) -> AttributeProto:
     if isinstance(value, (list, tuple)) and not value:
         # An empty list has no type of its own; most lists of ONNX are of integers (axes, pads …).
         return AttributeProto(name=name, type=AttributeProto.INTS)
-    attribute: AttributeProto = helper.make_attribute(name, value)
-    return attribute
+    return helper.make_attribute(name, value)

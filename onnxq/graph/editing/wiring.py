@@ -124,8 +124,7 @@ def _copy_names(source: GraphProto, target: GraphProto) -> None:
             copy.domain = node.domain
         for label, subgraph in iterate_subgraphs(node):
             # One attribute for each subgraph: graphsurgeon knows no lists of them.
-            attr = copy.attribute.add(name=label, type=AttributeProto.GRAPH)
-            _copy_names(subgraph, attr.g)
+            _copy_names(subgraph, copy.attribute.add(name=label, type=AttributeProto.GRAPH).g)
 
 
 def _record_graph(
@@ -173,8 +172,8 @@ def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
 
 def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
     """The nodes and tensors that the model's outputs depend on. A node without outputs is there for its effect."""
-    makers: dict[TensorId, NodeRecord] = {}
-    idle: list[NodeRecord] = []
+    makers = {}
+    idle = []
     for record in wiring.nodes.values():
         results = [TensorId(tensor.name, record.scope) for tensor in record.node.outputs]
         makers.update(dict.fromkeys(results, record))
@@ -210,7 +209,7 @@ def find_nodes_between(wiring: Wiring, target: TensorId, source: TensorId) -> se
     names: set[str] = set()
     waiting = [wiring.tensors[target]]
     # By id: graphsurgeon's tensors have no hash. The source counts as seen, so the walk ends there.
-    visited: set[int] = {id(wiring.tensors[source])}
+    visited = {id(wiring.tensors[source])}
     while waiting:
         tensor = waiting.pop()
         if id(tensor) in visited:
@@ -263,7 +262,7 @@ def _sort_records(
     wiring: Wiring, scope: ScopeRecord, before: Anchors, after: Anchors
 ) -> list[NodeRecord]:
     """The scope's nodes: base order with insertions at their anchors, then moved as far as running asks."""
-    names: list[str] = []
+    names = []
     stack = [(name, False) for name in reversed(scope.order)]
     while stack:
         name, opened = stack.pop()

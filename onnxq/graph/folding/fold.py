@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Array
 from onnxq.graph.base import RANDOM_OPS, NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.values import evaluate_nodes, infer_shape_values, move_constant
@@ -129,7 +129,7 @@ class _Folding:
     def make_plan(self) -> _Plan:
         """Find what can be folded now; nodes that fail or grow too much are left out with all that depends on them."""
         refused: set[str] = set()
-        computed: Folded = {}
+        computed = {}
         # Again without those that were refused: what depends on them cannot be folded either.
         while True:
             nodes = self._find_foldable(refused)
@@ -149,7 +149,7 @@ class _Folding:
             refused.update(self._find_maker(t).name for t in failed)
 
     def _find_foldable(self, refused: set[str]) -> Nodes:
-        nodes: Nodes = {}
+        nodes = {}
         for node in self.index.nodes:
             outputs = node.results
             if node.name in refused or not outputs or any(t in self.protected for t in outputs):
@@ -214,7 +214,7 @@ class _Folding:
 
     def _find_wanted(self, nodes: Nodes) -> tuple[dict[TensorId, TensorId], list[TensorId]]:
         """Identities to bypass, and the folded tensors that must exist because something else reads them."""
-        same: dict[TensorId, TensorId] = {}
+        same = {}
         wanted: dict[TensorId, None] = {}
         for node in nodes.values():
             for t in node.results:
@@ -251,7 +251,7 @@ class _Folding:
 
     def _move_weight(self, t: TensorId) -> Array | None:
         """The value of a weight that is only transposed, reshaped or widened, perhaps several times."""
-        chain: list[NodeRef] = []
+        chain = []
         at: TensorId | None = t
         while at is not None and not self.weights.is_constant(at):
             maker = self.index.find_producer(at)
@@ -272,7 +272,7 @@ class _Folding:
     def _evaluate_nodes(self, nodes: Nodes, wanted: list[TensorId]) -> Folded:
         """The part of the model that makes `wanted`, in names that fit one scope, computed."""
         names: dict[TensorId, str] = {}
-        constants: dict[str, TensorProto] = {}
+        constants = {}
         part: list[NodeProto] = []
         for ref in self._list_makers(nodes, wanted):
             node = deepcopy(self.protos[ref.name])
@@ -384,7 +384,7 @@ def _remove_sources(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None
 
 def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
     """Make large results that are equal one initializer: branches that unpack one weight must not double it."""
-    alike: defaultdict[tuple[int, Shape], list[TensorId]] = defaultdict(list)
+    alike = defaultdict(list)
     for t, tensor in plan.tensors.items():
         maker = index.find_producer(t)
         if (
@@ -393,7 +393,7 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
             and maker.op_type != "Constant"
         ):
             alike[tensor.data_type, tuple(tensor.dims)].append(t)
-    equal: defaultdict[tuple[object, bytes], list[TensorId]] = defaultdict(list)
+    equal = defaultdict(list)
     for kind, same in alike.items():
         # Only of several is it worth looking at the values.
         for t in same if len(same) > 1 else ():
@@ -408,16 +408,15 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
         for t in group:
             editor.remove_initializer(t)
         shared = deepcopy(plan.tensors[group[0]])
-        scope = _find_common_scope(index, [t.scope for t in group])
+        # The innermost that is, or lies around, those of all.
+        scope = next(
+            scope
+            for scope in index.list_outwards(group[0].scope)
+            if all(is_within(t.scope, scope) for t in group)
+        )
         shared.name = (
             group[0].name if editor.is_free(group[0].name, scope) else editor.fresh(group[0].name)
         )
         editor.add_tensor(scope, shared)
         for edge in edges:
             editor.replace_input(edge, shared.name)
-
-
-def _find_common_scope(index: GraphIndex, scopes: list[str]) -> str:
-    """The innermost scope that is, or lies around, all of these."""
-    around = index.list_outwards(scopes[0])
-    return next(scope for scope in around if all(is_within(inner, scope) for inner in scopes))

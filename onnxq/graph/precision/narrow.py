@@ -92,7 +92,7 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
     if schema is None or stashed or "dtype" in node.attrs or "output_dtype" in node.attrs:
         return fixed
     inputs, outputs, repeats = schema
-    follows: list[bool | None] = []
+    follows = []
     for k, tensor in enumerate(index.list_inputs(node)):
         dtype = index.find_dtype(tensor)
         if dtype == 0 and node.inputs[k]:

@@ -236,8 +236,7 @@ def _read_header(file: BinaryIO) -> tuple[list[tuple[str, Shape, int, int]], int
     if file.read(4) != _MAGIC or take("<I") not in (2, 3):
         raise ValueError("version 2 or 3 in little-endian order is read")
     tensors = count()
-    pairs = count()
-    keys = {text(): value(take("<I")) for _ in range(pairs)}
+    keys = {text(): value(take("<I")) for _ in range(count())}
     rows = []
     for _ in range(tensors):
         name = text()

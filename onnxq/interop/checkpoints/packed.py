@@ -21,8 +21,6 @@ compressed-tensors, as llm-compressor saves it:
     both            weight_scale [rows, groups], [rows, 1], [rows], [1] or []; no zero points: they are 0
 """
 
-from __future__ import annotations
-
 import math
 import re
 from functools import partial
@@ -171,7 +169,7 @@ def _read_compressed(files: CheckpointFiles) -> Checkpoint:
 
 def _find_compressed_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
     scheme = _find_scheme(files.settings, name)
-    fields: JsonObject = scheme.get("weights") or {}
+    fields = scheme.get("weights") or {}
     bits, kind, strategy = (fields.get(key) for key in ("num_bits", "type", "strategy"))
     packed = files.tensors.get(f"{name}.weight_packed")
     tensor = packed or files.tensors[f"{name}.weight"]

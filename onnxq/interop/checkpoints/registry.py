@@ -1,7 +1,5 @@
 """The formats of checkpoints that `import-weights` reads; another is a file beside this and a row here."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -152,8 +152,7 @@ class ScaledChannels(ChannelFlow[Labels]):
         read = self._mark_classes(columns, self.root)
         self.free = (read & ~self._mark_classes(self.fixed_labels, self.root))[self.root]
         bent = self._mark_classes(self.bent, self.group)
-        joined = self._mark_classes(self.joined, self.group)
-        self.rectified = (bent & ~joined)[self.group]
+        self.rectified = (bent & ~self._mark_classes(self.joined, self.group))[self.group]
         return self
 
     def _mark_classes(self, parts: Iterable[Labels], classes: Labels) -> Flags:

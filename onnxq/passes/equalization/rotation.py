@@ -24,7 +24,7 @@ from onnxq.passes.equalization.streams import ChannelConstant, Stream, StreamRea
 from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import Edit
 from onnxq.plan.model import Rotation
-from onnxq.sites import Edge, Lines, Names, Refusal, Refusals, TensorId
+from onnxq.sites import Edge, Lines, Names, Refusal, Refusals
 
 # Largest matrix that is multiplied row by row; larger ones are made of it by doubling.
 _DENSE = 100
@@ -248,8 +248,8 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
     Raises PlanError for a tensor that begins no stream of its size that could be turned.
     """
     index = get_index(proto)
-    turns: defaultdict[Edge, list[tuple[int, Hadamard]]] = defaultdict(list)
-    readers: dict[Edge, StreamReader] = {}
+    turns = defaultdict(list)
+    readers = {}
     for stream, matrix in _choose_matrices(find_streams(index), rotations):
         for edge, axis in stream.turns:
             turns[edge].append((axis, matrix))
@@ -349,7 +349,7 @@ def _write_constants(
 ) -> Names:
     """Rewrite the constants one after the other; the names of matrices that their readers no longer share."""
     index = edit.index
-    shared: defaultdict[TensorId, list[Edge]] = defaultdict(list)
+    shared = defaultdict(list)
     for edge in dict.fromkeys((*recipes, *gains)):
         tensor = index.find_at(edge)
         assert tensor is not None

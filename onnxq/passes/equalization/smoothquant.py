@@ -8,6 +8,7 @@ of its constants, ORT runs it as five nodes instead of one.) Where only weights 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -48,9 +49,9 @@ class SmoothingGroup:
 
 def find_groups(index: GraphIndex) -> tuple[SmoothingGroup, ...]:
     """Every tensor whose readers are MatMul or Gemm with weights of their own, in the order the model runs in."""
-    layers: dict[TensorId, list[Linear]] = {}
+    layers = defaultdict(list)
     # By their results: the operators whose weights nobody else reads.
-    makers: dict[TensorId, Linear] = {}
+    makers = {}
     for node in index.nodes:
         op = find_linear(index, node) if node.is_onnx("MatMul", "Gemm") else None
         if op is None:
@@ -61,7 +62,7 @@ def find_groups(index: GraphIndex) -> tuple[SmoothingGroup, ...]:
         w = index.find_input(node, 1)
         owned = w is not None and index.is_owned(w)
         if x is not None and owned and x.scope == node.scope and not node.transposes_data:
-            layers.setdefault(x, []).append(op)
+            layers[x].append(op)
     groups = []
     for tensor, ops in layers.items():
         sizes = {op.weight.shape[1 - op.axis] for op in ops}
@@ -163,7 +164,7 @@ def compute_smoothing_factors(
         for group, spec, sites in _find_specs(get_index(proto), plan)
         if group.tensor in statistics
     ]
-    factors: dict[TensorId, Floats] = {}
+    factors = {}
     lines = []
     choices = map_in_threads(lambda search: _smooth_group(*search), searches)
     for (_, group, _, _), (line, s) in zip(searches, choices, strict=True):
@@ -178,13 +179,15 @@ def _smooth_group(
     values: ChannelStatistics, group: SmoothingGroup, spec: QuantSpec | None, sites: SitePlans
 ) -> tuple[str, Floats | None]:
     """The choice for one group with its reason, and s where the outputs gain by it."""
-    weights = []
-    for op, site in zip(group.readers, sites, strict=True):
-        # Weights are turned to [inputs, outputs], and the order of their sums with them.
-        turned = op.weight if op.axis == 1 else op.weight.T
-        weights.append(
-            SmoothedWeight(turned, turn_spec(site.spec), ((1, 0),) if site.sum_orders else ())
+    # Weights are turned to [inputs, outputs], and the order of their sums with them.
+    weights = [
+        SmoothedWeight(
+            op.weight if op.axis == 1 else op.weight.T,
+            turn_spec(site.spec),
+            ((1, 0),) if site.sum_orders else (),
         )
+        for op, site in zip(group.readers, sites, strict=True)
+    ]
     if spec is None:
         s, alpha, error, plain = search_awq_exponent(values.rows, weights)
     else:

@@ -147,10 +147,10 @@ def measure_layer_error(
     x = fake_quant(statistics.rows / s, qparams_from_range(low, high, spec), spec).astype(
         np.float32
     )
-    ratios = []
-    for layer, output in zip(weights, exact, strict=True):
-        noise = sum_squares(x @ layer.round_scaled(s), output)
-        ratios.append(relative_noise([noise], sum_squares(output)))
+    ratios = [
+        relative_noise([sum_squares(x @ layer.round_scaled(s), output)], sum_squares(output))
+        for layer, output in zip(weights, exact, strict=True)
+    ]
     return float(np.mean(ratios))
 
 

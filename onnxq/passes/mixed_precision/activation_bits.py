@@ -177,9 +177,9 @@ def _place_widths(
         elif site.role.is_measured and site.qparams is None:
             site = replace(site, qparams=numbers.get((site.quantized_tensor, site.spec)))
         sites.append(site)
-    done = ctx.calibrate(state.model, plan.with_sites(tuple(sites)), ctx.data.ranges)
+    done = ctx.calibrate(state.model, plan.with_sites(sites), ctx.data.ranges)
     before = {site.site: site for site in known[0].sites if site.role.is_bias}
-    return done.with_sites(tuple(_move_bias(before.get(site.site), site) for site in done.sites))
+    return done.with_sites(_move_bias(before.get(site.site), site) for site in done.sites)
 
 
 def _move_bias(before: SitePlan | None, after: SitePlan) -> SitePlan:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -176,12 +177,13 @@ class Ways:
     def _sizes(self) -> dict[Site, int]:
         """Elements of each quantized weight."""
         index = self.problem.index
-        sizes = {}
-        for site in self.plan.sites:
-            if site.role.is_weight and site.tensor is not None:
-                shape = index.find_shape(site.tensor) or ()
-                sizes[site.site] = math.prod(size for size in shape if isinstance(size, int))
-        return sizes
+        return {
+            site.site: math.prod(
+                size for size in index.find_shape(site.tensor) or () if isinstance(size, int)
+            )
+            for site in self.plan.sites
+            if site.role.is_weight and site.tensor is not None
+        }
 
     def choose_switches(self, toggled: ToggledModel, plan: Plan) -> Setting:
         """The switches that stay on in the toggled model of `self.plan` when `plan` takes its place."""
@@ -235,11 +237,11 @@ def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
     weights = {
         edge.node for site in plan.sites if site.role.is_weight for edge in site.named_consumers
     }
-    read: dict[str, set[int]] = {}
+    read = defaultdict(set)
     for site in plan.all_sites:
         if site.role.is_measured:
             for edge in site.find_readers(problem.ops.index):
-                read.setdefault(edge.node, set()).add(edge.index)
+                read[edge.node].add(edge.index)
     whole = {
         op.name
         for op in problem.ops

@@ -119,7 +119,7 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
         return (Fold(answer_samples(ctx, state, judged), {}),)
     order = np.random.default_rng(seed).permutation(len(judged)).tolist()
     parts = [judged.part(sorted(order[k::folds])) for k in range(folds)]
-    bare = state.plan.with_sites(tuple(map(_without_range, state.plan.sites)))
+    bare = state.plan.with_sites(map(_without_range, state.plan.sites))
     ranges = [_observe(ctx, state, bare, whole.without(part)) for part in parts]
     # Every sample is among the others of some fold.
     reached = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -128,10 +129,10 @@ def _try_types(
 
 def _find_worst(each: Sequence[ModelErrors]) -> float:
     """The SQNR in dB of the worst output, the mean over the samples."""
-    by_output: dict[str, list[float]] = {}
+    by_output = defaultdict(list)
     for errors in each:
         for name, db in _read_decibels(errors).items():
-            by_output.setdefault(name, []).append(db)
+            by_output[name].append(db)
     return min(map(statistics.fmean, by_output.values()), default=math.inf)
 
 
@@ -142,11 +143,11 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
     """
     # Beyond what is good all figures are alike: a fall from 90 to 60 dB changes no answer.
     most = good + _MAY_COST_DB
-    losses: dict[str, list[float]] = {}
+    losses = defaultdict(list)
     for sample in zip(before, after, strict=True):
         first, second = map(_read_decibels, sample)
         for name in first.keys() & second.keys():
-            losses.setdefault(name, []).append(min(first[name], most) - min(second[name], most))
+            losses[name].append(min(first[name], most) - min(second[name], most))
     for lost in losses.values():
         error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
         if statistics.fmean(lost) > max(_MAY_COST_DB, error):
@@ -180,13 +181,12 @@ PLAIN: Note[Plan] = Note(_ATTENTION)
 def without_attention(whole: Plan, plain: Plan) -> Plan:
     """`plain`, whose sites are among those of `whole`, with the numbers of `whole`."""
     known = whole.by_site
-    sites = []
-    for site in plain.sites:
-        same = known.get(site.site, site)
-        sites.append(replace(site, qparams=same.qparams, values=same.values))
+    same_sites = [(site, known.get(site.site, site)) for site in plain.sites]
     return replace(
         plain,
-        sites=tuple(sites),
+        sites=tuple(
+            replace(site, qparams=same.qparams, values=same.values) for site, same in same_sites
+        ),
         biases=whole.biases,
         nodes={**whole.nodes, **plain.nodes},
         data=whole.data,

@@ -215,10 +215,13 @@ def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         after = predict_times(problem, choose_ops(ways.leave_float(keys)).chosen)
         return compare_times(before, after) <= limits.most_time
 
+    def is_forced(name: str) -> bool:
+        op = problem.ops.by_name[name]
+        reads = [(Role.ACTIVATION, tensor) for _, tensor in op.data]
+        return problem.requests.is_forced(op.node, reads)
+
     keys = take_paying(
-        frozenset(),
-        (frozenset([name]) for name in loudest_first if not _is_forced(problem, name)),
-        pays,
+        frozenset(), (frozenset([name]) for name in loudest_first if not is_forced(name)), pays
     )
     if not keys:
         return state, PassReport(FLOAT_NAME, outcome=Outcome.NO_GAIN)
@@ -227,11 +230,6 @@ def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     return replace(state, plan=plan, problem=ways.leave_float(keys)), PassReport(
         FLOAT_NAME, (line,)
     )
-
-
-def _is_forced(problem: OnnxPlacement, name: str) -> bool:
-    op = problem.ops.by_name[name]
-    return problem.requests.is_forced(op.node, [(Role.ACTIVATION, tensor) for _, tensor in op.data])
 
 
 def _find_threshold(_ctx: SampledContext, before: PlacedState, after: PlacedState) -> Threshold:
@@ -246,8 +244,7 @@ def _may_exclude(ctx: SampledContext, state: PlacedState) -> bool:
     """True for 8-bit plans where float is no exception; attention that is to be tried is noise that may still go."""
     if PLAIN.find(state) is not None or ctx.data.synthetic or find_target(state.plan.target).whole:
         return False
-    pairs = any(site.role.is_measured for site in state.plan.sites)
-    return pairs and has_whole_bytes(state.plan)
+    return any(site.role.is_measured for site in state.plan.sites) and has_whole_bytes(state.plan)
 
 
 def _is_automatic(ctx: SampledContext, state: PlacedState) -> bool:

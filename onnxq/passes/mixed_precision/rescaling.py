@@ -25,7 +25,7 @@ class Rescaling:
         finite = ((a, b) for a, b in pairs if 0 < a < math.inf and 0 < b < math.inf)
         logs = sorted((math.log(a), math.log(b)) for a, b in finite)
         # Leftmost and rightmost prediction, mean of the measurements, and their number.
-        blocks: list[tuple[float, float, float, int]] = []
+        blocks = []
         for at, value in logs:
             blocks.append((at, at, value, 1))
             while len(blocks) > 1 and (

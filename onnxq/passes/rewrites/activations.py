@@ -72,7 +72,7 @@ def fuse_activations(ctx: RunContext, state: FloatState) -> FloatStep:
 def _find_activations(
     index: GraphIndex, computes: int, unknown: Container[str]
 ) -> list[Replacement]:
-    found: list[Replacement] = []
+    found = []
     taken: set[str] = set()
     for node in index.nodes:
         anchor = None if node.name in taken else _find_anchor(index, node)

@@ -71,8 +71,7 @@ def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
     def transpose_axes(before: str, after: str) -> list[Step]:
         if before == after:
             return []
-        perm = [before.index(axis) for axis in after]
-        return [("Transpose", (), {"perm": perm})]
+        return [("Transpose", (), {"perm": [before.index(axis) for axis in after]})]
 
     def reshape_axes(part: str, shape: Shape) -> list[Step]:
         if not shape:

@@ -36,14 +36,15 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
     edit = Edit(state.model)
     index = edit.index
     alias: dict[TensorId, TensorId] = {}
-    bypassed: dict[str, str] = {}
+    bypassed = {}
     for node in index.nodes:
         source = _find_repeated(index, node)
         if source is None or index.is_kept(node.result):
             continue
         # Of several in a row each repeats what the first of them reads.
         source = alias[node.result] = alias.get(source, source)
-        edit.bypass_node(node, source)
+        edit.redirect_readers(node.result, source.name)
+        edit.remove_node(node)
         bypassed[node.name] = f"{node.name}: {node.op_type} that does nothing"
     before = {node.name for node in index.nodes}
     # Also where nothing was bypassed: the export leaves out what nobody reads.
@@ -204,8 +205,7 @@ def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:
     maker = index.find_onnx_producer(x, "Pow", "Mul")
     if maker is not None and (maker.op_type == "Pow" or maker.inputs[0] == maker.inputs[1]):
         return None
-    pooled = sorted(axes % rank)
-    return x if pooled == list(range(2, rank)) else None
+    return x if sorted(axes % rank) == list(range(2, rank)) else None
 
 
 @rewrite_nodes("pad")

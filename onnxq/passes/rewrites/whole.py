@@ -200,8 +200,7 @@ def replace_reciprocals(edit: Edit, node: NodeRef) -> Iterator[str]:
         return
     product, at = index.find_reader(node.result, "Mul") or (None, 0)
     if product is None:
-        numerator = edit.add_float(node, "one", 1.0)
-        edit.replace_node(node, "Div", [numerator, x.name])
+        edit.replace_node(node, "Div", [edit.add_float(node, "one", 1.0), x.name])
     else:
         edit.replace_node(product, "Div", [product.inputs[1 - at], x.name])
         edit.remove_node(node)

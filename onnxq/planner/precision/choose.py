@@ -1,7 +1,5 @@
 """Which nodes compute in a narrow float type, float16 or bfloat16, where no pair is; all others stay in float32."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace

@@ -257,8 +257,7 @@ class ReasonSearch:
                 continue
             low = float(np.nanmin(value))
             high = float(np.nanmax(value))
-            beyond = max(-low, high) > largest
-            if beyond and not (high <= largest and self._passes_mask(node)):
+            if max(-low, high) > largest and not (high <= largest and self._passes_mask(node)):
                 self._keep_wide(node.name, KeepReason.OVERFLOW, low if -low > high else high)
 
     def _check_vanishing(self, node: NodeRef) -> None:
