@@ -1,5 +1,7 @@
 """The CPU twin as a shared library: from the cache or a wheel, else compiled for this processor."""
 
+from __future__ import annotations
+
 import atexit
 import ctypes
 import hashlib
