@@ -152,8 +152,8 @@ class Config(Section):
     effort: Literal["fast", "balanced", "high"] = option(
         "balanced",
         "Time spent on accuracy. fast: observe ranges, and choose bits where the configuration leaves them open; "
-        "balanced: also equalize channels and optimize weight rounding; high: the same with more samples and a longer "
-        "search.",
+        "balanced: also equalize channels and optimize weight rounding; high: also absorb biases, with more samples "
+        "and a longer search.",
         Command.QUANTIZE | Command.SEARCH | Command.VARIANTS,
     )
     # Passes get a share of it, or are left out.
