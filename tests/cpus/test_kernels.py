@@ -284,7 +284,7 @@ def test_promotion_looks_at_what_this_cpu_computes(name: str, wish: float) -> No
 
 @pytest.mark.parametrize("effort", ["balanced", "high"])
 def test_the_sweep_is_judged_by_what_this_cpu_computes(effort: str) -> None:
-    """Allowed to saturate, rounding is still never kept where it harms what users run."""
+    """Where sums may saturate, too, rounding is never kept where it harms what users run."""
     plain, done = (quantized("conv", effort=one, saturation="allow") for one in ("fast", effort))
     fresh = samples(net("conv"), count=8, seed=7)
     wanted = answers(net("conv"), fresh, optimize=False)

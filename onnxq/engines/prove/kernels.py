@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from onnxq.backends.base import WEIGHTED_OPS
 from onnxq.backends.engine import Kernel, Kernels, KernelWords, Tensor, Tensors
 from onnxq.engines.prove.proof import FLOAT8, INT8, INT16, STORED, UNSEEN
 
 # Products: nearly all of a network's arithmetic. The second group moves or averages, which int8 makes cheaper too.
-PRODUCTS = frozenset(
-    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention"}
-)
+PRODUCTS = frozenset((*WEIGHTED_OPS, "Einsum", "Attention"))
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool"})
 HEAVY = PRODUCTS | POOLS
 

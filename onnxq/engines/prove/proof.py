@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from onnxq.annotate.operators import SaturatingWeights
@@ -217,10 +217,10 @@ class Proof:
 
     def by_op(self) -> dict[str, Counter[str]]:
         """How many heavy nodes of each operator run in which type."""
-        return {
-            op: Counter(node.type for node in self.nodes if node.op == op)
-            for op in dict.fromkeys(node.op for node in self.nodes)
-        }
+        types = defaultdict[str, Counter[str]](Counter)
+        for node in self.nodes:
+            types[node.op][node.type] += 1
+        return types
 
     def by_kind(self) -> Counter[str]:
         """How many kernels of each kind the engine has."""

@@ -1,4 +1,4 @@
-"""What ORT quantizes or fuses unasked, and what keeps it from that: guards and bias forms, by its optimized graph."""
+"""Guards and bias forms keep ORT from quantizing and fusing unasked, as its optimized graph shows."""
 
 import numpy as np
 import pytest
