@@ -237,11 +237,14 @@ def test_candidates_are_those_of_the_observers_without_repeats() -> None:
         assert float(found[name].scale) == float(qparams_from_range(*alone.range(), spec).scale)
     wide = float(found["minmax"].scale) * 255
     assert wide == pytest.approx(float(values.max() - values.min()), rel=1e-5)
-    # A step that is finer by two hundredths takes too little noise away to be tried.
-    coarser = replace(found["minmax"], scale=found["minmax"].scale * np.float32(1.02))
-    worth = ranges.list_qparams((None, None), coarser)
-    assert "minmax" not in worth
-    assert "mse" in worth
+    # A step that is hardly finer takes too little noise away to be tried, and how fine it is to be differs.
+    for factor, names in ((0.93, {"mse"}), (0.85, {"mse", "minmax"}), (0.65, {"mse", "minmax", "entropy"})):
+        tried = {
+            name
+            for name, qparams in found.items()
+            if name in ranges.list_qparams((None, None), replace(qparams, scale=qparams.scale / np.float32(factor)))
+        }
+        assert tried & {"mse", "minmax", "entropy"} == names
     few = RangeCandidates(spec)
     few.add_sample(np.ones(3, np.float32))
     assert len(few.list_qparams((None, None))) < 5
