@@ -15,7 +15,8 @@ from onnxq.commands.results import show
 from onnxq.engines.saturation.measure import NodeCost, OutputCost, SaturationCost
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
-from onnxq.plan import PrecisionPlan
+from onnxq.plan import KeepReason, KeptFloat32, PrecisionPlan
+from onnxq.planner.precision.reasons import round_figure
 from onnxq.report import model, sentences
 from onnxq.report.terminal import TextView
 from onnxq.sites import Caution, LeftFloat, Refusal
@@ -131,6 +132,18 @@ def test_an_engine_is_described_in_whole_words() -> None:
     text = shown(show, replace(REPORT, target="qnn", engines=(engine,)), width=None)
     assert "products 3 in a type that it does not show, 2 in int8" in text
     assert "1 node left to the CPU, e.g. If_3" in text
+
+
+def test_a_node_that_rounds_nothing_is_named_without_decibels() -> None:
+    """A plan's JSON cannot hold its infinity, and 339999999999999996123846586046231871488 dB were told."""
+    kept = [
+        KeptFloat32(node=name, reason=KeepReason.TRIAL, figure=round_figure(db))
+        for name, db in (("a", 74.2), ("b", math.inf))
+    ]
+    types = PrecisionPlan(type=FloatType.FLOAT16, kept=tuple(kept))
+    assert list(sentences.format_precision(types, True))[1] == (
+        "2 x float32: the answers were worse without it (a: 74 dB, b)"
+    )
 
 
 def test_a_comparison_that_never_holds_is_not_a_share_of_nothing() -> None:
