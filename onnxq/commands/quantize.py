@@ -134,7 +134,8 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
         yield f"on {engine.engine}", _describe_engine(engine, alone=len(report.engines) == 1)
     if report.pairs or report.sites:
         roles = format_roles(report.roles)
-        text = f"{report.pairs} Q/DQ pairs: {roles}" if roles else f"{report.pairs} Q/DQ pairs"
+        pairs = format_count(report.pairs, "Q/DQ pair")
+        text = f"{pairs}: {roles}" if roles else pairs
         yield "pairs", f"{text}; {report.dynamic} on scales of each run" if report.dynamic else text
     yield "quantized", ", ".join(f"{op.op} {op.quantized}/{op.total}" for op in report.ops)
     yield "passes", report.accounts

@@ -132,6 +132,7 @@ def test_an_engine_is_described_in_whole_words() -> None:
     text = shown(show, replace(REPORT, target="qnn", engines=(engine,)), width=None)
     assert "products 3 in a type that it does not show, 2 in int8" in text
     assert "1 node left to the CPU, e.g. If_3" in text
+    assert re.search("pairs +1 Q/DQ pair$", shown(show, replace(REPORT, pairs=1, roles=()), width=None), re.MULTILINE)
 
 
 def test_a_node_that_rounds_nothing_is_named_without_decibels() -> None:
