@@ -10,6 +10,7 @@ from pathlib import Path
 from onnxq.backends import find_compiler, find_target
 from onnxq.config import Command
 from onnxq.engines.diff.model import LABELS, OFF, ON
+from onnxq.engines.prove.proof import UNSEEN
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.passes.journal import Promotion
 from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run, quantize_model
@@ -133,7 +134,8 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
         yield f"on {engine.engine}", _describe_engine(engine, alone=len(report.engines) == 1)
     if report.pairs or report.sites:
         roles = format_roles(report.roles)
-        text = f"{report.pairs} Q/DQ pairs: {roles}" if roles else f"{report.pairs} Q/DQ pairs"
+        pairs = format_count(report.pairs, "Q/DQ pair")
+        text = f"{pairs}: {roles}" if roles else pairs
         yield "pairs", f"{text}; {report.dynamic} on scales of each run" if report.dynamic else text
     yield "quantized", ", ".join(f"{op.op} {op.quantized}/{op.total}" for op in report.ops)
     yield "passes", report.accounts
@@ -275,11 +277,14 @@ def _describe_engine(check: EngineCheck, *, alone: bool) -> Text:
     ]
     place = f"{'emulated ' if check.emulated else ''}on {format_count(check.samples, 'sample')}"
     answers = f"{check.run}, {place}: {', '.join(outputs)}"
-    products = ", ".join(f"{count} in {dtype}" for dtype, count in check.types)
+    words = {UNSEEN: "a type that it does not show"}
+    products = ", ".join(f"{count} in {words.get(dtype, dtype)}" for dtype, count in check.types)
     facts = [answers, f"products {products}" if products else "no products"]
     if check.partitions or check.left:
         left = (
-            f"{len(check.left)} nodes left to the CPU, e.g. {check.left[0]}" if check.left else ""
+            f"{format_count(len(check.left), 'node')} left to the CPU, e.g. {check.left[0]}"
+            if check.left
+            else ""
         )
         facts += [format_count(check.partitions, "partition"), left or "nothing left to the CPU"]
     if check.latency is not None and not alone:

@@ -20,7 +20,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxq.arrays import Array, Floats
-from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MICROSOFT, NodeRef
+from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MICROSOFT, Graph, NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M
@@ -217,6 +217,16 @@ def _find_products(index: GraphIndex) -> Iterator[_Product]:
         stored = index.has_constant(node, 1) or _is_transposed(index, node)
         if stored and index.is_constant(index.resolve_tensor(scale, factor.scope)):
             yield _Product(node, data, scale, cast, product)
+
+
+def is_rescaling(index: Graph, node: NodeRef) -> bool:
+    """True for a Mul of a scale of each run, and for one of the sums of a product on integers."""
+    makers = [index.maker(node, k) for k in range(len(node.inputs)) if node.op_type == "Mul"]
+    behind = (
+        index.maker(maker) if maker is not None and maker.op_type == "Cast" else maker
+        for maker in makers
+    )
+    return any(maker is not None and maker.op_type in (DYNAMIC, *_SUMS) for maker in behind)
 
 
 def _find_next(index: GraphIndex, node: NodeRef | None, op_type: str) -> NodeRef | None:

@@ -16,6 +16,7 @@ from onnxq.backends.costs import MachineCosts
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import LAYOUT_OPS, Graph, ModelLike, NodeRef
+from onnxq.graph.integer_products import is_rescaling
 from onnxq.numerics import needs_bound, quantize
 from onnxq.plan import Bound, SitePlan, SitePlans
 from onnxq.planner.requests import Requests
@@ -308,8 +309,11 @@ def _fill_storage(spec: QuantSpec) -> QuantSpec:
 
 
 def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
-    """Nodes at a DequantizeLinear or QuantizeLinear that nobody can share: they are somebody's work, and kept."""
-    names: set[str] = set()
+    """Nodes at a DequantizeLinear or QuantizeLinear that nobody can share: they are somebody's work, and kept.
+
+    With them the products that make floats of sums of integers, and their scales of each run.
+    """
+    names = {node.name for node in index.nodes if is_rescaling(index, node)}
     for node in index.nodes:
         if node.op_type == "DequantizeLinear":
             names.update(edge.node for edge in index.list_consumers(node.result))

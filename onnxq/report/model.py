@@ -362,7 +362,9 @@ class Report:
     @property
     def unchanged(self) -> bool:
         """True if nothing was quantized, and no float type changed."""
-        return bool(self.source_bytes) and not self.pairs and self.float_types is None
+        types = self.float_types
+        typed = types is not None and (types.nodes or types.io is not None)
+        return bool(self.source_bytes) and not self.pairs and not typed
 
     @property
     def figures(self) -> tuple[RunFigure, ...]:

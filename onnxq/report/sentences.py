@@ -10,6 +10,7 @@ from onnxq.planner import Forced
 from onnxq.report import terminal
 from onnxq.report.columns import Text
 from onnxq.report.model import SiteLine, group_reasons
+from onnxq.report.record import MOST_DB
 from onnxq.sites import Refusal, Unquantized
 from onnxq.spec import FloatType, QuantSpec, describe_granularity
 from onnxq.wording import group_by_text, join_names, translate_text
@@ -159,7 +160,8 @@ def format_precision(types: PrecisionPlan | None, verbose: bool) -> Iterator[str
 def _name_float32(node: KeptFloat32) -> str:
     if node.reason in (KeepReason.OVERFLOW, KeepReason.SUM, KeepReason.SMALL, KeepReason.SCALE):
         return f"{node.node}: {node.figure:.2g}"
-    if node.reason in (KeepReason.PRECISION, KeepReason.TRIAL):
+    # One that rounds nothing has no figure: a plan holds a number far beyond any dB in the place of infinity.
+    if node.reason in (KeepReason.PRECISION, KeepReason.TRIAL) and node.figure < MOST_DB:
         return f"{node.node}: {node.figure:.0f} dB"
     return node.node
 

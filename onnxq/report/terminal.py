@@ -281,6 +281,8 @@ def _describe_choice(choice: ChoiceAgreement) -> str:
     same = f"{choice.shared:.4g} of {choice.chosen:.4g} chosen are the same as in float"
     if choice.chosen == 1:
         same = f"{100 * choice.shared:.4g} % of the choices are the same as in float"
+    if not choice.chosen:
+        same = "float chooses nothing on these samples"
     behind = (
         f"; {', '.join(choice.outputs)}: compared on the float model's choice"
         if choice.outputs

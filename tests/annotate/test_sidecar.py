@@ -139,3 +139,11 @@ def test_a_file_that_holds_no_notes_is_refused(text, tmp_path):
     with pytest.raises(PlanError) as raised:
         annotate.read_sidecar(tmp_path / "n.json")
     assert raised.value.code == "Q411"
+
+
+def test_the_note_of_an_input_finds_the_pair_that_alone_is_read_there():
+    """DynamicQuantizeLSTM quantizes by itself: its pair is read back under the name of the tensor, not of the input."""
+    model = models.model(f"{models.pair('x', 'a')} [p] p = Neg(a) y = Add(p, x)", s=np.float32(0.1), z=np.int8(0))
+    found = annotate.annotate_model(model, beside={"gone": {"site": "p/in0", "bits": 7}})
+    assert found.warnings == ()
+    assert [(pair.bits, pair.origin) for pair in found.pairs] == [(7, annotate.Origin.TENSOR)]

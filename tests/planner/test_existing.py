@@ -284,3 +284,15 @@ def test_the_digest_tells_values_types_shapes_and_order() -> None:
 def test_the_digest_is_of_the_float32_network_that_a_narrow_one_is_widened_to(kind: type) -> None:
     one = np.arange(6, dtype=np.float32)
     assert digest(one.astype(kind)) == digest(one)
+
+
+@pytest.mark.parametrize("preset", ["qnn", "virtual-int8"])
+def test_scales_and_sums_of_products_on_integers_get_no_pairs(preset: str) -> None:
+    """They belong to the product as much as its integers do; sixteen bits for scales of 1e-9 cost accuracy."""
+    proto = network(f"""g ({MAP} x) => ({MAP} y) {{
+        q, s, z = DynamicQuantizeLinear(x) m = MatMulInteger(q, wq, z) c = Cast<to=1>(m) f = Mul(s, ws)
+        p = Mul(c, f) y = Mul(p, x)
+    }}""")
+    add_arrays(proto.graph, wq=np.ones((8, 8), np.int8), ws=np.array(0.01, np.float32))
+    plan = plan_for(onnx.shape_inference.infer_shapes(proto), preset, FORCE)
+    assert {str(place.site) for place in plan.sites} <= {"p", "x", "y"}

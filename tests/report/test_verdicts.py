@@ -15,9 +15,12 @@ from onnxq.commands.results import show
 from onnxq.engines.saturation.measure import NodeCost, OutputCost, SaturationCost
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
+from onnxq.plan import KeepReason, KeptFloat32, PrecisionPlan
+from onnxq.planner.precision.reasons import round_figure
 from onnxq.report import model, sentences
 from onnxq.report.terminal import TextView
 from onnxq.sites import Caution, LeftFloat, Refusal
+from onnxq.spec import FloatType
 from tests.report.kit import printed, shown
 
 FIGURE = model.RunFigure(output="y", run="as ORT runs it", sqnr_db=31.0)
@@ -97,6 +100,8 @@ FIGURES = "y has 31.0 dB against float as ORT runs it"
         (replace(REPORT, pairs=0, latency=None, left_float=(LeftFloat("a", "no faster"),)),
          "unchanged: int8 would not pay, so that nothing is quantized; 2.0x smaller"),
         (replace(REPORT, pairs=0, latency=None, mode="float"), "unchanged: nothing is quantized; 2.0x smaller"),
+        (replace(REPORT, pairs=0, latency=None, float_types=PrecisionPlan(type=FloatType.FLOAT16)),
+         "unchanged: nothing is quantized; 2.0x smaller"),
         (replace(REPORT, pairs=0, latency=None, refusals=(Refusal("a", "no"),)),
          "unchanged: what was asked for was refused; 2.0x smaller"),
         (replace(REPORT, pairs=0, latency=None, refusals=(Refusal("a", "no"),), left_float=(LeftFloat("b", "slow"),)),
@@ -118,6 +123,36 @@ def test_an_emulator_counts_where_it_computes_something_else(sqnr_db: float, gra
     assert model.make_verdict(report.figures)[0].name == grade
     assert [alarm.code for alarm in report.alarms()] == codes
     assert "no products" in shown(show, report, width=None)
+
+
+def test_an_engine_is_described_in_whole_words() -> None:
+    engine = model.EngineCheck(
+        engine="HTP", emulated=True, samples=1, partitions=1, left=("If_3",), types=(("unseen", 3), ("int8", 2))
+    )
+    text = shown(show, replace(REPORT, target="qnn", engines=(engine,)), width=None)
+    assert "products 3 in a type that it does not show, 2 in int8" in text
+    assert "1 node left to the CPU, e.g. If_3" in text
+    assert re.search("pairs +1 Q/DQ pair$", shown(show, replace(REPORT, pairs=1, roles=()), width=None), re.MULTILINE)
+
+
+def test_a_node_that_rounds_nothing_is_named_without_decibels() -> None:
+    """A plan's JSON cannot hold its infinity, and 339999999999999996123846586046231871488 dB were told."""
+    kept = [
+        KeptFloat32(node=name, reason=KeepReason.TRIAL, figure=round_figure(db))
+        for name, db in (("a", 74.2), ("b", math.inf))
+    ]
+    types = PrecisionPlan(type=FloatType.FLOAT16, kept=tuple(kept))
+    assert list(sentences.format_precision(types, True))[1] == (
+        "2 x float32: the answers were worse without it (a: 74 dB, b)"
+    )
+
+
+def test_a_comparison_that_never_holds_is_not_a_share_of_nothing() -> None:
+    never = ChoiceAgreement(
+        node="p", op="GreaterOrEqual", values=("x",), outputs=("y",), decides=(), chosen=0.0, shared=0.0
+    )
+    text = shown(show, replace(REPORT, choices=(never,)), width=None)
+    assert "p (GreaterOrEqual): float chooses nothing on these samples; y: compared" in text
 
 
 @pytest.mark.parametrize(
