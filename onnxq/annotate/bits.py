@@ -18,13 +18,13 @@ from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
 from onnxq.annotate.operators import OperatorInfo, SaturatingWeights
 from onnxq.arrays import Array, Integers, Interval, are_finite, as_float64, as_int64
 from onnxq.config.schema import JsonText
-from onnxq.emit import BITS_KEY, PLAN_KEY
+from onnxq.emit import BITS_KEY, PLAN_KEY, unpack_plan
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef
 from onnxq.graph.scopes import map_entries, walk_nodes
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
-from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans, from_json
+from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.names import is_clipped_part, name_part
 from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
 from onnxq.spec import (
@@ -451,7 +451,7 @@ def read_notes(proto: ModelLike, plan: Plan | None = None) -> Notes:
             return missing
 
     by_node: Records = read(BITS_KEY, parse_records, {})
-    plan = plan or read(PLAN_KEY, lambda text: from_json(text, source=PLAN_KEY), None)
+    plan = plan or read(PLAN_KEY, unpack_plan, None)
     own = {node.name: notes for node in walk_nodes(proto.graph) if (notes := read_node_notes(node))}
     if plan is None:
         return Notes(by_node, own, {}, problems=tuple(problems))

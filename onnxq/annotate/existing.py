@@ -10,11 +10,11 @@ import numpy as np
 from onnxq.annotate.bits import Notes, Numbers, read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains, is_dequantize, is_quantize
 from onnxq.annotate.read import describe_pair, drop_clip
-from onnxq.emit import PLAN_KEY
+from onnxq.emit import PLAN_KEY, unpack_plan
 from onnxq.errors import OnnxqError
 from onnxq.graph import LAYOUT_OPS, Editor, GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.scopes import map_entries, walk_from
-from onnxq.plan import Plan, SitePlan, from_json
+from onnxq.plan import Plan, SitePlan
 from onnxq.planner import KEPT, NOTHING, Existing
 from onnxq.sites import Edge, Edges, Site, TensorId
 from onnxq.spec import QParams, QuantSpec
@@ -46,7 +46,7 @@ def read_plan_note(proto: ModelLike) -> Plan | None:
     """The plan in the model's metadata; None without one, and for one that cannot be read."""
     text = map_entries(proto.metadata_props).get(PLAN_KEY)
     try:
-        return None if text is None else from_json(text, source=PLAN_KEY)
+        return None if text is None else unpack_plan(text)
     except OnnxqError:
         return None
 

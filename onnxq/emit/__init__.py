@@ -7,6 +7,7 @@ from onnxq.emit.model import (
     emit_types,
     leave_out_notes,
     replace_biases,
+    unpack_plan,
     write_matrices,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "emit_types",
     "leave_out_notes",
     "replace_biases",
+    "unpack_plan",
     "write_matrices",
 ]

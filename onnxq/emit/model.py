@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import zlib
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -26,7 +29,16 @@ from onnxq.graph.precision.narrow import is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
 from onnxq.graph.scopes import map_entries, walk_all_nodes, walk_graphs
 from onnxq.graph.storage import release_pages
-from onnxq.plan import Plan, SitePlan, SitePlans, check_numbers, check_specs, name_part, to_json
+from onnxq.plan import (
+    Plan,
+    SitePlan,
+    SitePlans,
+    check_numbers,
+    check_specs,
+    from_json,
+    name_part,
+    to_json,
+)
 from onnxq.progress import Progress, count_items, silent
 from onnxq.sites import Edge, Edges, Role, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType
@@ -102,7 +114,7 @@ def emit_pairs(
     writer.editor.remove_unused()
     if not fold_constants:
         records = {**read_records(proto, index), **writer.records}
-        writer.editor.model_metadata({PLAN_KEY: write_plan(plan), BITS_KEY: json.dumps(records)})
+        writer.editor.model_metadata({PLAN_KEY: pack_plan(plan), BITS_KEY: json.dumps(records)})
     done = writer.editor.export()
     rules = {
         rule.name
@@ -401,19 +413,33 @@ def _is_same(index: GraphIndex, name: str, narrow: int) -> bool:
 # Keys of the model's metadata, which every engine and most tools keep.
 PLAN_KEY = "onnxq.plan"
 BITS_KEY = "onnxq.bits"
+# Of a plan: damaged metadata must not fill the memory.
+_MOST_BYTES = 1 << 28
 # Fields of ONNX's messages that say nothing to an engine.
 _TEXTS = frozenset({"doc_string", "metadata_props"})
 
 
-def write_plan(plan: Plan) -> str:
-    """The plan as compact JSON without scales, zero points, weights and biases."""
+def pack_plan(plan: Plan) -> str:
+    """The plan as the model's metadata hold it: JSON without scales, zero points, weights and biases, packed.
+
+    Its names, which exporters make of whole stacks of modules, took up to a third of a small file.
+    """
 
     def strip(sites: SitePlans) -> SitePlans:
         return tuple(site.without_numbers() for site in sites)
 
     # The numbers stand in the model's own initializers: a second copy could come to contradict them.
     bare = replace(plan, sites=strip(plan.sites), existing=strip(plan.existing), biases=())
-    return _dump_compactly(json.loads(to_json(bare)))
+    text = _dump_compactly(json.loads(to_json(bare)))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def unpack_plan(text: str) -> Plan:
+    """The plan of a model's metadata, where it may be plain JSON too. Raises PlanError."""
+    with suppress(ValueError, zlib.error):
+        packed = base64.b64decode(text, validate=True)
+        text = zlib.decompressobj().decompress(packed, _MOST_BYTES).decode()
+    return from_json(text, source=PLAN_KEY)
 
 
 def _dump_compactly(value: Any) -> str:

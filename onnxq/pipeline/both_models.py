@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onnxq.annotate import read_model
-from onnxq.emit import PLAN_KEY
+from onnxq.emit import PLAN_KEY, unpack_plan
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelSource, compute_fingerprint, name_nodes
 from onnxq.graph.light import ModelLike, add_libraries, find_provider, list_libraries
@@ -15,7 +15,7 @@ from onnxq.passes.equalization.passes import replay_scalings
 from onnxq.passes.registry import list_rewrites
 from onnxq.pipeline.prepared import load_state
 from onnxq.pipeline.stale_numbers import renew_numbers
-from onnxq.plan import Plan, from_json
+from onnxq.plan import Plan
 from onnxq.planner import fit_plan
 
 
@@ -41,6 +41,6 @@ def load_both(
         # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
         state = load_state(model, replace(ctx, skip=list_rewrites()))
     else:
-        noted = from_json(note, source=PLAN_KEY)
+        noted = unpack_plan(note)
         state = replay_scalings(load_state(model, ctx, plan=noted), noted.scalings)
     return state, add_libraries(proto, list_libraries(state.named), find_provider(state.named))

@@ -1,11 +1,16 @@
 """The pairs that a model came with, as planning sees them: sites with numbers, and a view without them."""
 
+import base64
+import zlib
+
 import numpy as np
 import pytest
 
 from onnxq.annotate import find_existing, read_plan_note
 from onnxq.annotate.existing import describe_quantized, is_guard
+from onnxq.emit.model import pack_plan
 from onnxq.graph import get_index, name_nodes
+from onnxq.plan import Plan
 from onnxq.sites import Edge, Role, TensorId
 from tests.annotate import models
 
@@ -96,9 +101,33 @@ def test_the_message_counts_both_kinds(counts: tuple[int, int], text: str) -> No
     assert describe_quantized(*counts) == text
 
 
-@pytest.mark.parametrize("text", [None, "", "{", '{"schema": 1}', '{"schema": 99}', "[]"])
+def pack(text: bytes) -> str:
+    return base64.b64encode(zlib.compress(text)).decode()
+
+
+CUT = pack(bytes(range(256)) * 9)[:-8]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{", "abcd", CUT, pack(b"[]"), pack(b"\xff"), '{"schema": 1}', '{"schema": 99}', "[]"],
+)
 def test_a_note_that_is_no_plan_is_none(text: str | None) -> None:
     proto = models.two_widths()
     if text is not None:
         proto.metadata_props.add(key="onnxq.plan", value=text)
     assert read_plan_note(proto) is None
+
+
+def test_a_plan_is_read_as_it_is_packed_and_as_plain_json() -> None:
+    """Files of before hold it plain."""
+    plan = Plan(
+        model="m", target="ort", topology="t", weights="w", nodes={f"model/layer/{k}/Conv": "1" for k in range(99)}
+    )
+    packed = pack_plan(plan)
+    plain = zlib.decompress(base64.b64decode(packed)).decode()
+    assert len(packed) < len(plain) / 4
+    for text in (packed, plain):
+        proto = models.two_widths()
+        proto.metadata_props.add(key="onnxq.plan", value=text)
+        assert read_plan_note(proto) == plan
