@@ -380,10 +380,12 @@ def widen_scarce_ranges(ctx: SampledContext, state: PlacedState) -> PlacedState:
 def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site]:
     """The activations that have fewer than `FEWEST_POSITIONS` positions in all samples.
 
-    Only where an SQNR of new samples was asked for, which clipping breaks; on the samples themselves it costs some.
-    Ranges that clip values by intention stay, as do tensors that share a scale with others of more positions.
+    Not where ranges are to be those of the samples: at effort `fast`, and where the search for better ones is left out;
+    unless an SQNR of new samples was asked for. Ranges that clip values by intention stay, as do tensors that share a
+    scale with others of more positions.
     """
-    if ctx.request.min_sqnr is None or ctx.data.synthetic or ctx.config.scale.ranges:
+    as_seen = ctx.config.effort == "fast" or NAME in ctx.skip
+    if (as_seen and ctx.request.min_sqnr is None) or ctx.data.synthetic or ctx.config.scale.ranges:
         return frozenset()
     index = get_index(state.model)
     plan = state.plan

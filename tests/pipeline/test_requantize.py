@@ -16,6 +16,7 @@ import onnxq
 from onnxq.annotate import find_existing, find_pairs, inspect_model
 from onnxq.backends import load_config
 from onnxq.config import Config
+from onnxq.emit import unpack_plan
 from onnxq.errors import VerificationError
 from onnxq.graph import name_nodes
 from onnxq.passes.state import FloatState
@@ -67,7 +68,7 @@ def quantize_partly() -> onnxq.Result:
 
 def slim_plan(proto: onnx.ModelProto) -> Plan:
     """The plan in the file's metadata."""
-    return from_json(next(entry.value for entry in proto.metadata_props if entry.key == "onnxq.plan"))
+    return unpack_plan(next(entry.value for entry in proto.metadata_props if entry.key == "onnxq.plan"))
 
 
 # --- nothing left

@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 import onnxq
+from onnxq.emit import unpack_plan
 from onnxq.errors import PlanError
 from onnxq.plan import Plan, drop_stale, from_json, to_json
 from onnxq.runtime import Session
@@ -299,7 +300,7 @@ def test_other_weights_need_to_be_said(done: onnxq.Result) -> None:
 
 def test_the_plan_in_the_model_is_the_plan(done: onnxq.Result) -> None:
     held = {entry.key: entry.value for entry in done.model.metadata_props}
-    stored = from_json(held["onnxq.plan"])
+    stored = unpack_plan(held["onnxq.plan"])
     bare = replace(done.plan, sites=tuple(replace(site, qparams=None) for site in done.plan.sites))
     assert to_json(stored) == to_json(bare)
     assert isinstance(stored, Plan)
