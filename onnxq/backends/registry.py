@@ -11,8 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxq.errors import ConfigError, Location
-from onnxq.nearest import suggest_names
+from onnxq.errors import ConfigError, Location, suggest_names
 from onnxq.sites import Names, Settings
 from onnxq.spec import FLOAT8
 

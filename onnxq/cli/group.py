@@ -28,8 +28,8 @@ from onnxq.errors import (
     escape_line,
     escape_lines,
     replace_surrogates,
+    suggest_names,
 )
-from onnxq.nearest import suggest_names
 from onnxq.sites import JsonObject, Settings
 from onnxq.wording import use_translation
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from onnxq.nearest import find_nearest, suggest_names
+from onnxq.errors import find_nearest, suggest_names
 
 if TYPE_CHECKING:
     from onnxq.config import Option

@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from importlib import resources
 
-from onnxq.nearest import suggest_names
+from onnxq.errors import suggest_names
 
 
 @dataclass(frozen=True)

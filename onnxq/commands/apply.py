@@ -8,11 +8,10 @@ from pathlib import Path
 from onnxq.annotate import find_existing
 from onnxq.calibrate.contents import note_contents, recognize_model
 from onnxq.config import Command, Config
-from onnxq.errors import OnnxqError, PlanError
+from onnxq.errors import OnnxqError, PlanError, suggest_names
 from onnxq.files import read_text
 from onnxq.graph import GraphIndex, compute_fingerprint, get_index
 from onnxq.graph.identity import hash_topology
-from onnxq.nearest import suggest_names
 from onnxq.passes import FloatState, RunContext, Timers, build_file
 from onnxq.passes.equalization.passes import replay_scalings
 from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run

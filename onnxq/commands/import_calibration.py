@@ -11,7 +11,7 @@ from onnxq.backends import find_target, list_backends
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import apply
 from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet, drop_unset, match_names
-from onnxq.errors import CalibrationError, ConfigError
+from onnxq.errors import CalibrationError, ConfigError, suggest_names
 from onnxq.files import guard_outputs
 from onnxq.graph import GraphIndex
 from onnxq.interop import ScaleTable, make_rules, read_scales, sort_by_name
@@ -26,7 +26,6 @@ from onnxq.interop.matching import (
     match_scales,
     set_scales,
 )
-from onnxq.nearest import suggest_names
 from onnxq.passes import FloatState, RunContext, SampleSets
 from onnxq.pipeline import Configuration, ModelSource, Overrides, name_file, open_run
 from onnxq.pipeline.configuration import name_model

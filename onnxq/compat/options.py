@@ -13,8 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from onnxq import backends
-from onnxq.errors import escape_line
-from onnxq.nearest import suggest_names
+from onnxq.errors import escape_line, suggest_names
 from onnxq.sites import Caution, Settings
 from onnxq.spec import FLOAT8
 

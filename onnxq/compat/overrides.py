@@ -17,9 +17,8 @@ import onnx
 from onnxq.arrays import Interval
 from onnxq.backends import Target
 from onnxq.compat.options import warn_meaningless
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, suggest_names
 from onnxq.interop.overrides import read_integer_type
-from onnxq.nearest import suggest_names
 from onnxq.sites import Caution, Settings
 
 Rule = dict[str, Any]

@@ -10,9 +10,9 @@ import onnx
 
 from onnxq.compat.options import PLACED, CallLists, Unasked, warn_meaningless
 from onnxq.compat.overrides import OverriddenGraph, Rule
+from onnxq.errors import suggest_names
 from onnxq.graph import ModelSource, load_model, name_nodes
 from onnxq.graph.scopes import walk_all_graphs, walk_graphs
-from onnxq.nearest import suggest_names
 from onnxq.pipeline.finalize import Result
 from onnxq.report.model import group_reasons
 from onnxq.report.sentences import format_forced

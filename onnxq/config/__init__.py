@@ -23,7 +23,7 @@ from onnxq.config.values import (
     match_names,
     matches_any,
 )
-from onnxq.nearest import suggest_names
+from onnxq.errors import suggest_names
 
 __all__ = [
     "DEFAULT_TARGET",

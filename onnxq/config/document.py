@@ -12,8 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from onnxq.config.values import DEFAULT_TARGET
-from onnxq.errors import ConfigError, Location, OnnxqError
-from onnxq.nearest import find_nearest, suggest_names
+from onnxq.errors import ConfigError, Location, OnnxqError, find_nearest, suggest_names
 from onnxq.sites import JsonObject
 
 Path = tuple[str | int, ...]

@@ -29,9 +29,8 @@ from onnxq.config.model import Config, list_code
 from onnxq.config.rules import Rule
 from onnxq.config.sparsebit import SECTIONS, convert_sparsebit
 from onnxq.config.values import DEFAULT_PRESET
-from onnxq.errors import ConfigError, Location, replace_surrogates
+from onnxq.errors import ConfigError, Location, replace_surrogates, suggest_names
 from onnxq.files import describe_os_error, read_input
-from onnxq.nearest import suggest_names
 from onnxq.sites import JsonObject, Names, Settings
 
 if TYPE_CHECKING:

@@ -44,8 +44,7 @@ from onnxq.config.values import (
     option,
     wrap_single,
 )
-from onnxq.errors import ConfigError, Location
-from onnxq.nearest import suggest_names
+from onnxq.errors import ConfigError, Location, suggest_names
 from onnxq.sites import JsonObject, Settings
 
 _T = TypeVar("_T")

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxq.config.document import Document, Path, format_path, shorten_value
-from onnxq.errors import ConfigError, Location
-from onnxq.nearest import suggest_names
+from onnxq.errors import ConfigError, Location, suggest_names
 from onnxq.sites import JsonObject
 
 # Sparsebit's words -> ours, in the tables below.

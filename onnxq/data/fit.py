@@ -8,9 +8,8 @@ import numpy as np
 import onnx
 
 from onnxq.arrays import Array, Arrays, InputShapes
-from onnxq.errors import DataError
+from onnxq.errors import DataError, suggest_names
 from onnxq.graph import ValueInfo
-from onnxq.nearest import suggest_names
 from onnxq.sites import Names
 
 # By input name: arrays of any number of samples, and those of one run.

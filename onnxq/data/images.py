@@ -10,10 +10,9 @@ from onnxq.arrays import Array, as_float32
 from onnxq.config import ImageConfig
 from onnxq.data.fit import Inputs, classify_dtype, find_input_dtype, format_shape
 from onnxq.data.sources import SampleSource, read_lazily
-from onnxq.errors import DataError, MissingDependencyError
+from onnxq.errors import DataError, MissingDependencyError, suggest_names
 from onnxq.files import register_input
 from onnxq.graph import ValueInfo
-from onnxq.nearest import suggest_names
 
 # Formats that Pillow's wheels read.
 SUFFIXES = frozenset(

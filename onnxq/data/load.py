@@ -30,10 +30,9 @@ from onnxq.data.sources import (
 )
 from onnxq.data.synthetic import SAMPLES, make_synthetic
 from onnxq.data.text import make_generated_samples, make_text_samples
-from onnxq.errors import DataError
+from onnxq.errors import DataError, suggest_files
 from onnxq.files import check_input_kind, explain_unreadable, read_input
 from onnxq.graph import ModelLike
-from onnxq.nearest import suggest_files
 from onnxq.progress import Progress, Tick, silent
 
 # Bytes; protobuf's limit for one message.

@@ -17,9 +17,8 @@ import numpy as np
 
 from onnxq.arrays import Array, Arrays
 from onnxq.data.fit import refuse_empty
-from onnxq.errors import DataError, OnnxqError
+from onnxq.errors import DataError, OnnxqError, suggest_files, suggest_names
 from onnxq.files import check_input_kind, explain_unreadable, read_input
-from onnxq.nearest import suggest_files, suggest_names
 from onnxq.sites import JsonObject
 
 _PACKAGE = os.path.join(Path(__file__).parents[1], "")

@@ -7,9 +7,8 @@ from functools import partial
 from onnxq.arrays import Arrays, InputShapes, Shape
 from onnxq.data.sources import fits_whole
 from onnxq.data.synthetic import make_synthetic
-from onnxq.errors import ConfigError, DataError, OnnxqError
+from onnxq.errors import ConfigError, DataError, OnnxqError, suggest_names
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo
-from onnxq.nearest import suggest_names
 from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import format_shape
 

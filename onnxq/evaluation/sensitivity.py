@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from onnxq.data import Dataset
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, suggest_names
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreements
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.profile import (
@@ -29,7 +29,6 @@ from onnxq.evaluation.profile import (
 from onnxq.evaluation.selections import Selection, explain_missing
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel, measure_settings, toggle_model
 from onnxq.graph import ModelLike
-from onnxq.nearest import suggest_names
 from onnxq.progress import Progress
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Caution, Cautions, Names

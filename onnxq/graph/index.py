@@ -20,7 +20,7 @@ from onnx import (
 )
 
 from onnxq.arrays import Array, is_float
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, suggest_names
 from onnxq.graph.base import Dims, Graph, NodeRef, NodeRefs, ValueInfo, ValueInfos
 from onnxq.graph.light import (
     SAME_LAYOUT,
@@ -52,7 +52,6 @@ from onnxq.graph.values import (
     read_constant_type,
     read_declared_type,
 )
-from onnxq.nearest import suggest_names
 from onnxq.sites import Edge, Edges, Names, TensorId
 
 _T = TypeVar("_T")

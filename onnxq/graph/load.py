@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, TensorProto
 
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, suggest_files
 from onnxq.files import check_input_kind, explain_unreadable, read_input
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStore, strip_weights
@@ -42,7 +42,6 @@ from onnxq.graph.storage import (
     open_data,
     walk_tensors,
 )
-from onnxq.nearest import suggest_files
 from onnxq.sites import Caution, Cautions
 from onnxq.wording import join_names
 

@@ -19,9 +19,8 @@ import numpy as np
 
 from onnxq.arrays import Array, are_scales, as_float32, as_float64
 from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
-from onnxq.errors import ModelError, OnnxqError
+from onnxq.errors import ModelError, OnnxqError, suggest_names
 from onnxq.graph import Dims, GraphIndex, NodeRef
-from onnxq.nearest import suggest_names
 from onnxq.numerics.rounding import shape_scales
 from onnxq.sites import Role, TensorId
 from onnxq.spec import PerTensor, QParams, QuantSpec, make_granularity

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxq.errors import CalibrationError, PlanError
+from onnxq.errors import CalibrationError, PlanError, find_nearest, suggest_names
 from onnxq.graph import FLOAT_TENSORS, LAYOUT_OPS, GraphIndex, NodeRef
 from onnxq.interop.base import ScaleTable, TensorScale, TensorScales, sort_by_name
 from onnxq.interop.fitting import fit_numbers
-from onnxq.nearest import find_nearest, suggest_names
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.sites import Causes, Caution, Cautions, Names, Site, TensorId
 from onnxq.spec import QParams

@@ -6,7 +6,7 @@ Another one is a file that defines it and a row here.
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.errors import CalibrationError
+from onnxq.errors import CalibrationError, suggest_names
 from onnxq.files import describe_os_error, read_input
 from onnxq.interop.aimet import AIMET_0, AIMET_1
 from onnxq.interop.aimet_linear import AIMET_2_0, AIMET_2_1
@@ -15,7 +15,6 @@ from onnxq.interop.overrides import OVERRIDES
 from onnxq.interop.ppq import PPQ
 from onnxq.interop.trt_cache import TENSORRT_CACHE
 from onnxq.interop.trt_ranges import TENSORRT_RANGES
-from onnxq.nearest import suggest_names
 
 # The first one that recognizes a file reads it; a file that none recognizes gets the error of the first one.
 FORMATS = (

@@ -35,8 +35,7 @@ from onnxq.arrays import (
     as_float64,
     list_other_axes,
 )
-from onnxq.errors import CalibrationError, ConfigError
-from onnxq.nearest import suggest_names
+from onnxq.errors import CalibrationError, ConfigError, suggest_names
 from onnxq.numerics.block_search import search_numbers
 from onnxq.numerics.ranges import qparams_from_range
 from onnxq.numerics.rounding import (

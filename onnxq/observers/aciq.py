@@ -17,8 +17,7 @@ import math
 import numpy as np
 
 from onnxq.arrays import Interval
-from onnxq.errors import ConfigError
-from onnxq.nearest import suggest_names
+from onnxq.errors import ConfigError, suggest_names
 from onnxq.numerics import symmetric_steps
 from onnxq.observers.base import MinMax, Values, register_observer, require_even_steps
 from onnxq.spec import QuantSpec

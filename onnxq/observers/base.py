@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike
 
 from onnxq.arrays import Array, Array64, Floats, Interval, as_float64
 from onnxq.config import Config
-from onnxq.errors import CalibrationError, ConfigError
-from onnxq.nearest import suggest_names
+from onnxq.errors import CalibrationError, ConfigError, suggest_names
 from onnxq.numerics import check_weight_observer
 from onnxq.sites import Names, Role
 from onnxq.spec import ObserverSpec, QuantSpec

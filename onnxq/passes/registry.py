@@ -6,10 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from onnxq.config import Config
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, suggest_names
 from onnxq.graph import GraphIndex, fold_constants, get_index, infer_shapes, name_nodes
 from onnxq.graph.scopes import replace_items, walk_graphs
-from onnxq.nearest import suggest_names
 from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.journal import PassReport

@@ -13,10 +13,9 @@ from onnxq.backends import find_target
 from onnxq.config import Config
 from onnxq.data import Dataset, load_data
 from onnxq.data.sources import fits_whole
-from onnxq.errors import ConfigError
+from onnxq.errors import ConfigError, suggest_names
 from onnxq.graph import ModelSource, ValueInfo, get_index, load_model, name_nodes
 from onnxq.graph.precision.widen import NARROW
-from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, count_items
 
 # Of each axis its size or its symbol.

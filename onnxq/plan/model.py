@@ -15,9 +15,8 @@ from onnxq.backends import find_modes, list_names
 from onnxq.config import Frozen
 from onnxq.config.rows import Form, Written
 from onnxq.config.schema import Finite, Natural, Opset, PassName
-from onnxq.errors import PlanError
+from onnxq.errors import PlanError, suggest_names
 from onnxq.graph import Graph
-from onnxq.nearest import suggest_names
 from onnxq.numerics import SumOrders
 from onnxq.plan import forms
 from onnxq.plan.contents import Contents

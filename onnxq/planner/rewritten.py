@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from onnxq.arrays import Array
-from onnxq.errors import PlanError
+from onnxq.errors import PlanError, suggest_names
 from onnxq.graph import GraphIndex, NodeRef, compute_structural_ids
-from onnxq.nearest import suggest_names
 from onnxq.numerics import quantize_weight
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.planner.recognize import MOVERS, Recognized

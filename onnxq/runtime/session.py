@@ -16,14 +16,13 @@ import onnx
 from onnx import ModelProto
 
 from onnxq.arrays import ArrayDict, Arrays
-from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelError
+from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelError, suggest_names
 from onnxq.files import ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, ValueInfos, attach_weights, save_model
 from onnxq.graph.convert import fix_noise
 from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
-from onnxq.nearest import suggest_names
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
 from onnxq.sites import Names
 from onnxq.workers import count_threads

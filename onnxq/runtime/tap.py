@@ -15,14 +15,13 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxq.arrays import Shape
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, suggest_names
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, LightModel, ModelLike, get_index, hash_graph
 from onnxq.graph.light import bare_proto, find_provider, is_large_model, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import remove_unneeded
-from onnxq.nearest import suggest_names
 from onnxq.runtime.session import Feeds, Session, optimize_graph
 from onnxq.sites import Refusal, Refusals, TensorId, is_within
 

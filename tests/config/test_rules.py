@@ -3,8 +3,7 @@
 import pytest
 
 from onnxq.config import Command, Config, Rule, RuleSet, TensorConfig, expand_names, list_options, read_config
-from onnxq.errors import ConfigError
-from onnxq.nearest import find_nearest, suggest_names
+from onnxq.errors import ConfigError, find_nearest, suggest_names
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec
 from tests.config.kit import write

@@ -110,7 +110,7 @@ def test_help_answers_at_once() -> None:
 # ---- Plain prose, as far as a machine can check it: docstrings begin with their subject or verb.
 
 ROOMS = (
-    "codes", "config", "data", "errors.py", "files", "kernels", "nearest.py", "numerics", "observers", "progress.py",
+    "codes", "config", "data", "errors.py", "files", "kernels", "numerics", "observers", "progress.py",
     "report", "sites.py", "spec.py", "wording.py",
 )  # fmt: skip
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -14,8 +14,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 
 from onnxq.config.document import parse_yaml
-from onnxq.errors import CauseAndFix, ConfigError
-from onnxq.nearest import suggest_names
+from onnxq.errors import CauseAndFix, ConfigError, suggest_names
 from onnxq.sites import Names
 from torch_frontend.qmodules import calls
 

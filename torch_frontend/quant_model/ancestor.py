@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from onnxq.backends import list_backends
-from onnxq.errors import ConfigError, PlanError
-from onnxq.nearest import suggest_names
+from onnxq.errors import ConfigError, PlanError, suggest_names
 from torch_frontend.export.run import export_onnx
 from torch_frontend.quant_model.state import State
 from torch_frontend.quantizers import Quantizer

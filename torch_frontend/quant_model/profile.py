@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from onnxq.arrays import Array64
-from onnxq.errors import ConfigError, DataError, PlanError
+from onnxq.errors import ConfigError, DataError, PlanError, suggest_names
 from onnxq.evaluation.accumulator import ErrorAccumulator
-from onnxq.nearest import suggest_names
 from torch_frontend.quantizers import Quantizer, override_switches, quantizers_of
 from torch_frontend.tracing.modules import Inputs, as_inputs, find_module
 from torch_frontend.tracing.values import bind_inputs, use_eval_mode

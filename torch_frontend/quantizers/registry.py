@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from onnxq.errors import ConfigError
-from onnxq.nearest import suggest_names
+from onnxq.errors import ConfigError, suggest_names
 from onnxq.spec import QuantSpec
 from torch_frontend.quantizers.base import Quantizer
 

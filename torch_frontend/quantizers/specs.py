@@ -12,8 +12,7 @@ from torch import Tensor
 
 from onnxq.arrays import Shape, are_finite, as_float32, as_int32
 from onnxq.backends import find_target
-from onnxq.errors import CalibrationError, CauseAndFix, ConfigError
-from onnxq.nearest import suggest_names
+from onnxq.errors import CalibrationError, CauseAndFix, ConfigError, suggest_names
 from onnxq.numerics import scale_floor, symmetric_steps
 from onnxq.observers.base import check_option_type
 from onnxq.sites import Names, Role

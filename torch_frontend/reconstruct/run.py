@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError
-from onnxq.nearest import suggest_names
+from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError, suggest_names
 from onnxq.sites import Refusal
 from torch_frontend.quant_model import QuantModel, State
 from torch_frontend.quantizers import AdaRound, Quantizer, Uniform, override_switches, quantizers_of

@@ -20,8 +20,7 @@ import networkx
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as tree
 
-from onnxq.errors import ConfigError, ModelError
-from onnxq.nearest import suggest_names
+from onnxq.errors import ConfigError, ModelError, suggest_names
 from torch_frontend.qmodules import find_entry
 from torch_frontend.qmodules.registry import GROUPS
 from torch_frontend.quant_model import Follower

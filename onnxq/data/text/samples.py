@@ -18,10 +18,9 @@ from onnxq.config.data import BYTES
 from onnxq.data.fit import Feeds, Inputs
 from onnxq.data.synthetic import count_table_rows, settle_caches
 from onnxq.data.text.generate import TextInputs, find_text_inputs, generate_texts
-from onnxq.errors import DataError, MissingDependencyError
+from onnxq.errors import DataError, MissingDependencyError, suggest_files
 from onnxq.files import check_input_kind, explain_unreadable, shorten_error
 from onnxq.graph import ModelLike, get_index
-from onnxq.nearest import suggest_files
 from onnxq.runtime import Session
 
 # Numbers of a tokenizer.

@@ -45,14 +45,13 @@ from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
 from onnxq.engines.shapes import Sizes, demand_sizes, make_profile, warn_guesses
-from onnxq.errors import ConfigError, OnnxqError, OutputError
+from onnxq.errors import ConfigError, OnnxqError, OutputError, suggest_names
 from onnxq.files import ScratchFolder, prepare_folder, replace_files
 from onnxq.graph import ModelLike, ModelSource, add_libraries, infer_shapes, name_nodes, save_model
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.convert import inline_functions
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.integer_operators import read_integer_operators
-from onnxq.nearest import suggest_names
 from onnxq.progress import Progress, silent
 from onnxq.sites import Cautions, Names, UnquantizedNodes
 

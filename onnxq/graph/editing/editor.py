@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from onnx import AttributeProto, NodeProto, StringStringEntryProto, TensorProto, helper
 
 from onnxq.arrays import Array
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, suggest_names
 from onnxq.graph.base import Attrs, NodeRef
 from onnxq.graph.editing import gs
 from onnxq.graph.editing.wiring import (
@@ -33,7 +33,6 @@ from onnxq.graph.index import look_up
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
 from onnxq.graph.names import check_names, choose_name, list_names
 from onnxq.graph.values import encode_tensor
-from onnxq.nearest import suggest_names
 from onnxq.sites import Edge, Edges, TensorId, is_within
 
 _fault = partial(ModelError, code="Q117")
