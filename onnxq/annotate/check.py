@@ -39,8 +39,17 @@ def _find_disagreements(index: GraphIndex, notes: Notes) -> Iterator[Disagreemen
         sites.add(pair.site)
         # Bits -> the carriers that name them.
         noted: dict[int, dict[str, None]] = {}
-        for carrier, bits in _list_noted(chain, notes):
-            noted.setdefault(bits, {})[f"{carrier} {bits}"] = None
+        for node in chain.nodes:
+            spec = notes.plan.get(node.name)
+            values = {
+                "model metadata": read_noted_bits(notes.by_node.get(node.name)),
+                "node metadata": read_noted_bits(notes.own.get(node.name)),
+                "attribute": node.attrs.get(ATTRIBUTE),
+                "plan": None if spec is None else spec.bits,
+            }
+            for carrier, bits in values.items():
+                if isinstance(bits, int):
+                    noted.setdefault(bits, {})[f"{carrier} {bits}"] = None
         texts = {bits: ", ".join(names) for bits, names in noted.items()}
         for bits, text in texts.items():
             found, why = _find_fault(index, chain, pair, bits)
@@ -63,19 +72,6 @@ def _find_disagreements(index: GraphIndex, notes: Notes) -> Iterator[Disagreemen
             yield Disagreement(
                 site.name, f"plan {site.spec.bits}", "no pair", "the plan's site has no pair"
             )
-
-
-def _list_noted(chain: Chain, notes: Notes) -> Iterator[tuple[str, int]]:
-    """(carrier, bits) of each note of a chain."""
-    for node in chain.nodes:
-        spec = notes.plan.get(node.name)
-        values = {
-            "model metadata": read_noted_bits(notes.by_node.get(node.name)),
-            "node metadata": read_noted_bits(notes.own.get(node.name)),
-            "attribute": node.attrs.get(ATTRIBUTE),
-            "plan": None if spec is None else spec.bits,
-        }
-        yield from ((carrier, bits) for carrier, bits in values.items() if isinstance(bits, int))
 
 
 def _find_fault(index: GraphIndex, chain: Chain, pair: PairInfo, bits: int) -> tuple[str, str]:

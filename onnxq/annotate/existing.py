@@ -88,7 +88,12 @@ class _PairFinder:
             self._add_half(chain, qparams, edges)
             return
         if constant:
-            self.weighted.update(self._find_multiplying(edges))
+            # What reads it, also through nodes that only move it.
+            multiplying = walk_from(
+                (index.find_node(edge.node) for edge in edges),
+                lambda node: index.readers(node.result) if node.op_type in _MOVES else [],
+            )
+            self.weighted.update(node.name for node in multiplying)
             # Its readers cannot read the integers as they are stored.
             if chain.inner is not None and chain.inner.op_type == "Transpose":
                 return
@@ -225,14 +230,6 @@ class _PairFinder:
             ):
                 return False
         return True
-
-    def _find_multiplying(self, edges: Iterable[Edge]) -> set[str]:
-        """Names of the nodes that read a dequantized constant, also through nodes that only move it."""
-        readers = walk_from(
-            (self.index.find_node(edge.node) for edge in edges),
-            lambda node: self.index.readers(node.result) if node.op_type in _MOVES else [],
-        )
-        return {node.name for node in readers}
 
     def make_existing(self) -> Existing:
         """The pairs found, with the view."""

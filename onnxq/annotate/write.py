@@ -147,7 +147,10 @@ def _apply_patterns(pairs: PairInfos, given: Given) -> PairInfos:
                 used.add(pattern)
                 # A pattern such as "*" means the tensors that have a width to choose.
                 if not (pair.role.is_bias and pair.storage == "int32"):
-                    pair = _give_bits(pair, pattern, bits)
+                    if problem := find_contradiction(pair, bits):
+                        fix = "give other bits, or a narrower pattern before it"
+                        raise ConfigError(f"bits: {pattern}={bits}", problem, fix, code="Q309")
+                    pair = replace(pair, bits=bits, origin=Origin.GIVEN)
                 break
         assigned.append(pair)
     for position, (pattern, bits) in enumerate(given):
@@ -156,14 +159,6 @@ def _apply_patterns(pairs: PairInfos, given: Given) -> PairInfos:
             reason_and_fix = _explain_no_match(pattern, pairs, given[:position])
             raise ConfigError(f"bits: {pattern}={bits}", *reason_and_fix, code="Q309")
     return tuple(assigned)
-
-
-def _give_bits(pair: PairInfo, pattern: str, bits: int) -> PairInfo:
-    problem = find_contradiction(pair, bits)
-    if problem:
-        fix = "give other bits, or a narrower pattern before it"
-        raise ConfigError(f"bits: {pattern}={bits}", problem, fix, code="Q309")
-    return replace(pair, bits=bits, origin=Origin.GIVEN)
 
 
 def _explain_no_match(pattern: str, pairs: PairInfos, before: Given) -> CauseAndFix:

@@ -156,22 +156,21 @@ def _make_table(bench: Bench) -> terminal.RenderableType:
         if model.proof is not None:
             cells[2:] = [len(model.proof.kernels), len(model.proof.moving)]
         for way in ways:
-            cells += _format_latency(getattr(model, way))
+            latency = getattr(model, way)
+            cells += (
+                ("", "", "")
+                if latency is None
+                else (
+                    terminal.format_milliseconds(latency.median_ms),
+                    terminal.format_milliseconds(latency.p99_ms),
+                    f"{latency.per_second:.0f}",
+                )
+            )
         if ways:
             cells.append(terminal.format_figure(bench.ratio(model), ".2f", "×"))
         rows.append(cells)
     return terminal.make_table(
         columns, rows, right=columns[2:], names=("model",), fold=("heavy nodes",)
-    )
-
-
-def _format_latency(latency: Latency | None) -> Sequence[str]:
-    if latency is None:
-        return ("", "", "")
-    return (
-        terminal.format_milliseconds(latency.median_ms),
-        terminal.format_milliseconds(latency.p99_ms),
-        f"{latency.per_second:.0f}",
     )
 
 

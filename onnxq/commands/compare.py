@@ -21,6 +21,7 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Parts, ResultFormat, Text, TextView, format_count, make_list, make_table
 from onnxq.report.record import ReportRecord, read_record
+from onnxq.report.terminal import format_figure
 from onnxq.sites import Lines
 from onnxq.spec import QuantSpec
 from onnxq.wording import show_as_summary
@@ -237,7 +238,7 @@ def _make_parts(comparison: Comparison, view: TextView) -> Parts:
     yield Text(f"{comparison.after} against {comparison.before}", style="bold")
     columns = ("figure", "before", "after")
     rows = [
-        (figure.name, *map(_format_figure, (figure.before, figure.after)))
+        (figure.name, format_figure(figure.before, ".10g"), format_figure(figure.after, ".10g"))
         for figure in comparison.figures
     ]
     yield make_table(columns, rows, right=columns[1:])
@@ -252,10 +253,6 @@ def _make_parts(comparison: Comparison, view: TextView) -> Parts:
             names=titles[:1],
             fold=titles[1:],
         )
-
-
-def _format_figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.10g}"
 
 
 FORMS = {

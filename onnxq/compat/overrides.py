@@ -95,7 +95,12 @@ class OverriddenGraph:
         first = {name: dict(entries[0]) for name, entries in listed if entries}
         usual_bits, _ = _read_type(self.overrides.usual_type)
         spreads = self.overrides.spread and self.target.whole
-        widths = dict(self._spread_widths(first, usual_bits)) if spreads else {}
+        # Nodes that get another width than the usual one, as they make or read a tensor of it.
+        widths: dict[str, int] = {}
+        for name, entry in first.items() if spreads else ():
+            bits = _read_type(entry["quant_type"])[0] if "quant_type" in entry else usual_bits
+            if bits != usual_bits and name not in self.constants and "convert" not in entry:
+                widths |= dict.fromkeys((*self.find_makers(name), *self.find_readers(name)), bits)
         for name, entry in first.items():
             convert = entry.pop("convert", None)
             own = self._convert_entry(name, entry)
@@ -122,16 +127,6 @@ class OverriddenGraph:
         for width in dict.fromkeys(widths.values()):
             nodes = [node for node, bits in widths.items() if bits == width]
             yield {"node": nodes, "role": "activation", "set": {"bits": width}}
-
-    def _spread_widths(
-        self, entries: Mapping[str, Settings], usual_bits: int
-    ) -> Iterator[tuple[str, int]]:
-        """The nodes that get another width than the usual one, as they make or read a tensor of it."""
-        for name, entry in entries.items():
-            bits = _read_type(entry["quant_type"])[0] if "quant_type" in entry else usual_bits
-            if bits != usual_bits and name not in self.constants and "convert" not in entry:
-                for node in (*self.find_makers(name), *self.find_readers(name)):
-                    yield node, bits
 
     def _convert_entry(self, name: str, entry: Settings) -> Rule:
         """Make the `set` of a rule."""

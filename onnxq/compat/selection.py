@@ -112,10 +112,25 @@ def describe_floats(result: Result, named: Sequence[onnx.NodeProto]) -> Iterator
     """
     report = result.report
     floats: list[Unquantized] = [*report.refusals, *report.left_float]
-    floats += _find_unplaced(result, named, {entry.subject for entry in floats})
+    known = {entry.subject for entry in floats}
+    # Preparation may have folded some of the named nodes into their neighbours.
+    there = {node.name for _, graph in walk_graphs(result.light.graph) for node in graph.node}
+    sites = result.plan.all_sites
+    paired = {site.tensor.name for site in sites if site.tensor is not None}
+    # Tensors that passes made, e.g. scaled ones, have readers whose own inputs have no pair.
+    readers = {edge.node for site in sites for edge in site.named_consumers}
+    floats += (
+        LeftFloat(node.name, PLACED)
+        for node in named
+        if node.name in there - known - readers and not paired & {*node.input, *node.output}
+    )
     groups = group_reasons([entry for entry in floats if entry.code != _BY_RULE])
     if groups:
-        lines = [_describe_group(reason, members) for reason, members in groups[:_SHOWN]]
+        lines = []
+        for reason, members in groups[:_SHOWN]:
+            names = join_names([entry.subject for entry in members], _SHOWN)
+            fixes = {entry.fix for entry in members if isinstance(entry, Refusal) and entry.fix}
+            lines.append("; ".join((f"{len(members)} x {reason} ({names})", *sorted(fixes))))
         if len(groups) > _SHOWN:
             lines.append(f"{len(groups) - _SHOWN} more reasons stand in result.report")
         count = sum(len(members) for _, members in groups)
@@ -128,27 +143,6 @@ def describe_floats(result: Result, named: Sequence[onnx.NodeProto]) -> Iterator
         yield Caution("W135", f"{many} float: {'; '.join(lines)}{fix}")
     if report.forced is not None and report.forced.slowdown > 1:
         yield Caution("W136", f"forced into integers: {format_forced(report.forced)}")
-
-
-def _find_unplaced(
-    result: Result, named: Sequence[onnx.NodeProto], known: set[str]
-) -> Iterator[LeftFloat]:
-    """The named nodes at which no pair stands. known: those with a reason already."""
-    # Preparation may have folded some into their neighbours.
-    there = {node.name for _, graph in walk_graphs(result.light.graph) for node in graph.node}
-    sites = result.plan.all_sites
-    paired = {site.tensor.name for site in sites if site.tensor is not None}
-    # Tensors that passes made, e.g. scaled ones, have readers whose own inputs have no pair.
-    readers = {edge.node for site in sites for edge in site.named_consumers}
-    for node in named:
-        if node.name in there - known - readers and not paired & {*node.input, *node.output}:
-            yield LeftFloat(node.name, PLACED)
-
-
-def _describe_group(reason: str, members: Sequence[Unquantized]) -> str:
-    names = join_names([entry.subject for entry in members], _SHOWN)
-    fixes = {entry.fix for entry in members if isinstance(entry, Refusal) and entry.fix}
-    return "; ".join((f"{len(members)} x {reason} ({names})", *sorted(fixes)))
 
 
 def _keep_known(

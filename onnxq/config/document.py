@@ -247,10 +247,16 @@ def _describe_fault(details: ErrorDetails, root: type[BaseModel], hidden: Hidden
     value = details["input"]
     if kind == "extra_forbidden":
         key = str(path[-1])
+        # The model whose keys stand beside it; None for none.
+        owner: type[BaseModel] | None = root
+        for part in path[:-1]:
+            if isinstance(part, str):
+                field = None if owner is None else _list_keys(owner).get(part)
+                owner = None if field is None else next(list_models(field.annotation), None)
         return Fault(
             path,
             f"unknown key {shorten_value(key)}",
-            suggest_key(_find_model(root, path[:-1]), key, hidden),
+            suggest_key(owner, key, hidden),
             "Q303",
         )
     if kind in ("literal_error", "enum"):
@@ -303,17 +309,6 @@ def suggest_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None =
         for word in find_nearest(key, words, limit=1):
             return f"did you mean `{words[word]}: {word}`?"
     return suggest_names(key, fields)
-
-
-def _find_model(root: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """Find the model whose keys stand at `path`; None for none."""
-    owner: type[BaseModel] | None = root
-    for part in path:
-        if isinstance(part, int):
-            continue
-        field = None if owner is None else _list_keys(owner).get(part)
-        owner = None if field is None else next(list_models(field.annotation), None)
-    return owner
 
 
 def _list_keys(owner: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -220,7 +220,9 @@ def _read_member(
         )
     if info.compress_type == zipfile.ZIP_STORED:
         if size <= _CHECKED_BYTES:
-            _verify_checksum(stream)
+            # At its end zipfile compares the checksum, and raises BadZipFile.
+            while stream.read(_COPY_BYTES):
+                pass
         return _map_array(path, dtype, shape, order, _find_data(path, info) + start, where)
     if info.file_size <= left:
         data = bytearray(stream.read())
@@ -236,12 +238,6 @@ def _read_member(
         return (
             ScatteredArray(file, dtype, shape) if order else np.memmap(file, dtype, "r", 0, shape)
         )
-
-
-def _verify_checksum(stream: IO[bytes]) -> None:
-    """Read to the end, where zipfile compares the checksum and raises BadZipFile."""
-    while stream.read(_COPY_BYTES):
-        pass
 
 
 def _read_header(stream: Any, where: str) -> tuple[DType, Shape, bool]:

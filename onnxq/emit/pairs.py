@@ -134,7 +134,11 @@ class PairWriter:
                 site, qparams, inputs, names["quantized"], before, after
             )
             if clamps:
-                quantized, last = self._insert_floor(site, quantized, zero, last)
+                # A Max of the integers and their zero point.
+                read_by = [quantized, zero]
+                node, quantized = self._make_names(site, "floor_node", "clipped").values()
+                self._insert_node(site, scope, "Max", read_by, [quantized], node, after=last)
+                last = node
         self._insert_dequantize(site, scope, [quantized, scale, zero], names, after=last)
         self.editor.rewire(read, names["dequantized"], consumers=edges, outputs=whole)
         if whole:
@@ -194,12 +198,6 @@ class PairWriter:
         return self.insert_clip(
             site, result, (kind.type(spec.qmin), kind.type(spec.qmax)), after=name
         )
-
-    def _insert_floor(self, site: SitePlan, source: str, zero: str, after: str) -> tuple[str, str]:
-        """A Max of integers and their zero point; returns the names of its result and its node."""
-        node, result = self._make_names(site, "floor_node", "clipped").values()
-        self._insert_node(site, site.site.scope, "Max", [source, zero], [result], node, after=after)
-        return result, node
 
     def insert_clip(
         self,

@@ -64,7 +64,13 @@ def encode_tensor(
     target = array.dtype if dtype is None else onnx.helper.tensor_dtype_to_np_dtype(dtype)
     if target.kind in "OSU":
         return numpy_helper.from_array(array.astype(object), name)
-    stored = array if array.dtype == target else _cast_exactly(name, array, target)
+    stored = array.astype(target, copy=False)
+    # Casting wraps around or cuts off in silence; there and back again shows it.
+    if array.dtype != target and not np.array_equal(
+        stored.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"
+    ):
+        cause = f"its values do not fit {target.name}"
+        raise ModelError(name, cause, "saturate or round them first", code="Q117")
     stub = TensorProto(
         name=name, data_type=onnx.helper.np_dtype_to_tensor_dtype(target), dims=stored.shape
     )
@@ -72,19 +78,6 @@ def encode_tensor(
         return stub
     whole = numpy_helper.from_array(stored, name)
     return stub if store is not None and store.put_packed(stub, whole.raw_data) else whole
-
-
-def _cast_exactly(name: str, array: Array, target: np.dtype[Any]) -> Array:
-    stored = array.astype(target)
-    # Casting wraps around or cuts off in silence; there and back again shows it.
-    if not np.array_equal(stored.astype(array.dtype), array, equal_nan=array.dtype.kind == "f"):
-        raise ModelError(
-            name,
-            f"its values do not fit {target.name}",
-            "saturate or round them first",
-            code="Q117",
-        )
-    return stored
 
 
 def decode_sparse(sparse: onnx.SparseTensorProto) -> Array:

@@ -76,7 +76,12 @@ def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
     }
     # Keeping one marker as an Identity moves the bases behind it, so until nothing changes.
     while True:
-        bases = _find_bases(markers, by_result, carriers)
+        # Result of each marker -> the float tensor that it stands for once the markers are removed. In the order in
+        # which they run: what stands for a source is known.
+        bases: dict[TensorId, TensorId] = {}
+        for marker in markers:
+            base = bases.get(marker.source, marker.source)
+            bases[marker.result] = marker.result if marker.node.name in carriers else base
         groups = _group_markers(markers, by_node, index, bases, carriers)
         homeless = [m for m in _find_output_markers(groups, index) if m.node.name not in carriers]
         if not homeless:
@@ -88,18 +93,6 @@ def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
         )
     landed = tuple(part for group in groups for part in _follow_transposes(group, index))
     return Flow(landed, bases, frozenset(carriers))
-
-
-def _find_bases(
-    markers: Sequence[Marker], by_result: Mapping[TensorId, Marker], carriers: set[str]
-) -> dict[TensorId, TensorId]:
-    """Result of each marker -> the float tensor that it stands for once the markers are removed."""
-    bases: dict[TensorId, TensorId] = {}
-    # In the order in which they run: what stands for a source is known.
-    for marker in markers:
-        stays = marker.node.name in carriers
-        bases[marker.result] = marker.result if stays else bases.get(marker.source, marker.source)
-    return bases
 
 
 def _group_markers(

@@ -86,7 +86,18 @@ def strip_markers(
     for group, site in zip(flow.groups, plan.sites, strict=True):
         for quantizer in group.sites:
             quantized[quantizer] = (*quantized.get(quantizer, ()), site.site)
-    return Marked(final, _group_sites(plan, quantized), quantized)
+    # Activations of one quantizer are one group, since they share its numbers.
+    groups = {
+        site: quantizer
+        for quantizer, shared in quantized.items()
+        if len(shared) > 1
+        for site in shared
+    }
+    plan = plan.with_sites(
+        site if site.role.is_weight else replace(site, group=groups.get(site.site, site.group))
+        for site in plan.sites
+    )
+    return Marked(final, plan, quantized)
 
 
 class _Stripper:
@@ -300,17 +311,3 @@ def _narrow_plan(plan: Plan, kind: FloatType) -> Plan:
             site = replace(site, qparams=replace(site.qparams, scale=narrow))
         sites.append(site)
     return add_precision(plan.with_sites(sites), PrecisionPlan(type=kind), None)
-
-
-def _group_sites(plan: Plan, quantized: Mapping[str, tuple[Site, ...]]) -> Plan:
-    """The plan with the activation sites of each quantizer in one group, since they share its numbers."""
-    groups = {
-        site: quantizer
-        for quantizer, sites in quantized.items()
-        if len(sites) > 1
-        for site in sites
-    }
-    return plan.with_sites(
-        site if site.role.is_weight else replace(site, group=groups.get(site.site, site.group))
-        for site in plan.sites
-    )

@@ -16,7 +16,7 @@ from ml_dtypes import bfloat16
 
 from onnxq.arrays import Array
 from onnxq.errors import CalibrationError
-from onnxq.graph import Graph, GraphIndex, NodeRefs, walk_graphs
+from onnxq.graph import Graph, GraphIndex, NodeRefs, walk_all_nodes
 from onnxq.interop.checkpoints import Checkpoint, CheckpointWeight, WeightCodes
 from onnxq.progress import Task, count_items
 from onnxq.sites import Causes, Names, TensorId
@@ -114,7 +114,13 @@ def match_weights(
         table.look_up(source)
     found = list(filter(None, map(table.collect, range(len(weights)))))
     taken = {match.weight for match in found}
-    scopes = _find_scopes(before)
+    # The modules that torch's exporter notes at each node; weights that it transposes itself lose their names.
+    scopes = {
+        node.name: re.findall("'([^']*)'", entry.value)
+        for node in walk_all_nodes(before.proto)
+        for entry in node.metadata_props
+        if entry.key == _SCOPES
+    }
     free = [
         (weight, _list_paths(weight, before, scopes)) for weight in weights if weight not in taken
     ]
@@ -263,19 +269,6 @@ def _list_paths(
             *(tensor.name for tensor in before.walk_back(edge, _LAYOUT)),
         ]
     return list(map(_split_name, names))
-
-
-def _find_scopes(before: GraphIndex) -> dict[str, list[str]]:
-    """The modules that torch's exporter notes at each node; weights that it transposes itself lose their names."""
-    notes = [
-        (node.name, entry)
-        for _, graph in walk_graphs(before.proto.graph)
-        for node in graph.node
-        for entry in node.metadata_props
-    ]
-    return {
-        name: re.findall("'([^']*)'", entry.value) for name, entry in notes if entry.key == _SCOPES
-    }
 
 
 def _split_name(name: str) -> Names:

@@ -144,7 +144,18 @@ class _Mover:
         self.moved: dict[Site, Site] = {}
         self.taken: dict[Site, Site] = {}
         # Inputs in the plan, with the site that they read.
-        self.claims = dict(_list_claims(plan, recognized))
+        self.claims: dict[tuple[str, int], Site] = {}
+        for site in plan.sites:
+            where = site.site
+            if site.consumers is not None:
+                edges = [(edge.node, edge.index) for edge in site.consumers]
+            elif isinstance(where, TensorId):
+                edges = [*recognized.readers.get(where.name, ())]
+            else:
+                edges = []
+            if isinstance(where, Edge):
+                edges.append((where.node, where.index))
+            self.claims.update(dict.fromkeys(edges, where))
 
     def move_site(self, site: SitePlan) -> None:
         """Add the site in all its places."""
@@ -259,16 +270,6 @@ class _Mover:
             fix += "; weights that were trained anew need `new_weights=True` and the graph as it was exported"
         cause = "is in the plan but not in this model, under any name"
         return PlanError(name or site.name, cause, fix, code="Q404")
-
-
-def _list_claims(plan: Plan, recognized: Recognized) -> Iterator[tuple[tuple[str, int], Site]]:
-    for site in plan.sites:
-        if site.consumers is not None:
-            yield from (((edge.node, edge.index), site.site) for edge in site.consumers)
-        elif isinstance(site.site, TensorId):
-            yield from ((edge, site.site) for edge in recognized.readers.get(site.site.name, ()))
-        if isinstance(site.site, Edge):
-            yield (site.site.node, site.site.index), site.site
 
 
 def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from onnx import NodeProto, helper
 
-from onnxq.graph import Dims, ModelLike, ensure_opset, find_opset, infer_shapes, widen_model
+from onnxq.graph import ModelLike, ensure_opset, find_opset, infer_shapes, widen_model
 from onnxq.graph.scopes import iterate_subgraphs, list_reads, walk_graphs
 from onnxq.graph.shapes import is_custom
 from onnxq.graph.subgraph import cut_front, join_rest, list_behind
@@ -84,7 +84,10 @@ def find_front(model: ModelLike) -> tuple[ModelLike, Rest | None]:
     for value in session.outputs:
         # ORT knows types behind its own operators, of which ONNX's inference knows none.
         if value.dtype and value.name not in types:
-            shape = _clean_shape(value.shape)
+            shape = value.shape and [
+                None if isinstance(dim, str) and dim.startswith(_NAMELESS) else dim
+                for dim in value.shape
+            ]
             types[value.name] = helper.make_tensor_value_info(value.name, value.dtype, shape)
     return cut_front(model, rest.nodes, types), rest
 
@@ -100,9 +103,3 @@ def _find_kind(node: NodeProto, error: UnknownOperatorError) -> str:
         return node.op_type
     inner = (_find_kind(each, error) for _, graph in iterate_subgraphs(node) for each in graph.node)
     return next(filter(None, inner), "")
-
-
-def _clean_shape(shape: Dims | None) -> list[int | str | None] | None:
-    if shape is None:
-        return None
-    return [None if isinstance(dim, str) and dim.startswith(_NAMELESS) else dim for dim in shape]

@@ -167,7 +167,10 @@ def to_onnx(
     Raises PlanError before calibration, CalibrationError for qparams that cannot be stored, ModelError naming a
     quantizer that the graph lost, for a model in bfloat16, or if torch cannot export it.
     """
-    inner, wanted, mode = _begin_export(model, target)
+    inner, wanted, mode = model, target or DEFAULT_TARGET, "static"
+    if isinstance(model, Exportable):
+        config = model.quant_config
+        inner, wanted, mode = model.begin_export(), target or config.target, config.mode
     quantizers = graph.active_quantizers(inner)
     _check_types(inner)
     inputs = graph.order_inputs(inner, as_inputs(example_inputs))
@@ -239,13 +242,6 @@ def export_onnx(
     return replace(
         done, files=files, check=check_export(inner, whole, example_inputs) if check else None
     )
-
-
-def _begin_export(model: nn.Module, target: str | None) -> tuple[nn.Module, str, str]:
-    """(module to export, target, mode). Raises PlanError for a QuantModel that is not calibrated."""
-    if not isinstance(model, Exportable):
-        return model, target or DEFAULT_TARGET, "static"
-    return model.begin_export(), target or model.quant_config.target, model.quant_config.mode
 
 
 def _check_types(model: nn.Module) -> None:

@@ -64,7 +64,12 @@ class _KeepSums(torch.autograd.Function):
             y[at] = values.to(y.dtype)
         else:
             at = ()
-            values, sign = _keep_all_sums(x, scale, zero_point, grid, orders)
+            # The new value of every weight, and the sign of those in sums that overflow, 0 elsewhere.
+            aligned, steps, zero = reference.align_operands(x, scale, zero_point, grid)
+            ratio = aligned / steps
+            nearest = ratio.round().clamp(grid.qmin - zero, grid.qmax - zero) + zero
+            codes, sign = keep_sums(nearest, ratio + zero, orders)
+            values = (codes - zero) * steps
             y = torch.where(sign != 0, values.to(y.dtype), y)
         ctx.save_for_backward(x, scale, zero_point, sign, *at)
         ctx.settings, ctx.sparse = settings, sparse
@@ -137,17 +142,6 @@ def _find_overflows(
     both = tuple(torch.cat([one[over], other[over]]) for one, other in zip(*at, strict=True))
     found = torch.cat([(q * size)[over] for q, size in zip(moved, sizes, strict=True)])
     return both, found, sign[over].repeat(2)
-
-
-def _keep_all_sums(
-    x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, orders: Sequence[SumOrder]
-) -> tuple[Tensor, Tensor]:
-    """New value of every weight, and the sign of those in sums that overflow, 0 elsewhere."""
-    values, steps, zero = reference.align_operands(x, scale, zero_point, grid)
-    ratio = values / steps
-    nearest = ratio.round().clamp(grid.qmin - zero, grid.qmax - zero) + zero
-    codes, signs = keep_sums(nearest, ratio + zero, orders)
-    return (codes - zero) * steps, signs
 
 
 def keep_sums(codes: Tensor, aims: Tensor, orders: Sequence[SumOrder]) -> tuple[Tensor, Tensor]:

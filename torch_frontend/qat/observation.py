@@ -52,15 +52,11 @@ def _merge_ranks(waiting: Iterable[Quantizer]) -> None:
     if dist.is_available() and dist.is_initialized():
         for quantizer in waiting:
             if not quantizer.role.is_weight and quantizer.disabled_reason is None:
-                quantizer.merge_observations(_gather_observations(quantizer))
-
-
-def _gather_observations(quantizer: Quantizer) -> list[Any]:
-    """Statistics of this site on every rank, in the order of ranks."""
-    # Objects, not tensors: observers hold histograms and lists. Every rank must call this for the same sites in order.
-    statistics: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(statistics, quantizer.observations())
-    return statistics
+                # Objects, not tensors: observers hold histograms and lists. Every rank comes here for the same sites in
+                # order.
+                statistics: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(statistics, quantizer.observations())
+                quantizer.merge_observations(statistics)
 
 
 def share_qparams(module: nn.Module, *, source: int = 0) -> None:

@@ -113,7 +113,15 @@ def refuse_compiled(model: nn.Module) -> None:
 
 
 def _simplify_traced(traced: Traced) -> _Network:
-    model = _make_graph_module(traced.root, traced.graph)
+    root = traced.root
+    for node in traced.graph.nodes:
+        node.type = None  # annotations may be strings, which a pickled graph cannot import
+    model = fx.GraphModule(root, traced.graph, type(root).__name__)
+    # GraphModule creates the parents of the modules it copies, in train mode; layers keep theirs.
+    own = {id(module) for module in root.modules()}
+    for module in model.modules():
+        if id(module) not in own:
+            module.training = root.training
     norms = replace_batch_norms(model, traced.root)
     simplify_graph(model)
     return _Network(traced, model, tuple(norms))
@@ -192,16 +200,3 @@ def _build_untraced(
     multiplying = GROUPS["products"] | GROUPS["product_functions"]
     products = (*placed.products, *(product for product in unreached if product.op in multiplying))
     return ConvertedModel(converted, paths, refusals, left_float, (), products)
-
-
-def _make_graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """A GraphModule of the traced modules; containers that fx adds get the mode of the model, layers keep theirs."""
-    for node in graph.nodes:
-        node.type = None  # annotations may be strings, which a pickled graph cannot import
-    model = fx.GraphModule(root, graph, type(root).__name__)
-    # GraphModule creates the parents of the modules it copies, in train mode.
-    own = {id(module) for module in root.modules()}
-    for module in model.modules():
-        if id(module) not in own:
-            module.training = root.training
-    return model

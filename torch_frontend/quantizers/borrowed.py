@@ -82,27 +82,20 @@ class Dynamic(Quantizer):
         # An empty tensor has no least and no greatest value.
         if not x.numel():
             return x
-        rows = x.reshape(self._find_rows(x))
-        scale, zero = self._compute_grid(rows)
-        grid_values = fake_quantize(
-            rows, scale, zero, axis=0, qmin=self.spec.qmin, qmax=self.spec.qmax
-        )
-        return grid_values.reshape(x.shape)
-
-    def _find_rows(self, x: Tensor) -> tuple[int, int]:
-        """Shape of x with one row for each scale."""
         scales = self.options["scales"]
         width = x.shape[-1] if x.dim() else 1
         if scales == "block":
             width = min(int(self.options["block_size"]), width)
             if x.shape[-1] % width:
-                raise PlanError(
-                    self.site,
-                    f"blocks of {width} do not divide {x.shape[-1]} features",
-                    "use scales: token",
-                    code="Q407",
-                )
-        return (1, x.numel()) if scales == "tensor" else (-1, width)
+                cause = f"blocks of {width} do not divide {x.shape[-1]} features"
+                raise PlanError(self.site, cause, "use scales: token", code="Q407")
+        # One row for each scale.
+        rows = x.reshape((1, x.numel()) if scales == "tensor" else (-1, width))
+        scale, zero = self._compute_grid(rows)
+        grid_values = fake_quantize(
+            rows, scale, zero, axis=0, qmin=self.spec.qmin, qmax=self.spec.qmax
+        )
+        return grid_values.reshape(x.shape)
 
     def _compute_grid(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(scale, zero point) of each row."""

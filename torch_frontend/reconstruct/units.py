@@ -96,9 +96,10 @@ class Regions:
         ):
             if not taken & inside:
                 taken |= inside
-                regions.append(
-                    self._make_region(self._find_common_path(layers, join), inside, join)
-                )
+                # The longest module path that all layers share; if empty, the path of the exit.
+                paths = [self.find_path(n).split(".")[:-1] for n in layers]
+                shared = ".".join(commonprefix(paths))  # noqa: RUF071 (of lists, whose items it compares)
+                regions.append(self._make_region(shared or self.find_path(join), inside, join))
         regions += [self._make_layer(n) for n in self.weighted if n not in taken]
         names = Counter(region.name for region in regions)
         unique = [
@@ -219,11 +220,6 @@ class Regions:
         after = own.union(*(networkx.descendants(self.paths, node) for node in own))
         before = own.union(*(networkx.ancestors(self.paths, node) for node in own))
         return after & before
-
-    def _find_common_path(self, layers: list[fx.Node], exit_: fx.Node) -> str:
-        """The longest module path that all layers share; if empty, the path of the exit."""
-        shared = commonprefix([self.find_path(n).split(".")[:-1] for n in layers])  # noqa: RUF071 (of lists, whose items it compares)
-        return ".".join(shared) or self.find_path(exit_)
 
 
 Caught = list[tuple[tuple[Any, ...], Tensor]]

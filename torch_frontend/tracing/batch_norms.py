@@ -108,7 +108,14 @@ def replace_batch_norms(model: fx.GraphModule, root: nn.Module) -> Outcomes:
         call_module(model, node, *modules[key])
         node.args, node.kwargs = (arguments["input"],), {}
         sources += [source for source in tensors.values() if source is not None]
-    _remove_attributes(model, sources)
+    # Reads that nothing uses any more go, and with them the attributes, which the new modules hold.
+    for source in dict.fromkeys(sources):
+        if not source.users:
+            model.graph.erase_node(source)
+    read = {str(node.target) for node in model.graph.nodes if node.op == "get_attr"}
+    for target in {str(source.target) for source in sources} - read:
+        path, _, name = target.rpartition(".")
+        delattr(model.get_submodule(path), name)
     return functions
 
 
@@ -188,17 +195,6 @@ def _read_attribute(model: fx.GraphModule, node: fx.Node) -> Tensor:
     path, _, name = str(node.target).rpartition(".")
     value: Tensor = getattr(model.get_submodule(path), name)
     return value
-
-
-def _remove_attributes(model: fx.GraphModule, nodes: list[fx.Node]) -> None:
-    """Erase reads that nothing uses any more, and the attributes, which the new modules hold."""
-    for node in dict.fromkeys(nodes):
-        if not node.users:
-            model.graph.erase_node(node)
-    read = {str(node.target) for node in model.graph.nodes if node.op == "get_attr"}
-    for target in {str(node.target) for node in nodes} - read:
-        path, _, name = target.rpartition(".")
-        delattr(model.get_submodule(path), name)
 
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

@@ -62,27 +62,21 @@ def replace_dropouts(model: fx.GraphModule) -> None:
     """
     for node in list(model.graph.nodes):
         if ATTENTION_DROPOUT in node.meta:
-            _replace_attention(model, node, node.meta[ATTENTION_DROPOUT])
+            arguments = name_arguments(node, "query", "key", "value", "attn_mask", "dropout_p")
+            arguments.pop("dropout_p", None)
+            node.args = tuple(arguments.pop(name) for name in ("query", "key", "value"))
+            node.kwargs = arguments
+            path = make_unique_path(model, scope_of(node), "scaled_dot_product_attention")
+            dropout: nn.Module = AttentionDropout(node.meta[ATTENTION_DROPOUT])
+            call_module(model, node, path, dropout.train(model.training))
         elif node.op == "call_function" and node.target in _DROPOUTS:
-            _replace_dropout(model, node, _DROPOUTS[node.target])
-
-
-def _replace_attention(model: fx.GraphModule, node: fx.Node, dropout: float) -> None:
-    arguments = name_arguments(node, "query", "key", "value", "attn_mask", "dropout_p")
-    arguments.pop("dropout_p", None)
-    node.args = tuple(arguments.pop(name) for name in ("query", "key", "value"))
-    node.kwargs = arguments
-    path = make_unique_path(model, scope_of(node), "scaled_dot_product_attention")
-    call_module(model, node, path, AttentionDropout(dropout).train(model.training))
-
-
-def _replace_dropout(model: fx.GraphModule, node: fx.Node, kind: type[nn.Module]) -> None:
-    arguments = name_arguments(node, "input", "p", "training")
-    if bool(arguments.get("training", True)) != model.training:
-        return  # the user wrote a constant
-    path = make_unique_path(model, scope_of(node), "dropout")
-    call_module(model, node, path, kind(float(arguments.get("p", 0.5))).train(model.training))
-    node.args, node.kwargs = (arguments["input"],), {}
+            arguments = name_arguments(node, "input", "p", "training")
+            if bool(arguments.get("training", True)) != model.training:
+                continue  # the user wrote a constant
+            path = make_unique_path(model, scope_of(node), "dropout")
+            dropout = _DROPOUTS[node.target](float(arguments.get("p", 0.5)))
+            call_module(model, node, path, dropout.train(model.training))
+            node.args, node.kwargs = (arguments["input"],), {}
 
 
 def remove_in_place_writes(model: fx.GraphModule) -> None:

@@ -7,7 +7,6 @@ names that can be told again whatever is put around them.
 import json
 import re
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +62,14 @@ def _compile(
     core = openvino.Core()
     model = core.read_model(path)
     if shapes:
-        model.reshape({name: _make_shape(openvino, profile) for name, profile in shapes.items()})
+        # The sizes between the smallest and the largest of each axis.
+        sizes = {
+            name: [openvino.Dimension(min(axis), max(axis)) for axis in zip(*profile, strict=True)]
+            for name, profile in shapes.items()
+        }
+        model.reshape({name: openvino.PartialShape(axes) for name, axes in sizes.items()})
     # Compiled for one thread, kernels are those of the times that are reported.
     return core.compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1, **options})
-
-
-def _make_shape(openvino: Any, profile: Iterable[Iterable[int]]) -> Any:
-    """The sizes between the smallest and the largest of a profile."""
-    sizes = [(min(axis), max(axis)) for axis in zip(*profile, strict=True)]
-    return openvino.PartialShape([openvino.Dimension(*size) for size in sizes])
 
 
 def _explain_failure(

@@ -65,22 +65,17 @@ def translate_errors() -> Iterator[None]:
             ) from error
 
 
-def _load_plugins(engine: Engine, paths: Sequence[str]) -> None:
-    """Register NVIDIA's plugins and these in this process, where engines run; those that are there already stay."""
-    if engine.installed and (
-        paths or not engine.builds_ahead
-    ):  # TensorRT for RTX has none of its own
-        library = import_module(engine.module)
-        with open(os.devnull, "w", encoding="utf-8") as sink:
-            load_plugins(library, make_logger(library, sink), paths)
-
-
 class TrtRunner:
     """A Runner of a built engine: a context manager. Tensors that survived fusion come out with its outputs."""
 
     def __init__(self, engine: Engine, name: str, path: Path, plugins: Sequence[str] = ()) -> None:
         self.name, self.seconds = name, 0.0
-        _load_plugins(engine, plugins)
+        # In this process, where the engine runs: NVIDIA's plugins, of which TensorRT for RTX has none, and these. Those
+        # that are there already stay.
+        if engine.installed and (plugins or not engine.builds_ahead):
+            library = import_module(engine.module)
+            with open(os.devnull, "w", encoding="utf-8") as sink:
+                load_plugins(library, make_logger(library, sink), plugins)
         # Polygraphy decides once which TensorRT it uses, when its TensorRT backend is first imported.
         load_polygraphy("config").USE_TENSORRT_RTX = engine.builds_ahead
         with translate_errors():

@@ -182,14 +182,11 @@ class NodeRunner:
         finally:
             Path(given["file"]).unlink()
         self.seconds = answer["seconds"]
-        return _read_arrays(path.read_bytes(), answer["outputs"])
-
-
-def _read_arrays(data: bytes, specs: Sequence[JsonObject]) -> JsonObject:
-    arrays = {}
-    start = 0
-    for spec in specs:
-        value = np.frombuffer(data, spec["type"], int(np.prod(spec["dims"], dtype=int)), start)
-        arrays[spec["name"]] = value.reshape(spec["dims"])
-        start += value.nbytes
-    return arrays
+        data = path.read_bytes()
+        arrays = {}
+        start = 0
+        for spec in answer["outputs"]:
+            value = np.frombuffer(data, spec["type"], int(np.prod(spec["dims"], dtype=int)), start)
+            arrays[spec["name"]] = value.reshape(spec["dims"])
+            start += value.nbytes
+        return arrays

@@ -144,7 +144,9 @@ def variants(
         run = _open_model(model, data, chosen, scratch, progress)
         if folder is None:
             return replace(_make_all(run, recipes), config=_name_source(config), options=options)
-        targets = _name_targets(folder / _FOLDER, run, recipes)
+        dtypes = (FLOAT, *(recipe.dtype for recipe in recipes))
+        targets = {dtype: folder / _FOLDER / run.find_file(dtype).name for dtype in dtypes}
+        targets[_RECORD] = folder / _FOLDER / f"{run.stem}_{_RECORD}"
         with _guard_files(folder, run, targets, force=force):
             result = replace(_make_all(run, recipes), config=_name_source(config), options=options)
             return _write_files(result, run, targets, force=force)
@@ -204,13 +206,6 @@ def _open_model(
 
 def _name_source(config: Configuration) -> str:
     return "" if config is None else config.source if isinstance(config, Config) else str(config)
-
-
-def _name_targets(folder: Path, run: _Run, recipes: Sequence[_Recipe]) -> dict[str, Path]:
-    """The files of the folder by dtype, the float model and the record among them."""
-    dtypes = (FLOAT, *(recipe.dtype for recipe in recipes))
-    targets = {dtype: folder / run.find_file(dtype).name for dtype in dtypes}
-    return {**targets, _RECORD: folder / f"{run.stem}_{_RECORD}"}
 
 
 @contextmanager
@@ -328,6 +323,8 @@ def _check_file(run: _Run, variant: Variant, result: Result, original: Variant) 
     session = Session(model, threads=run.config.verify.threads)
     session.run(convert_floats(run.dataset[0], session.inputs))
     metric = run.measure_metric(model)
+    nodes = GraphIndex(name_nodes(model)).nodes
+    tables = [table for backend in list_backends() for table in backend.tables]
     cautions = (*report.warnings, *report.alarms())
     dropped = (
         run.drop is not None
@@ -345,16 +342,9 @@ def _check_file(run: _Run, variant: Variant, result: Result, original: Variant) 
         sqnr_db=(off, on),
         checked=report.checked,
         metric=metric,
-        lacking=_list_lacking(model),
+        lacking={table.title: table.list_missing(nodes) for table in tables},
         warnings=tuple(caution for caution in cautions if caution.code not in _SHOWN),
     )
-
-
-def _list_lacking(model: ModelLike) -> dict[str, Names]:
-    """Operators without a kernel, by the device that backends have tables of."""
-    nodes = GraphIndex(name_nodes(model)).nodes
-    tables = [table for backend in list_backends() for table in backend.tables]
-    return {table.title: table.list_missing(nodes) for table in tables}
 
 
 def _count_bytes(path: Path) -> int:

@@ -113,19 +113,17 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
             readers = (node for q in makers for node in index.readers(q.result))
             names = [name, *(node.outputs[0] for node in readers if node.op_type == DEQUANTIZE)]
             reference = next((one for one in names if one in known), "")
-            cut = levels and _lacks_activation(float_index, reference, node)
-            own = [] if cut else [Counterpart(name, None)]
+            # Where a tool took out a Relu or Clip, which the range of the quantizer behind does as well, the node in
+            # front makes the tensor of its name, which has the float model's values only when quantized.
+            maker = float_index.find_producer(TensorId(reference))
+            cut = (
+                maker is not None
+                and maker.op_type in ("Relu", "Clip")
+                and node.op_type != maker.op_type
+            )
+            own = [] if levels and cut else [Counterpart(name, None)]
             found.append(MatchedTensor(name, node, reference, (*own, *levels)))
     return tuple(found)
-
-
-def _lacks_activation(float_index: GraphIndex, reference: str, node: NodeRef) -> bool:
-    """True where a tool took out a Relu or Clip, which the range of the quantizer behind does as well.
-
-    The node in front then makes the tensor of its name, which has the float model's values only when quantized.
-    """
-    maker = float_index.find_producer(TensorId(reference))
-    return maker is not None and maker.op_type in ("Relu", "Clip") and node.op_type != maker.op_type
 
 
 def _find_data_nodes(index: GraphIndex) -> set[str]:

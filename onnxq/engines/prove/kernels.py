@@ -77,7 +77,9 @@ class NodeWork:
         if kernel.kind in self.words.int8:
             return Arithmetic(INT8)
         surrounding = _find_float_type(kernel.inputs + kernel.outputs)
-        stored = _find_weight_type(kernel.weights)
+        # The type of weights stored in fewer bits than they are computed with.
+        low = [tensor for tensor in kernel.weights if is_low(tensor.dtype)]
+        stored = max(low, key=lambda tensor: tensor.size).dtype if low else ""
         if kernel.kind in self.words.packed:
             return Arithmetic(surrounding, stored or INT8)
         operands = self._find_operands(kernel)
@@ -128,12 +130,6 @@ class NodeWork:
         if not told and len(kernel.inputs) > 1 and kernel.inputs[1].size >= weight.size:
             return kernel.inputs[:2]
         return (*kernel.inputs[:1], weight)
-
-
-def _find_weight_type(weights: Iterable[Tensor]) -> str:
-    """The type of weights stored in fewer bits than they are computed with."""
-    low = [tensor for tensor in weights if is_low(tensor.dtype)]
-    return max(low, key=lambda tensor: tensor.size).dtype if low else ""
 
 
 def _find_float_type(tensors: Iterable[Tensor]) -> str:

@@ -334,12 +334,6 @@ def _find_unquantized(proto: ModelLike) -> UnquantizedNodes:
     return () if plan is None else (*plan.refusals, *plan.left_float)
 
 
-def _is_custom(index: GraphIndex, name: str) -> bool:
-    """True for a node whose operator ONNX does not know."""
-    node = index.named.get(name)
-    return node is not None and not onnx.defs.has(node.op_type, node.domain)
-
-
 def _describe_build(
     engine: Engine,
     index: GraphIndex,
@@ -348,6 +342,7 @@ def _describe_build(
     reduced: Reduced | None,
     saved: Names,
 ) -> Build:
+    blamed = index.named.get(result.node)
     return Build(
         engine=engine.name,
         version=engine.describe_version(),
@@ -363,7 +358,8 @@ def _describe_build(
         options=job.options,
         reduced=reduced,
         saved=saved,
-        needs_plugin=_is_custom(index, result.node),
+        # ONNX does not know its operator.
+        needs_plugin=blamed is not None and not onnx.defs.has(blamed.op_type, blamed.domain),
     )
 
 

@@ -75,7 +75,15 @@ class Selections:
 
     def list_missing(self, model: ModelLike) -> tuple[Selection, ...]:
         """Those that another model is not given: it does not make their tensors, or they are its own in every model."""
-        tensors = _list_made(_spell_out(model)) if self.nodes else set()
+        if not self.nodes:
+            return self.own
+        graphs = walk_graphs(bare_proto(name_nodes(_spell_out(model))).graph)
+        tensors = {
+            str(TensorId(name, scope))
+            for scope, graph in graphs
+            for node in graph.node
+            for name in node.output
+        }
         lacking = (
             selection
             for selection in self.nodes
@@ -98,14 +106,3 @@ def find_selections(model: ModelLike) -> Selections:
 def _spell_out(model: ModelLike) -> ModelLike:
     """The model with all its choices made by operators that it shows, also those of functions and fused operators."""
     return write_out_routers(inline_functions(model) if model.functions else model)
-
-
-def _list_made(model: ModelLike) -> set[str]:
-    """The texts of all tensors that nodes make, of bodies too."""
-    graphs = walk_graphs(bare_proto(name_nodes(model)).graph)
-    return {
-        str(TensorId(name, scope))
-        for scope, graph in graphs
-        for node in graph.node
-        for name in node.output
-    }

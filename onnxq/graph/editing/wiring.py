@@ -137,7 +137,12 @@ def _record_graph(
     scope.value_info.update((value.name, value) for value in source.value_info)
     scope.annotated.update((a.tensor_name, a.tensor_name) for a in source.quantization_annotation)
     wiring.scopes[name] = scope
-    _record_tensors(wiring, graph, source, name)
+    objects = {tensor.name: tensor for tensor in graph.inputs}
+    objects.update((tensor.name, tensor) for node in graph.nodes for tensor in node.outputs)
+    for defined in sorted(list_defined(source)):
+        wiring.tensors[TensorId(defined, name)] = (
+            objects[defined] if defined in objects else gs.Variable(defined)
+        )
     for node, proto in zip(graph.nodes, source.node, strict=True):
         record = NodeRecord(
             node, name, proto, {a.name: a for a in proto.attribute if a.type not in BODY_TYPES}
@@ -148,15 +153,6 @@ def _record_graph(
             record.subgraphs[label] = join_scope(name, proto.name, label)
             _record_graph(wiring, node.attrs[label], subgraph, record.subgraphs[label], name)
         _relink_inputs(wiring, record)
-
-
-def _record_tensors(wiring: Wiring, graph: Any, source: GraphProto, scope: str) -> None:
-    objects = {tensor.name: tensor for tensor in graph.inputs}
-    objects.update((tensor.name, tensor) for node in graph.nodes for tensor in node.outputs)
-    for name in sorted(list_defined(source)):
-        wiring.tensors[TensorId(name, scope)] = (
-            objects[name] if name in objects else gs.Variable(name)
-        )
 
 
 def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:

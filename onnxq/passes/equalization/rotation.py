@@ -20,7 +20,7 @@ from onnxq.arrays import Array, Array64, Integers
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.passes.equalization.operators import find_streams
-from onnxq.passes.equalization.streams import ChannelConstant, Stream, StreamReader, Streams
+from onnxq.passes.equalization.streams import ChannelConstant, StreamReader
 from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import Edit
 from onnxq.plan.model import Rotation
@@ -250,7 +250,14 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
     index = get_index(proto)
     turns = defaultdict(list)
     readers = {}
-    for stream, matrix in _choose_matrices(find_streams(index), rotations):
+    streams = find_streams(index)
+    for rotation in rotations:
+        label = streams.labels.get(rotation.tensor)
+        stream = None if label is None else streams.find_stream(label)
+        if stream is None or not stream.free or stream.size != rotation.size:
+            cause = f"begins no stream of {rotation.size} channels that could be rotated"
+            raise PlanError(rotation.tensor, cause, "plan the model again", code="Q404")
+        matrix = Hadamard(rotation.seed, rotation.size, stream.level)
         for edge, axis in stream.turns:
             turns[edge].append((axis, matrix))
         for reader in stream.readers:
@@ -267,21 +274,6 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
         value = _read_constant(index, constant.edge)
         edit.set_constant(constant.edge, np.full_like(value, 0.0 if constant.shift else 1.0))
     return edit.export(), copied
-
-
-def _choose_matrices(
-    streams: Streams, rotations: Sequence[Rotation]
-) -> list[tuple[Stream, Hadamard]]:
-    """The streams that the rotations name, each with its matrix."""
-    chosen = []
-    for rotation in rotations:
-        label = streams.labels.get(rotation.tensor)
-        stream = None if label is None else streams.find_stream(label)
-        if stream is None or not stream.free or stream.size != rotation.size:
-            cause = f"begins no stream of {rotation.size} channels that could be rotated"
-            raise PlanError(rotation.tensor, cause, "plan the model again", code="Q404")
-        chosen.append((stream, Hadamard(rotation.seed, rotation.size, stream.level)))
-    return chosen
 
 
 def _read_constant(index: GraphIndex, edge: Edge) -> Array:
