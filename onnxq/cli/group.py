@@ -285,7 +285,8 @@ class ModelCommand(click.Command):
         if self.ending and not arguments["out"] and not arguments.get("check"):
             arguments["out"] = name_beside(arguments["model"], self.ending)
         # Before the progress begins: loading takes over a second, and a command that is as short as that shows none.
-        function = self._load_function()
+        module, name = self.function.split(":")
+        function: Callable[..., Any] = getattr(import_module(f"onnxq.commands.{module}"), name)
         if self.progress:
             from onnxq.backends import list_backends
             from onnxq.report.live import show_progress
@@ -304,11 +305,6 @@ class ModelCommand(click.Command):
         code = show_outcome(result, view)
         # Refusals fail the command only on request: the file that is written is right without them.
         return code or (REFUSED if strict and result.report.refusals else DONE)
-
-    def _load_function(self) -> Callable[..., Any]:
-        module, name = self.function.split(":")
-        function: Callable[..., Any] = getattr(import_module(f"onnxq.commands.{module}"), name)
-        return function
 
 
 def _list_inputs(arguments: Settings) -> list[str]:

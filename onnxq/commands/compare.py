@@ -97,14 +97,18 @@ def compare(
     Returns a Comparison; `.failed` has the conditions that hold.
     Raises ConfigError for a condition that cannot be read or names a figure that is not there.
     """
-    conditions = [
-        _read_condition(text) for text in ([fail_if] if isinstance(fail_if, str) else fail_if)
-    ]
+    conditions = []
+    for text in [fail_if] if isinstance(fail_if, str) else fail_if:
+        match = _CONDITION.fullmatch(text)
+        if match is None:
+            fix = 'write e.g. "sqnr_db<30"'
+            raise ConfigError(f"fail_if={text!r}", "is no condition", fix, code="Q304")
+        conditions.append((text, *match.groups()))
     with progress("reading both"):
         sides = [_read_side(subject) for subject in (before, after)]
     old, new = sides
     failed = []
-    for text, name, compares, bound in conditions:
+    for text, name, comparison, bound in conditions:
         if name not in new.figures:
             known = ", ".join(new.figures) or "none"
             raise ConfigError(
@@ -113,7 +117,8 @@ def compare(
                 f"it has: {known}",
                 code="Q304",
             )
-        failed += [text] if compares(new.figures[name], bound) else []
+        holds = _COMPARISONS[comparison](new.figures[name], float(bound))
+        failed += [text] if holds else []
     # In both, one or the other; those of both alike are only counted.
     changes = tuple(_list_changes(old, new))
     names = dict.fromkeys([*old.figures, *new.figures])
@@ -128,16 +133,6 @@ def compare(
         sites=changes,
         failed=tuple(failed),
     )
-
-
-def _read_condition(text: str) -> tuple[str, str, Callable[[float, float], bool], float]:
-    match = _CONDITION.fullmatch(text)
-    if match is None:
-        raise ConfigError(
-            f"fail_if={text!r}", "is no condition", 'write e.g. "sqnr_db<30"', code="Q304"
-        )
-    name, comparison, bound = match.groups()
-    return text, name, _COMPARISONS[comparison], float(bound)
 
 
 def _read_side(subject: Compared) -> _Side:

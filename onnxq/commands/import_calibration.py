@@ -373,7 +373,14 @@ def _make_rows(imported: Imported, verbose: bool) -> terminal.SheetRows:
     changed = [f"{match.site}: {match.kept}" for match in imported.matched if match.kept]
     if changed:
         yield "other type", terminal.join_lines(changed, verbose, _SHOWN)
-    yield "not used", _group_reasons(imported.unused, verbose)
+    yield (
+        "not used",
+        [
+            f"{len(members)} {reason}"
+            + (f": {', '.join(line.name for line in members)}" if verbose else "")
+            for reason, members in group_by_text(imported.unused, lambda line: line.reason)
+        ],
+    )
 
 
 def _make_match(match: MatchedSite) -> Sequence[object]:
@@ -393,15 +400,6 @@ def _describe_line(line: UnusedLine, unit: str, verbose: bool) -> str:
     if line.nearest:
         return f"{text}, nearest {' or '.join(line.nearest)}"
     return f"{text}: {line.reason}" if verbose else text
-
-
-def _group_reasons(lines: Sequence[UnusedLine], verbose: bool) -> list[str]:
-    """Count lines by reason; with `verbose` also name them."""
-    return [
-        f"{len(members)} {reason}"
-        + (f": {', '.join(line.name for line in members)}" if verbose else "")
-        for reason, members in group_by_text(lines, lambda line: line.reason)
-    ]
 
 
 def _describe_plan(imported: Imported) -> Values:

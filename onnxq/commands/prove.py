@@ -16,7 +16,6 @@ from onnxq.engines.prove.proof import (
     INT16,
     INTEGERS,
     QUANTIZED,
-    NodeProof,
     Proof,
     Requirement,
     SiteState,
@@ -248,7 +247,12 @@ def _make_rows(proof: Proof, verbose: bool) -> terminal.SheetRows:
         effort = f"{reduced.builds} builds, {terminal.format_seconds(reduced.seconds)}"
         yield "smallest", f"{len(reduced.nodes)} nodes that do the same: {names} ({effort})"
     yield from _list_types(proof)
-    reasons = _list_reasons(proof.nodes)
+    # Why nodes stayed float, each reason once, with its number of nodes and the first of them.
+    floating = (node for node in proof.nodes if node.reason)
+    reasons = [
+        f"{len(members)} {reason} ({_name_first([node.node for node in members])})"
+        for reason, members in group_by_text(floating, lambda node: f"{node.op}: {node.reason}")
+    ]
     if reasons:
         yield "not int8", terminal.join_lines(reasons, verbose, _SHOWN)
     if proof.sites:
@@ -322,16 +326,6 @@ def _describe_requirement(requirement: Requirement) -> str:
     manner = dtype if dtype == QUANTIZED else f"in {dtype}"
     text = f"{requirement.pattern or 'all nodes'}: {total - count}/{total} {manner}"
     return f"{text}; not: {unmet}" if unmet else text
-
-
-def _list_reasons(nodes: Sequence[NodeProof]) -> list[str]:
-    """List the reasons why nodes stayed float, each once, with its number of nodes and the first of them."""
-    floating = (node for node in nodes if node.reason)
-    groups = group_by_text(floating, lambda node: f"{node.op}: {node.reason}")
-    return [
-        f"{len(members)} {reason} ({_name_first([node.node for node in members])})"
-        for reason, members in groups
-    ]
 
 
 def _name_first(names: Sequence[str]) -> str:

@@ -247,29 +247,22 @@ def _settle_names(before: ModelProto, after: ModelProto) -> None:
     taken = list_names(before)
     graphs = dict(walk_graphs(before.graph))
     for scope, graph in walk_graphs(after.graph):
-        names = _choose_names(graphs[scope], graph, taken)
+        old = list_defined(graphs[scope])
+        makers = {tensor.name: "Constant" for tensor in graph.initializer}
+        makers.update((name, node.op_type) for node in graph.node for name in node.output)
+        readers = {}
+        # Backwards, so that the first reader stays.
+        for node in reversed(graph.node):
+            readers.update(dict.fromkeys(node.input, node))
+        names: dict[str, str] = {}
+        for name in (name for node in graph.node for name in (*node.input, *node.output)):
+            if name and name in makers and name not in old and name not in names:
+                owner = _find_owner(name, old, readers)
+                names[name] = choose_name(f"{owner}/{makers[name]}", taken)
         rename_tensors(graph, names)
         for value in graph.output:
             value.name = names.get(value.name, value.name)
     assign_names(after)
-
-
-def _choose_names(source: GraphProto, graph: GraphProto, taken: set[str]) -> dict[str, str]:
-    old = list_defined(source)
-    makers = {tensor.name: "Constant" for tensor in graph.initializer}
-    makers.update((name, node.op_type) for node in graph.node for name in node.output)
-    readers = {}
-    # Backwards, so that the first reader stays.
-    for node in reversed(graph.node):
-        readers.update(dict.fromkeys(node.input, node))
-    names = {}
-    for node in graph.node:
-        for name in (*node.input, *node.output):
-            if name and name in makers and name not in old and name not in names:
-                names[name] = choose_name(
-                    f"{_find_owner(name, old, readers)}/{makers[name]}", taken
-                )
-    return names
 
 
 def _find_owner(name: str, old: set[str], readers: dict[str, NodeProto]) -> str:

@@ -7,12 +7,12 @@
 The numbers of a configuration are those of its dominator. Both name no axis of channels.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, make_entry
-from onnxq.interop.json_tables import JsonTable, open_table
+from onnxq.interop.json_tables import open_table
 from onnxq.sites import JsonObject, Names, Role
 from onnxq.spec import PerChannel, PerTensor
 
@@ -35,13 +35,6 @@ def _parse(data: bytes, source: str) -> ScaleTable:
                 ("quant_info", name), name, partial(_read_numbers, name, row, ends, many, ())
             )
         return table.make_table("quant_info")
-    for name, path, readers, config in _list_configs(table):
-        table.add_entry(path, name, partial(_read_config, table.root, name, config, readers))
-    return table.make_table("configs")
-
-
-def _list_configs(table: JsonTable) -> Iterator[tuple[str, tuple[Any, ...], Names, Any]]:
-    """(tensor, place, readers, configuration) of each configuration that differs from those of the tensor before it."""
     known: dict[str, set[Any]] = {}
     for operator, tensors in (table.root.get("configs") or {}).items():
         for name, config in tensors.items():
@@ -54,7 +47,9 @@ def _list_configs(table: JsonTable) -> Iterator[tuple[str, tuple[Any, ...], Name
             if key not in known.setdefault(name, set()):
                 readers = (operator,) if known[name] else ()
                 known[name].add(key)
-                yield name, ("configs", operator, name), readers, config
+                read = partial(_read_config, table.root, name, config, readers)
+                table.add_entry(("configs", operator, name), name, read)
+    return table.make_table("configs")
 
 
 def _read_config(

@@ -8,7 +8,7 @@ So all of them are candidates, and the error behind the operator that reads the 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -143,7 +143,15 @@ def choose_ranges(
     """
     proto = ensure_opset(proto, plan.opset)
     index = get_index(proto)
-    readers = _map_readers(index, plan, {*settled, *find_logits(index, "Sigmoid", "Softmax")})
+    settled = {*settled, *find_logits(index, "Sigmoid", "Softmax")}
+    # Readers of each site that has a scale of its own: (input, site) by node.
+    readers = defaultdict[str, list[tuple[int, SitePlan]]](list)
+    for site in plan.sites:
+        apart = not site.group and site.site not in settled and site.spec.has_one_scale
+        if not apart or not is_observed(site) or index.is_constant(find_tensor(index, site.site)):
+            continue
+        for edge in site.find_readers(index):
+            readers[edge.node].append((edge.index, site))
     errors = _RangeErrors(index, list(samples), list(judges))
     left = Counter(site.site for read in readers.values() for _, site in read)
     with progress("choosing ranges", len(readers)) as task:
@@ -176,24 +184,6 @@ def replace_ranges(
         if site.site in changed
     }
     return calibrate(proto, plan.replace_sites(sites), crew=crew)
-
-
-def _map_readers(
-    index: GraphIndex, plan: Plan, settled: Collection[Site]
-) -> dict[str, list[tuple[int, SitePlan]]]:
-    """Readers of each site that has a scale of its own: (input, site) by node."""
-    readers: dict[str, list[tuple[int, SitePlan]]] = {}
-    for site in plan.sites:
-        if not is_observed(site) or not site.spec.has_one_scale:
-            continue
-        if site.group or site.site in settled:
-            continue
-        tensor = find_tensor(index, site.site)
-        if index.is_constant(tensor):
-            continue
-        for edge in site.find_readers(index):
-            readers.setdefault(edge.node, []).append((edge.index, site))
-    return readers
 
 
 def _count_positions(node: NodeRef, value: Array) -> int:

@@ -232,6 +232,14 @@ def _make_record(
     figures = list(list_figures(difference))
     grade, verdict = make_verdict(figures, profile.choices)
     sizes = [measure_bytes(source) for source in (model, quantized)]
+    origin = {package: version(package) for package in ("onnxq", "onnx", "numpy")}
+    origin[find_engine(proof.build.engine).title] = proof.build.version
+    origin |= {"python": platform.python_version(), "CPU": detect_cpu() or platform.machine()}
+    for name, source in (("float model", model), ("quantized model", quantized)):
+        if isinstance(source, (str, Path)):
+            digest = hashlib.sha256(Path(source).read_bytes()).hexdigest()[:_HASH]
+            origin[name] = f"{source}, sha256 {digest}"
+    origin |= {"configuration": config.source or config.target, "seed": str(config.data.seed)}
     return ReportRecord(
         title=name_model(model),
         quantized=name_file(quantized),
@@ -251,7 +259,7 @@ def _make_record(
         advice=tuple(_list_advice(measured, config)),
         refusals=difference.skipped,
         warnings=tuple(map(str, (*profile.warnings, *proof.warnings, *difference.notes))),
-        provenance=_describe_origin(model, quantized, config, proof),
+        provenance=origin,
     )
 
 
@@ -260,19 +268,6 @@ def measure_bytes(source: ModelSource) -> int:
     if isinstance(source, (str, Path)):
         return sum(part.stat().st_size for part in list_files(Path(source)))
     return int(source.ByteSize())
-
-
-def _describe_origin(
-    model: ModelSource, quantized: ModelSource, config: Config, proof: Proof
-) -> dict[str, str]:
-    origin = {package: version(package) for package in ("onnxq", "onnx", "numpy")}
-    origin[find_engine(proof.build.engine).title] = proof.build.version
-    origin |= {"python": platform.python_version(), "CPU": detect_cpu() or platform.machine()}
-    for name, source in (("float model", model), ("quantized model", quantized)):
-        if isinstance(source, (str, Path)):
-            digest = hashlib.sha256(Path(source).read_bytes()).hexdigest()[:_HASH]
-            origin[name] = f"{source}, sha256 {digest}"
-    return origin | {"configuration": config.source or config.target, "seed": str(config.data.seed)}
 
 
 def _list_outputs(measured: _Measured, runs: Mapping[str, str]) -> Iterator[OutputRecord]:
@@ -311,7 +306,20 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
     total = sum(noises.values()) or 1.0
     prefixes = {prefix.node: prefix.sqnr_db for prefix in profile.prefixes}
     layers = {layer.name: layer for layer in measured.difference.layers}
-    kernels, moves = _read_kernels(measured.proof)
+    # By node: the kind of its kernel and the type of its results; and the conversions and copies in front, which count
+    # for the next kernel that computes.
+    kernels: dict[str, tuple[str, str]] = {}
+    moves = Counter[str]()
+    waiting = 0
+    for kernel in measured.proof.kernels:
+        if kernel.moves or not kernel.nodes:
+            waiting += kernel.moves
+            continue
+        dtype = kernel.outputs[0].dtype if kernel.outputs else ""
+        for name in kernel.nodes:
+            kernels.setdefault(name, (kernel.kind, dtype))
+        moves[kernel.nodes[0]] += waiting
+        waiting = 0
     proofs = {node.node: node for node in measured.proof.nodes}
     for node in sorted(index.nodes, key=lambda node: node.order):
         constant = all(index.is_constant(result) for result in node.results)
@@ -347,24 +355,6 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
 def _read_noise(cost: GroupCost) -> float:
     """The noise at the outputs relative to the signal, with this group alone quantized."""
     return float(10.0 ** (-cost.isolated_db / 10)) if cost.isolated_db > -math.inf else 1.0
-
-
-def _read_kernels(proof: Proof) -> tuple[dict[str, tuple[str, str]], Counter[str]]:
-    """By node: the kind of its kernel and the type of its results; and the conversions and copies in front."""
-    found: dict[str, tuple[str, str]] = {}
-    # Copies count for the next kernel that computes.
-    moves = Counter[str]()
-    waiting = 0
-    for kernel in proof.kernels:
-        if kernel.moves or not kernel.nodes:
-            waiting += kernel.moves
-            continue
-        dtype = kernel.outputs[0].dtype if kernel.outputs else ""
-        for name in kernel.nodes:
-            found.setdefault(name, (kernel.kind, dtype))
-        moves[kernel.nodes[0]] += waiting
-        waiting = 0
-    return found, moves
 
 
 def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -23,8 +22,7 @@ from onnxq.graph.storage import OpenFile, Stamp, StoredArray, count_tensor_bytes
 from onnxq.runtime.exchange import read_values, write_values
 from onnxq.runtime.session import import_onnxruntime
 from onnxq.spec import QParams
-from onnxq.workers import Workers, WorkPiece, count_threads, register_packed
-from onnxq.workers.base import R, T
+from onnxq.workers import Workers, count_threads, register_packed
 
 # Bytes; weights begin at pages, so that each can be mapped alone.
 _ALIGNMENT = 4096
@@ -83,17 +81,16 @@ class Crew:
 
     def __init__(self, workers: Workers | None = None) -> None:
         self.workers = Workers() if workers is None else workers
+        # True where work in pieces gains nothing.
+        self.plain = self.workers.plain
+        # Yields the result of every piece in order.
+        self.map = self.workers.map
         self._scratch: ScratchFolder | None = None
         # Of each array, by its digest.
         self._places: dict[str, SharedArray] = {}
         # Temporary ones among these would go with their last array.
         self._files: set[OpenFile] = set()
         self._end = 0
-
-    @property
-    def plain(self) -> bool:
-        """True where work in pieces gains nothing."""
-        return self.workers.plain
 
     def __enter__(self) -> Crew:
         return self
@@ -102,16 +99,6 @@ class Crew:
         self.workers.close()
         if self._scratch is not None:
             self._scratch.remove()
-
-    def map(
-        self,
-        function: Callable[[T], R],
-        pieces: Sequence[WorkPiece[T]],
-        *,
-        on_done: Callable[[WorkPiece[T]], None] = lambda _: None,
-    ) -> Iterator[R]:
-        """Yield the result of every piece in order; see `Workers.map`."""
-        return self.workers.map(function, pieces, on_done=on_done)
 
     def share_model(self, model: ModelLike) -> SharedModel:
         """Put a model into the folder. Raises OutputError where there is no room."""

@@ -25,7 +25,6 @@ from onnxq.workers.base import (
     R,
     T,
     Workers,
-    WorkPiece,
     count_threads,
     run_guarded,
 )
@@ -88,7 +87,11 @@ class ProcessWorkers(Workers):
                 k, piece = member.at
                 deaths[k] += 1
                 if deaths[k] == _PATIENCE:
-                    raise _make_death_error(piece)
+                    cause = f"a worker died each of the {_PATIENCE} times that it was at this"
+                    fix = (
+                        "give its processes more memory: fewer `workers`, or a lower `memory_limit`"
+                    )
+                    raise WorkerError(piece.title, cause, fix, code="Q901")
                 waiting.appendleft(member.at)
             self._drop_members(lost)
 
@@ -115,12 +118,6 @@ class ProcessWorkers(Workers):
         for member in lost:
             self.members.remove(member)
             member.end_process()
-
-
-def _make_death_error(piece: WorkPiece[Any]) -> WorkerError:
-    cause = f"a worker died each of the {_PATIENCE} times that it was at this"
-    fix = "give its processes more memory: fewer `workers`, or a lower `memory_limit`"
-    return WorkerError(piece.title, cause, fix, code="Q901")
 
 
 def _start_member() -> _Member:

@@ -140,7 +140,14 @@ def learn_unit(
     error.
     """
     roundings = unit.weights
-    moving = _find_scales(unit) if settings.activation_lr else []
+    # Of activations to learn here: the quantizer's learned slots, or a uniform one's scale.
+    moving: list[tuple[Quantizer, Tensor]] = []
+    for quantizer in unit.owned if settings.activation_lr else ():
+        ready = quantizer.active and quantizer.calibrated and not quantizer.frozen
+        if ready and not quantizer.role.is_weight:
+            usual = ["scale"] if isinstance(quantizer, Uniform) else []
+            slots = sorted(quantizer.learned) or usual
+            moving += [(quantizer, getattr(quantizer, slot)) for slot in slots]
     start = [scale.detach().clone() for _, scale in moving]
     for rounding in roundings:
         rounding.forget_rounding()
@@ -175,21 +182,6 @@ def _make_result(unit: Unit, cache: UnitCache, before: float, after: float) -> U
         samples=cache.count,
         spilled=cache.spilled,
     )
-
-
-def _find_scales(unit: Unit) -> list[tuple[Quantizer, Tensor]]:
-    """(quantizer, tensor) of activations to learn here: the quantizer's learned slots, or a uniform one's scale."""
-    scales = []
-    for quantizer in unit.owned:
-        if (
-            quantizer.role.is_weight
-            or not (quantizer.active and quantizer.calibrated)
-            or quantizer.frozen
-        ):
-            continue
-        slots = sorted(quantizer.learned) or (["scale"] if isinstance(quantizer, Uniform) else [])
-        scales += [(quantizer, getattr(quantizer, slot)) for slot in slots]
-    return scales
 
 
 @contextmanager

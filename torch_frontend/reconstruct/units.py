@@ -299,7 +299,8 @@ def module_unit(model: nn.Module, name: str) -> Unit:
 
 def graph_unit(model: fx.GraphModule, name: str, region: list[fx.Node], exit_: fx.Node) -> Unit:
     """Nodes of a graph as a unit. region: in topological order, with `exit_`; values read from outside are inputs."""
-    part, entries = _extract_part(model, set(region), exit_)
+    inside = set(region)
+    part, entries = _extract_part(model, inside, exit_)
     wanted = {*entries, exit_}
     caught: dict[fx.Node, Any] = {}
 
@@ -323,7 +324,15 @@ def graph_unit(model: fx.GraphModule, name: str, region: list[fx.Node], exit_: f
         caught.clear()
         return values
 
-    return Unit(name, part, catch, part, _find_owned(model, part, set(region)))
+    # Quantizers inside are its own whose readers are all inside, and that nothing outside calls or follows: a leader's
+    # qparams are also its followers'; learning them here would change other units.
+    shared = {id(q.leader) for q in quantizers_of(model) if isinstance(q, Follower)}
+    for node in model.graph.nodes:
+        module = find_module(model, node)
+        if module is not None and not (node in inside and inside.issuperset(node.users)):
+            shared.update(map(id, quantizers_of(module)))
+    own = [q for q in quantizers_of(part) if id(q) not in shared and not isinstance(q, Follower)]
+    return Unit(name, part, catch, part, own)
 
 
 def _copy_value(value: Any) -> Any:
@@ -353,16 +362,3 @@ def _extract_part(
         copy_node(node)
     part.output(copies[exit_])
     return fx.GraphModule(model, part), entries
-
-
-def _find_owned(model: fx.GraphModule, part: fx.GraphModule, region: Nodes) -> list[Quantizer]:
-    """Quantizers inside whose readers are all inside, and that nothing outside calls or follows."""
-    # A leader's qparams are also its followers'; learning them here would change other units.
-    shared = {id(q.leader) for q in quantizers_of(model) if isinstance(q, Follower)}
-    for node in model.graph.nodes:
-        module = find_module(model, node)
-        if module is not None and not (
-            node in region and all(user in region for user in node.users)
-        ):
-            shared.update(map(id, quantizers_of(module)))
-    return [q for q in quantizers_of(part) if id(q) not in shared and not isinstance(q, Follower)]

@@ -317,17 +317,14 @@ class Editor(Generic[M]):
             copy = deepcopy(record)
             (copy.values if hasattr(copy, "values") else copy).name = new
             scope.initializers[new] = copy
-        self._move_type(scope, t.name, new)
-        for old, now in scope.annotated.items():
-            if now == t.name:
-                scope.annotated[old] = new
-
-    def _move_type(self, scope: ScopeRecord, old: str, new: str) -> None:
-        known = scope.value_info.pop(old, None) or next(
-            (v for v in scope.outputs if v.name == old), None
+        known = scope.value_info.pop(t.name, None) or next(
+            (v for v in scope.outputs if v.name == t.name), None
         )
         if known is not None and known.type.WhichOneof("value"):
             scope.value_info[new] = rename_value(known, new)
+        for old, now in scope.annotated.items():
+            if now == t.name:
+                scope.annotated[old] = new
 
     def set_attr(self, node: str, name: str, value: Any) -> None:
         """Set an attribute (None takes it away): int, float, str, bytes, list of these, TensorProto, AttributeProto."""

@@ -152,18 +152,11 @@ def _record_graph(
         for label, subgraph in iterate_subgraphs(proto):
             record.subgraphs[label] = join_scope(name, proto.name, label)
             _record_graph(wiring, node.attrs[label], subgraph, record.subgraphs[label], name)
-        _relink_inputs(wiring, record)
-
-
-def _relink_inputs(wiring: Wiring, record: NodeRecord) -> None:
-    """Make every input the very object of the tensor its name means.
-
-    graphsurgeon makes a second object where a subgraph reads an outer tensor it has not met yet.
-    """
-    for k, tensor in enumerate(list(record.node.inputs)):
-        source = wiring.resolve_tensor(tensor.name, record.scope)
-        if source is not None and wiring.tensors[source] is not tensor:
-            record.node.inputs[k] = wiring.tensors[source]
+        # graphsurgeon makes a second object where a subgraph reads an outer tensor it has not met yet.
+        for k, tensor in enumerate(list(node.inputs)):
+            t = wiring.resolve_tensor(tensor.name, name)
+            if t is not None and wiring.tensors[t] is not tensor:
+                node.inputs[k] = wiring.tensors[t]
 
 
 def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:

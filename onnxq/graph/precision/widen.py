@@ -120,7 +120,14 @@ def widen_model(model: M) -> M:
             if value.type.tensor_type.elem_type in NARROW:
                 value.type.tensor_type.elem_type = FLOAT
     if any(map(is_custom, walk_nodes(out.graph))):
-        _keep_types(out, get_index(infer_shapes(model)))
+        before = get_index(infer_shapes(model))
+        taken = list_names(out)
+        for scope, graph in walk_graphs(out.graph):
+            nodes: NodeProtos = []
+            for node in graph.node:
+                tails = _keep_node(node, scope, before, taken, nodes) if is_custom(node) else []
+                nodes += [node, *tails]
+            replace_items(graph.node, nodes)
     return rebuild(model, out, store)
 
 
@@ -141,17 +148,6 @@ def _widen_node(node: NodeProto) -> None:
         # Of Cast; of EyeLike and random operators; of QuantizeLinear and DequantizeLinear.
         elif attr.name in ("to", "dtype", "output_dtype") and attr.i in NARROW:
             attr.i = FLOAT
-
-
-def _keep_types(out: ModelProto, before: GraphIndex) -> None:
-    """Casts around custom operators, in place."""
-    taken = list_names(out)
-    for scope, graph in walk_graphs(out.graph):
-        nodes: NodeProtos = []
-        for node in graph.node:
-            tails = _keep_node(node, scope, before, taken, nodes) if is_custom(node) else []
-            nodes += [node, *tails]
-        replace_items(graph.node, nodes)
 
 
 def _keep_node(
