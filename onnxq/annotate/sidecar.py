@@ -25,7 +25,7 @@ from onnxq.annotate.find import find_chains, find_site, list_readers
 from onnxq.annotate.read import describe_pair, find_pairs
 from onnxq.annotate.write import find_contradiction, make_record, warn_of_sites
 from onnxq.errors import PlanError, dump_json
-from onnxq.files import read_text
+from onnxq.files import AnyPath, read_text
 from onnxq.graph import GraphIndex, compute_structural_ids, read_integer_products
 from onnxq.sites import Cautions
 
@@ -45,7 +45,7 @@ def write_sidecar(proto: ModelProto, pairs: Iterable[PairInfo]) -> str:
     return dump_json(records)
 
 
-def read_sidecar(path: str | Path) -> Records:
+def read_sidecar(path: AnyPath) -> Records:
     """The notes of a file that `write_sidecar` made. Raises PlanError for another one."""
     text = read_text(path, PlanError, _FIX, code="Q411")
     try:

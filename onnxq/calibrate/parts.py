@@ -28,7 +28,7 @@ from onnxq.config.schema import JsonText, Loose, Natural, SchemaNumber
 from onnxq.data import Batch, Dataset
 from onnxq.data.dataset import SharedSamples, share_samples
 from onnxq.errors import CalibrationError
-from onnxq.files import read_text
+from onnxq.files import AnyPath, read_text
 from onnxq.graph import ModelLike
 from onnxq.observers import Observer, create_observer
 from onnxq.progress import Progress, Task, silent
@@ -361,7 +361,7 @@ def write_part(part: Part) -> str:
     return json.dumps(whole, indent=1) + "\n"
 
 
-def read_part(path: str | Path) -> Part:
+def read_part(path: AnyPath) -> Part:
     """Read what `write_part` wrote. Raises CalibrationError for another file."""
     text = read_text(path, CalibrationError, _AGAIN, limit=_MOST_BYTES, code="Q513")
     file = JsonText(str(path), text)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from onnxq.calibrate.constants import bias_numbers, find_tensor, weight_numbers
+from onnxq.calibrate.constants import Numbers, bias_numbers, find_tensor, weight_numbers
 from onnxq.calibrate.parts import (
     Part,
     Want,
@@ -175,7 +175,7 @@ def _list_known(plan: Plan) -> dict[Site, QParams]:
     }
 
 
-def _list_missing(plan: Plan, known: Mapping[Site, QParams]) -> list[SitePlan]:
+def _list_missing(plan: Plan, known: Numbers) -> list[SitePlan]:
     """The sites that have no numbers, and get none at each run."""
     return [site for site in plan.sites if site.site not in known and not site.spec.dynamic]
 
@@ -243,7 +243,7 @@ def _choose_qparams(
 def _list_refusals(
     index: GraphIndex,
     wants: Mapping[Site, Want],
-    qparams: Mapping[Site, QParams],
+    qparams: Numbers,
     unbounded: Collection[Want],
     unseen: Mapping[str, Refusal],
 ) -> list[Refusal]:

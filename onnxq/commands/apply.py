@@ -9,7 +9,7 @@ from onnxq.annotate import find_existing
 from onnxq.calibrate.contents import note_contents, recognize_model
 from onnxq.config import Command, Config
 from onnxq.errors import OnnxqError, PlanError, suggest_names
-from onnxq.files import read_text
+from onnxq.files import AnyPath, read_text
 from onnxq.graph import GraphIndex, compute_fingerprint, get_index
 from onnxq.graph.identity import hash_topology
 from onnxq.passes import FloatState, RunContext, Timers, build_file
@@ -27,7 +27,7 @@ _MOST_BYTES = 2**29
 _WRITE = "write one with `onnxq plan`, or with `plan_out=…`"
 
 
-def read_plan(plan: Plan | str | Path) -> Plan:
+def read_plan(plan: Plan | AnyPath) -> Plan:
     """A Plan, or the JSON file one was written to."""
     if isinstance(plan, Plan):
         return plan
@@ -73,7 +73,7 @@ def apply(
 
 
 def _carry_out(
-    model: ModelSource, plan: Plan | str | Path, data: object, config: Config, progress: Progress
+    model: ModelSource, plan: Plan | AnyPath, data: object, config: Config, progress: Progress
 ) -> Result:
     """Carry out a plan: the same model and plan give the same bytes anywhere.
 

@@ -11,7 +11,7 @@ from onnxq.calibrate.parts import Part, join_parts, read_part, split_evenly, wri
 from onnxq.calibrate.run import observe_part
 from onnxq.config import Command
 from onnxq.errors import ConfigError, PlanError
-from onnxq.files import guard_outputs, write_text
+from onnxq.files import AnyPath, guard_outputs, write_text
 from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes.base import EqualizeContext
 from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
@@ -95,7 +95,7 @@ def _read_shard(shard: str, samples: int) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _write_part(part: Part, out: str | Path | None, force: bool) -> None:
+def _write_part(part: Part, out: AnyPath | None, force: bool) -> None:
     if out is not None:
         write_text(Path(out), write_part(part), overwrite=force)
 

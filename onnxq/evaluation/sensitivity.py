@@ -73,7 +73,7 @@ def list_groups(
                 f"by: {kind}", "there is no such grouping", suggest_names(kind, KINDS), code="Q304"
             )
     nodes = group_by_node(switches)
-    groups: dict[tuple[str, frozenset[Switch]], SwitchGroup] = {}
+    groups: dict[tuple[str, Setting], SwitchGroup] = {}
     if "node" in wanted:
         for name, members in nodes.items():
             groups.setdefault(("", frozenset(members)), SwitchGroup("node", name, members))

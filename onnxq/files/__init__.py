@@ -1,6 +1,7 @@
 """Files of the user: outputs are checked before the work and written atomically, inputs are read with limits."""
 
 from onnxq.files.access import (
+    AnyPath,
     check_input_kind,
     check_outputs,
     describe_os_error,
@@ -21,6 +22,7 @@ from onnxq.files.access import (
 from onnxq.files.scratch import ScratchFolder, hold_lock
 
 __all__ = [
+    "AnyPath",
     "ScratchFolder",
     "check_input_kind",
     "check_outputs",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from onnxq.errors import OutputError
-from onnxq.files import is_stream, replace_files
+from onnxq.files import AnyPath, is_stream, replace_files
 from onnxq.graph.light import ModelLike, WeightStore, bare_proto, count_light_bytes, store_of
 from onnxq.graph.scopes import set_location
 from onnxq.graph.skeleton import write_model
@@ -35,7 +35,7 @@ _ALIGNMENT = 4096
 
 def save_model(
     model: ModelLike,
-    path: str | Path,
+    path: AnyPath,
     *,
     external: bool | None = None,
     least: int = SMALL_BYTES + 1,
@@ -75,7 +75,7 @@ def save_model(
             raise OutputError(path, cause, "fold Constant nodes first", code="Q604") from error
 
 
-def name_data_file(path: str | Path) -> Path:
+def name_data_file(path: AnyPath) -> Path:
     """Where the weights of a model at `path` go when they get a file of their own, by the name that hubs look for."""
     return Path(path).with_name(f"{Path(path).name}_data")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from onnxq.errors import CalibrationError, suggest_names
-from onnxq.files import describe_os_error, read_input
+from onnxq.files import AnyPath, describe_os_error, read_input
 from onnxq.interop.aimet import AIMET_0, AIMET_1
 from onnxq.interop.aimet_linear import AIMET_2_0, AIMET_2_1
 from onnxq.interop.base import ImportFormat, ScaleTable
@@ -43,7 +43,7 @@ def find_format(name: str) -> ImportFormat:
     return FORMATS[names.index(name)]
 
 
-def read_scales(source: str | Path, kind: str = "") -> ScaleTable:
+def read_scales(source: AnyPath, kind: str = "") -> ScaleTable:
     """Read the scales in a file. kind: name of its format; "": the one that recognizes it.
 
     Raises CalibrationError, with line numbers, for a file of another kind and for scales that no engine can use.

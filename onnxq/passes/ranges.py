@@ -20,7 +20,7 @@ from onnx.numpy_helper import from_array
 
 from onnxq.arrays import Array, Interval
 from onnxq.calibrate import calibrate
-from onnxq.calibrate.constants import find_tensor
+from onnxq.calibrate.constants import Numbers, find_tensor
 from onnxq.data import read_mask
 from onnxq.evaluation.accumulator import relative_noise
 from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
@@ -171,9 +171,7 @@ def choose_ranges(
     return ChosenRanges(replace_ranges(proto, plan, qparams, crew), taken)
 
 
-def replace_ranges(
-    proto: ModelLike, plan: Plan, taken: Mapping[Site, QParams], crew: Crew | None
-) -> Plan:
+def replace_ranges(proto: ModelLike, plan: Plan, taken: Numbers, crew: Crew | None) -> Plan:
     """The plan with these numbers, and those that follow from them made anew."""
     if not taken:
         return plan

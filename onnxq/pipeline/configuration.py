@@ -12,7 +12,7 @@ from onnxq.backends import check_limits, check_target, list_backends, load_confi
 from onnxq.config import Command, Config, check_trust, expand_names, join_words, list_options
 from onnxq.config.data import ScaleConfig
 from onnxq.errors import ConfigError, replace_surrogates
-from onnxq.files import guard_outputs, refuse_inputs
+from onnxq.files import AnyPath, guard_outputs, refuse_inputs
 from onnxq.graph import ModelSource, name_file
 from onnxq.graph.save import check_data_name, name_data_file
 from onnxq.observers import check_observers
@@ -25,7 +25,7 @@ from onnxq.workers import Journal, Workers
 from onnxq.workers.dask import DaskWorkers
 from onnxq.workers.processes import ProcessWorkers
 
-Configuration = Config | str | Path | None
+Configuration = Config | AnyPath | None
 Overrides = Settings | None
 
 
@@ -84,7 +84,7 @@ def open_run(
     overrides: Overrides,
     command: Command,
     *,
-    out: str | Path | None = None,
+    out: AnyPath | None = None,
     force: bool = False,
     usual: str | None = None,
 ) -> Iterator[Config]:
@@ -116,7 +116,7 @@ def open_run(
                 ) from error
 
 
-def _list_outputs(config: Config, command: Command, out: str | Path | None) -> Iterator[str | Path]:
+def _list_outputs(config: Config, command: Command, out: AnyPath | None) -> Iterator[AnyPath]:
     """The files that a command writes. Sections of the configuration that it does not take are left out."""
     taken = {option.path for option in list_options(command)}
     if out is not None:

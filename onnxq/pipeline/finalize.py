@@ -19,7 +19,7 @@ from onnxq.data.synthetic import make_synthetic
 from onnxq.emit import leave_out_notes
 from onnxq.engines.shapes import demand_sizes
 from onnxq.evaluation.compare import check_interface
-from onnxq.files import write_text
+from onnxq.files import AnyPath, write_text
 from onnxq.graph import fix_sizes, get_index, name_file, name_nodes, save_model, verify_graph
 from onnxq.graph.light import ModelLike, attach_weights, is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
@@ -98,16 +98,14 @@ def list_files(path: Path) -> tuple[Path, ...]:
     return (path, data) if os.path.exists(data) else (path,)
 
 
-def write_plan(
-    plan: Plan, out: str | Path | None, force: bool, progress: Progress = silent
-) -> None:
+def write_plan(plan: Plan, out: AnyPath | None, force: bool, progress: Progress = silent) -> None:
     """Write a plan as JSON. out: the file; none: nothing is written."""
     if out:
         with progress("writing"):
             write_text(Path(out), to_json(plan), overwrite=force)
 
 
-def write_result(result: Result, config: Config, out: str | Path | None, force: bool) -> Result:
+def write_result(result: Result, config: Config, out: AnyPath | None, force: bool) -> Result:
     """The result with the notes and bits that the configuration asks for, its model and its plan written."""
     options = config.output
     if options.bits_attribute:

@@ -29,7 +29,7 @@ from onnxq.errors import MissingDependencyError
 from onnxq.evaluation.distributions import observe_distributions
 from onnxq.evaluation.profile import GroupCost, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
-from onnxq.files import write_text
+from onnxq.files import AnyPath, write_text
 from onnxq.graph import GraphIndex, ModelLike, ModelSource, bare_proto, get_index, name_file
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.passes import FloatState, RunContext
@@ -76,7 +76,7 @@ _NO_COST = GroupCost(
 _GAIN_DB = 0.5
 
 
-def write_forms(record: ReportRecord, config: Config, out: str | Path | None, force: bool) -> None:
+def write_forms(record: ReportRecord, config: Config, out: AnyPath | None, force: bool) -> None:
     """Write the page and the other forms that the configuration asks for."""
     options = config.report
     writers = [

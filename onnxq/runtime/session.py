@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 from onnxq.arrays import ArrayDict, Arrays
 from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelError, suggest_names
-from onnxq.files import ScratchFolder
+from onnxq.files import AnyPath, ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, ValueInfos, attach_weights, save_model
 from onnxq.graph.convert import fix_noise
 from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
@@ -103,7 +103,7 @@ def make_session_options(
     return options
 
 
-def check_libraries(paths: Iterable[str | Path]) -> Names:
+def check_libraries(paths: Iterable[AnyPath]) -> Names:
     """Absolute paths of shared libraries of custom operators, each once, for `add_libraries` and `Session`.
 
     Raises ConfigError for a file that is missing or that ONNX Runtime cannot register, and MissingDependencyError
@@ -188,7 +188,7 @@ def check_loaded(session: Any, provider: str) -> None:
 
 
 Feeds = Arrays
-AnyModel = ModelLike | str | Path
+AnyModel = ModelLike | AnyPath
 
 _ROOT = "/"
 # protobuf stops at 2 GiB; models near it go through files.
@@ -334,7 +334,7 @@ def _holds_float8(model: AnyModel) -> bool:
     return any(tensor.data_type in _FLOAT8 for tensor in model.graph.initializer)
 
 
-def _hand_over_weights(model: AnyModel, options: Any) -> tuple[ModelProto | str | Path, list[Any]]:
+def _hand_over_weights(model: AnyModel, options: Any) -> tuple[ModelProto | AnyPath, list[Any]]:
     """The model as a whole or with its stubs in ORT's hands; the returned values must live as long as the session."""
     if isinstance(model, (str, Path)):
         return model, []
@@ -354,7 +354,7 @@ def _hand_over_weights(model: AnyModel, options: Any) -> tuple[ModelProto | str 
 
 
 @contextmanager
-def _open_source(model: ModelProto | str | Path) -> Iterator[bytes | str]:
+def _open_source(model: ModelProto | AnyPath) -> Iterator[bytes | str]:
     """The model as ORT takes it: bytes, a path, or for models too large for protobuf a file that is removed again."""
     if isinstance(model, (str, Path)):
         if not os.path.isfile(model):

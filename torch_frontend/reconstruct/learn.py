@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 from zlib import crc32
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from onnxq.errors import ConfigError
 from onnxq.sites import Names, Refusals
 from torch_frontend.quantizers import AdaRound, Quantizer, Uniform, quantizers_of
-from torch_frontend.reconstruct.cache import Record, UnitCache
+from torch_frontend.reconstruct.cache import Record, UnitCache, Values
 from torch_frontend.reconstruct.units import Unit
 
 # Method -> default learning rate of activation scales; AdaRound learns none.
@@ -205,7 +204,7 @@ def _start_roundings(unit: Unit, roundings: list[AdaRound], cache: UnitCache) ->
     """Start every rounding with its float weight, caught in one run of the unit."""
     # A weight may be a Parameter, or computed from some in the graph: only the call shows it.
 
-    def begin(rounding: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def begin(rounding: nn.Module, inputs: Values) -> None:
         if isinstance(rounding, AdaRound) and rounding.v is None:
             rounding.start_learning(inputs[0])
 
@@ -274,7 +273,7 @@ def _measure_error(unit: Unit, cache: UnitCache) -> float:
     return total / count
 
 
-def _drop_inputs(drawn: Record, qdrop: float, drops: torch.Generator) -> tuple[Any, ...]:
+def _drop_inputs(drawn: Record, qdrop: float, drops: torch.Generator) -> Values:
     """The unit's inputs, each element from the float model with probability qdrop."""
     if not qdrop:
         return drawn.inputs
@@ -295,7 +294,7 @@ def _drop_elements(
 def _drop_activations(module: nn.Module, qdrop: float, drops: torch.Generator) -> ExitStack:
     """A block with QDrop (Wei et al. 2022): elements of activations skip quantization with probability qdrop."""
 
-    def drop(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    def drop(_: nn.Module, inputs: Values, output: Tensor) -> Tensor:
         return _drop_elements(output, inputs[0], qdrop, drops)
 
     hooks = ExitStack()

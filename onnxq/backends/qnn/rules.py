@@ -15,7 +15,7 @@ import numpy as np
 from onnxq.arrays import as_float32, as_int32
 from onnxq.backends import surroundings
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
-from onnxq.sites import Role
+from onnxq.sites import Indices, Role
 from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
 _CLIPS = ("Relu", "Clip")
@@ -43,7 +43,7 @@ def _check_clip(c: Candidate) -> Reason:
     return "the pair behind it takes it up"
 
 
-def _list_floats(c: Candidate) -> tuple[int, ...]:
+def _list_floats(c: Candidate) -> Indices:
     """All inputs, constants too."""
     # The provider takes a node in integers only with a DequantizeLinear on each input.
     return tuple(k for k, name in enumerate(c.node.inputs) if name)

@@ -15,7 +15,7 @@ import numpy as np
 from onnxq.arrays import Array, RunValues
 from onnxq.data.scripts import decode_array, encode_array
 from onnxq.errors import DataError
-from onnxq.files import check_input_kind, shorten_error, write_text
+from onnxq.files import AnyPath, check_input_kind, shorten_error, write_text
 from onnxq.runtime import Feeds
 from onnxq.sites import JsonObject, Names
 
@@ -96,7 +96,7 @@ class LoadedRun:
     origin: str = ""
 
 
-def load_results(path: str | Path) -> tuple[LoadedRun, ...]:
+def load_results(path: AnyPath) -> tuple[LoadedRun, ...]:
     """The runs in a Polygraphy results file, a folder of per-iteration files, or a folder that a comparison saved.
 
     Raises DataError for anything else.
@@ -144,7 +144,7 @@ def _decode(found: JsonObject) -> Any:
     return found["values"] if found.get(_CLASS) in ("LazyArray", "LazyNumpyArray") else found
 
 
-def find_inputs_beside(path: str | Path) -> Path | None:
+def find_inputs_beside(path: AnyPath) -> Path | None:
     """The inputs that were saved with some results; None when there are none."""
     place = Path(path)
     file = (place if os.path.isdir(place) else place.parent) / INPUTS

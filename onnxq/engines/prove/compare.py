@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from onnxq.annotate import WeightSums
 from onnxq.config.schema import JsonText, Loose, Natural
 from onnxq.engines.prove.proof import Change, Proof
 from onnxq.errors import DataError
-from onnxq.files import read_text
+from onnxq.files import AnyPath, read_text
 from onnxq.sites import JsonObject
 
 # The JSON of a proof has some 1000 bytes for a node.
@@ -51,7 +50,7 @@ class ProofFile(Loose):
 _FIX = "write it with `onnxq prove`, as JSON"
 
 
-def read_proof(path: str | Path) -> ProofFile:
+def read_proof(path: AnyPath) -> ProofFile:
     """The proof in a JSON file that `onnxq prove` wrote. Raises DataError with line and path for any other file."""
     text = JsonText(str(path), read_text(path, DataError, _FIX, limit=_MOST_BYTES, code="Q217"))
     raw = text.parse(DataError, _FIX, code="Q217")

@@ -11,7 +11,7 @@ from onnxq.backends.engine import ComputeCapability, DevicePlacement, Engine
 from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import DEQUANTIZE, LAYOUT_OPS, GraphIndex, NodeRef
-from onnxq.sites import Refusal, TensorId, Unquantized
+from onnxq.sites import Indices, Refusal, TensorId, Unquantized
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 
 # Operators that only move data: engines carry a quantization over them.
@@ -173,7 +173,7 @@ class Reasons:
             return pair.role.is_weight
         return self.index.has_constant(node, k)
 
-    def _find_channel_axes(self, node: NodeRef, k: int) -> tuple[int, ...] | None:
+    def _find_channel_axes(self, node: NodeRef, k: int) -> Indices | None:
         """Axes that mean a weight's channels; None when the weight is moved on the way, or unknown."""
         maker = self.index.maker(node, k)
         if maker is None or maker.op_type != DEQUANTIZE:

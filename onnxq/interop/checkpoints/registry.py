@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from onnxq.errors import CalibrationError
-from onnxq.files import describe_os_error, read_text, register_input
+from onnxq.files import AnyPath, describe_os_error, read_text, register_input
 from onnxq.interop.checkpoints.base import (
     Checkpoint,
     CheckpointFiles,
@@ -35,7 +35,7 @@ _KINDS = "GPTQ, AWQ and compressed-tensors in safetensors, and GGUF, are read"
 _NAME = "name the folder of a quantized checkpoint, or its .gguf file"
 
 
-def open_checkpoint(source: str | Path) -> Checkpoint:
+def open_checkpoint(source: AnyPath) -> Checkpoint:
     """List the quantized weights of a folder or file. Raises CalibrationError for what is none, or is broken."""
     return _read_safely(source, partial(_open, Path(source)))
 
@@ -89,7 +89,7 @@ def _read_weight(row: CheckpointWeight) -> WeightCodes:
     return weight
 
 
-def _read_safely(subject: str | Path, read: Callable[[], _T]) -> _T:
+def _read_safely(subject: AnyPath, read: Callable[[], _T]) -> _T:
     """Its result. Raises CalibrationError, in the place of anything else, for files whose parts do not go together."""
     try:
         return read()
