@@ -10,12 +10,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from onnxq.config.rows import Written, read_fields, write_fields
 from onnxq.config.schema import JsonText
 from onnxq.errors import DataError, MissingDependencyError
-from onnxq.files import AnyPath, read_text
+from onnxq.files import read_text
 from onnxq.passes.journal import LOST_DB
 from onnxq.sites import LeftFloat, Names, Refusals
 from onnxq.wording import show_as_summary
@@ -266,7 +267,7 @@ class ReportRecord:
         return json.dumps(write_fields(self), separators=(",", ":")).replace("<", "\\u003c")
 
 
-def read_record(path: AnyPath) -> ReportRecord:
+def read_record(path: str | Path) -> ReportRecord:
     """The record in a page or in JSON. Raises DataError for other files, and for a schema that is newer than ours."""
     text = read_text(path, DataError, _FIX, code="Q226")
     found = _EMBEDDED.search(text)

@@ -17,7 +17,7 @@ import onnxq
 from onnxq.annotate import find_pairs, write_bits
 from onnxq.config import DEFAULT_TARGET, Config
 from onnxq.errors import ModelError, OutputError
-from onnxq.files import AnyPath, ScratchFolder, check_outputs, is_stream, write_text
+from onnxq.files import ScratchFolder, check_outputs, is_stream, write_text
 from onnxq.graph import GraphIndex, save_model
 from onnxq.interop import Marked
 from onnxq.numerics import quantize
@@ -203,11 +203,11 @@ def to_onnx(
 
 def export_onnx(
     model: nn.Module,
-    path: AnyPath,
+    path: str | Path,
     example_inputs: Any,
     *,
-    float_path: AnyPath | None = None,
-    plan_path: AnyPath | None = None,
+    float_path: str | Path | None = None,
+    plan_path: str | Path | None = None,
     overwrite: bool = False,
     check: bool = True,
     bits_attribute: bool = False,
