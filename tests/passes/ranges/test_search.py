@@ -273,12 +273,17 @@ POOLING = ("Conv", "GlobalAveragePool")
 
 
 def quantize_pooled(
-    count: int, ops: tuple[str, ...] = POOLING, text: str = POOLED, **asked: float
+    count: int,
+    ops: tuple[str, ...] = POOLING,
+    text: str = POOLED,
+    effort: str = "fast",
+    skip: tuple[str, ...] = (),
+    **asked: float,
 ) -> tuple[Plan, float]:
     """The plan with these operators for so many samples, and how far p reaches in them."""
     x = np.random.default_rng(0).standard_normal((count, 32, 4, 4)).astype(np.float32)
     rules = tuple(Rule(op=op, set={"quantize": True}) for op in ops)
-    config = Config(rules=rules, effort="fast", skip=("cross_layer_equalization",))
+    config = Config(rules=rules, effort=effort, skip=("cross_layer_equalization", *skip))
     p = np.einsum("nchw,oc->nohw", x, WEIGHTS["w0"][:, :, 0, 0]).mean((2, 3))
     return quantize(parse(text, **WEIGHTS), {"x": x}, config, holdout=0, **asked).plan, float(p.max() - p.min())
 
@@ -294,9 +299,14 @@ def test_ranges_of_few_positions_reach_further(count: int, factor: float, ops: t
     assert len(scales) <= 1
 
 
-def test_without_a_request_ranges_are_those_of_the_samples() -> None:
-    plan, reach = quantize_pooled(32)
-    assert 255 * scale(plan, "p") == pytest.approx(reach, rel=1e-3)
+@pytest.mark.parametrize(
+    ("effort", "skip", "factor"), [("fast", (), 1.0), ("balanced", ("ranges",), 1.0), ("balanced", (), 1.25)]
+)
+def test_without_a_request_ranges_are_those_of_the_samples_unless_they_are_searched(
+    effort: str, skip: tuple[str, ...], factor: float
+) -> None:
+    plan, reach = quantize_pooled(32, effort=effort, skip=skip)
+    assert 255 * scale(plan, "p") == pytest.approx(factor * reach, rel=1e-3)
 
 
 def test_ranges_of_many_positions_stay() -> None:
