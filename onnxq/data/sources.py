@@ -5,6 +5,7 @@ iterable come only once: few are kept in memory, many in a temporary folder."""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,12 @@ from onnxq.progress import Tick
 from onnxq.sites import Lines
 
 T = TypeVar("T")
+# Names of dynamic axes: those that exporters write for the batch, "batch_size" (Hugging Face), "batch", "N", "bs"; and
+# those that are surely none. Many have a number, or no meaning.
+_BATCHES = re.compile("n|b|bs|.*batch.*")
+_OTHERS = re.compile(
+    "(?!n$|b$|.*batch)([a-z]|.*(seq|len|time|frame|step|token|node|atom|point|edge|height|width).*)"
+)
 
 
 @dataclass(frozen=True)
@@ -104,9 +111,8 @@ def find_cut(
         return _cut_fixed_batch(shape[0], value, where)
     check_dims(shape, value, where)
     # A dynamic axis that is no batch, e.g. a sequence, belongs to one sample.
-    # The names that exporters write for the batch: "batch_size" (Hugging Face), "batch", "N", "bs".
     name = str(value.shape[axis] or "").lower() if value.shape is not None else ""
-    if feed and name not in ("n", "b", "bs") and "batch" not in name:
+    if feed and not _BATCHES.fullmatch(name):
         return Cut(None)
     return _require_samples(Cut(shape[axis], axis), value, where)
 
@@ -196,6 +202,14 @@ def divide_arrays(
     ]
     if total > 1:
         notes += [f"input {name}: one array, used for every sample" for name in same]
+    for value in inputs:
+        cut = cuts[value.name]
+        symbol = str(value.shape[cut.axis]) if value.shape and not cut.stacked else ""
+        if total > 1 and cut.count and _OTHERS.fullmatch(symbol.lower()):
+            text = (
+                f"{total} samples along {symbol!r}; with one more axis in front samples stay whole"
+            )
+            notes.append(f"input {value.name}: {text}")
     return SampleSource(
         total,
         lambda i: {name: cuts[name].take(array, i) for name, array in matched.items()},

@@ -95,6 +95,19 @@ def test_what_cannot_be_cut_is_used_for_every_sample_and_told() -> None:
 
 
 @pytest.mark.parametrize(
+    ("symbol", "told"),
+    [("D", True), ("seq_len", True), ("num_nodes", True), ("N", False), ("batch_len", False), ("unk__7", False)],
+)
+def test_an_axis_that_is_no_batch_by_its_name_is_cut_and_told(symbol: str, told: bool) -> None:
+    """A range of samples of one step is not that of the sequences that the model will get."""
+    value = ValueInfo("x", FLOAT, (symbol, 4))
+    for shape in ((5, 4), (5, 2, 4)):
+        dataset = load_data({"x": np.ones(shape, np.float32)}, [value])
+        assert len(dataset) == 5
+        assert (f"5 samples along '{symbol}'" in dataset.describe()) == (told and len(shape) == 2)
+
+
+@pytest.mark.parametrize(
     ("given_dtype", "wanted", "value"),
     [
         (np.float16, FLOAT, 0.5),
