@@ -40,7 +40,27 @@ def assign_bits(pairs: Iterable[PairInfo], *, given: Given, plan: Plan | None = 
     or stored values.
     """
     planned = tuple(pairs) if plan is None else _apply_plan(pairs, plan)
-    return _apply_patterns(planned, given)
+    assigned = []
+    used = set()
+    for pair in planned:
+        names = (pair.name, *pair.nodes)
+        for pattern, bits in given:
+            if any(matches_any(pattern, name) for name in names):
+                used.add(pattern)
+                # A pattern such as "*" means the tensors that have a width to choose.
+                if not (pair.role.is_bias and pair.storage == "int32"):
+                    if problem := find_contradiction(pair, bits):
+                        fix = "give other bits, or a narrower pattern before it"
+                        raise ConfigError(f"bits: {pattern}={bits}", problem, fix, code="Q309")
+                    pair = replace(pair, bits=bits, origin=Origin.GIVEN)
+                break
+        assigned.append(pair)
+    for position, (pattern, bits) in enumerate(given):
+        # One that stands twice is used where it stands first.
+        if pattern not in used or pattern in [before for before, _ in given[:position]]:
+            reason_and_fix = _explain_no_match(pattern, planned, given[:position])
+            raise ConfigError(f"bits: {pattern}={bits}", *reason_and_fix, code="Q309")
+    return tuple(assigned)
 
 
 def write_bits(
@@ -134,31 +154,6 @@ def _rename_nodes(nodes: dict[str, NodeProto], pairs: PairInfos) -> PairInfos:
             pair = replace(pair, clip=clip, quantize=quantize, dequantize=dequantize)
         renamed.append(pair)
     return tuple(renamed)
-
-
-def _apply_patterns(pairs: PairInfos, given: Given) -> PairInfos:
-    """The pairs with the bits of the first pattern that matches each. Raises ConfigError as `assign_bits` says."""
-    assigned = []
-    used = set()
-    for pair in pairs:
-        names = (pair.name, *pair.nodes)
-        for pattern, bits in given:
-            if any(matches_any(pattern, name) for name in names):
-                used.add(pattern)
-                # A pattern such as "*" means the tensors that have a width to choose.
-                if not (pair.role.is_bias and pair.storage == "int32"):
-                    if problem := find_contradiction(pair, bits):
-                        fix = "give other bits, or a narrower pattern before it"
-                        raise ConfigError(f"bits: {pattern}={bits}", problem, fix, code="Q309")
-                    pair = replace(pair, bits=bits, origin=Origin.GIVEN)
-                break
-        assigned.append(pair)
-    for position, (pattern, bits) in enumerate(given):
-        # One that stands twice is used where it stands first.
-        if pattern not in used or pattern in [before for before, _ in given[:position]]:
-            reason_and_fix = _explain_no_match(pattern, pairs, given[:position])
-            raise ConfigError(f"bits: {pattern}={bits}", *reason_and_fix, code="Q309")
-    return tuple(assigned)
 
 
 def _explain_no_match(pattern: str, pairs: PairInfos, before: Given) -> CauseAndFix:

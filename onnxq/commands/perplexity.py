@@ -14,7 +14,6 @@ from onnxq.evaluation.perplexity import (
     Decoder,
     LanguageScore,
     Perplexity,
-    choose_prompts,
     compare_texts,
     describe_errors,
     sum_errors,
@@ -78,7 +77,11 @@ def _measure(
     with progress("reading the text", count) as task:
         errors = sum_errors(decoders, count_items(windows, task))
     texts: dict[str, float] = {}
-    prompts = choose_prompts(choose_windows(path, tokenizer, length, options.prompts, seed))
+    # First halves of windows.
+    prompts = [
+        window.ids[: max(len(window.ids) // 2, 1)]
+        for window in choose_windows(path, tokenizer, length, options.prompts, seed)
+    ]
     if options.generate:
         texts = compare_texts(decoders, prompts, options.generate, progress)
     prompt = {}

@@ -121,7 +121,17 @@ def read_config(
         name = str(_choose_preset(target) if source is None else source)
         values, places = _read_chain(name if source is None else source, (), target)
     places |= dict.fromkeys(_list_paths(nested), _OVERRIDE)
-    return _build_config(_merge_values(values, nested), places, name)
+    values = {**_merge_values(values, nested), "source": replace_surrogates(name)}
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        faults = [
+            (_locate_fault(fault.path, places, name), fault)
+            for fault in list_faults(error, Config, _SET_HERE)
+        ]
+        raise join_faults(faults, ConfigError, code=faults[0][1].code) from error
+    config._places.update(places)
+    return config
 
 
 def _choose_preset(target: object) -> str:
@@ -345,19 +355,6 @@ def _list_paths(values: Settings, above: Path = ()) -> list[Path]:
         if isinstance(value, Mapping):
             out += _list_paths(value, (*above, key))
     return out
-
-
-def _build_config(values: Settings, places: Mapping[Path, Location], source: str) -> Config:
-    try:
-        config = Config.model_validate({**values, "source": replace_surrogates(source)})
-    except ValidationError as error:
-        faults = [
-            (_locate_fault(fault.path, places, source), fault)
-            for fault in list_faults(error, Config, _SET_HERE)
-        ]
-        raise join_faults(faults, ConfigError, code=faults[0][1].code) from error
-    config._places.update(places)
-    return config
 
 
 def _to_plain(value: Any) -> Any:

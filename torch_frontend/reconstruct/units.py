@@ -128,7 +128,10 @@ class Regions:
                 )
                 fix = suggest_names(name, parts)
                 raise ConfigError(f"block {name!r}", "is no module of the model", fix, code="Q309")
-            inside = self._add_between(own)
+            # These values and all on paths between them.
+            after = own.union(*(networkx.descendants(self.paths, node) for node in own))
+            before = own.union(*(networkx.ancestors(self.paths, node) for node in own))
+            inside = after & before
             # Only one value is compared, so a block has one exit.
             exits = [n for n in inside if any(user not in inside for user in self.readers[n])]
             if len(exits) != 1:
@@ -214,12 +217,6 @@ class Regions:
             if node in read:
                 read |= sizes.intersection(node.all_input_nodes)
         return read
-
-    def _add_between(self, own: Nodes) -> Nodes:
-        """These values and all on paths between them."""
-        after = own.union(*(networkx.descendants(self.paths, node) for node in own))
-        before = own.union(*(networkx.ancestors(self.paths, node) for node in own))
-        return after & before
 
 
 Caught = list[tuple[tuple[Any, ...], Tensor]]

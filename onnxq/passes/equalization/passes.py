@@ -113,18 +113,6 @@ def _record(state: FloatState, scalings: Sequence[Scaling | Rotation]) -> FloatS
     return SCALINGS.write(state, (*(SCALINGS.find(state) or ()), *scalings))
 
 
-def rotate_state(
-    ids: Mapping[TensorId, str], state: FloatState, rotations: Sequence[Rotation]
-) -> tuple[FloatState, Names]:
-    """The state with the rotations in its model's weights and in the record for the plan, and the matrices copied.
-
-    ids: as in `write_factors`.
-    """
-    model, copied = rotation.write_rotations(state.model, rotations)
-    records = (replace(rotation, anchor=ids.get(rotation.tensor, "")) for rotation in rotations)
-    return _record(replace(state, model=infer_shapes(model)), tuple(records)), copied
-
-
 def replay_scalings(
     state: FloatState, scalings: Sequence[Scaling | Rotation], recognized: Recognized | None = None
 ) -> FloatState:
@@ -322,7 +310,9 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
         if highest is None:
             break
         rotations = [replace(draft, seed=seed) for draft in possible]
-        after, copied = rotate_state(ctx.base.ids, state, rotations)
+        model, copied = rotation.write_rotations(state.model, rotations)
+        records = [replace(one, anchor=ctx.base.ids.get(one.tensor, "")) for one in rotations]
+        after = _record(replace(state, model=infer_shapes(model)), records)
         score = score_rotated(ctx, after)
         # Of those that are not taken nothing is kept in memory.
         ctx.base.scores.pop(id(after.model))
