@@ -14,6 +14,7 @@ from onnxq.evaluation.perplexity import (
     Decoder,
     LanguageScore,
     Perplexity,
+    choose_prompts,
     compare_texts,
     describe_errors,
     sum_errors,
@@ -77,11 +78,7 @@ def _measure(
     with progress("reading the text", count) as task:
         errors = sum_errors(decoders, count_items(windows, task))
     texts: dict[str, float] = {}
-    # First halves of windows.
-    prompts = [
-        window.ids[: max(len(window.ids) // 2, 1)]
-        for window in choose_windows(path, tokenizer, length, options.prompts, seed)
-    ]
+    prompts = choose_prompts(choose_windows(path, tokenizer, length, options.prompts, seed))
     if options.generate:
         texts = compare_texts(decoders, prompts, options.generate, progress)
     prompt = {}

@@ -39,7 +39,7 @@ T = TypeVar("T")
 # those that are surely none. Many have a number, or no meaning.
 _BATCHES = re.compile("n|b|bs|.*batch.*")
 _OTHERS = re.compile(
-    "(?!n$|b$|.*batch)([a-z]|.*(seq|len|time|frame|step|token|node|atom|point|edge|height|width).*)"
+    "(?i)(?!n$|b$|.*batch)([a-z]|.*(seq|len|time|frame|step|token|node|atom|point|edge|height|width).*)"
 )
 
 
@@ -205,11 +205,11 @@ def divide_arrays(
     for value in inputs:
         cut = cuts[value.name]
         symbol = str(value.shape[cut.axis]) if value.shape and not cut.stacked else ""
-        if total > 1 and cut.count and _OTHERS.fullmatch(symbol.lower()):
-            text = (
-                f"{total} samples along {symbol!r}; with one more axis in front samples stay whole"
+        if total > 1 and cut.count and _OTHERS.fullmatch(symbol):
+            notes.append(
+                f"input {value.name}: {total} samples along {symbol!r}; "
+                "with one more axis in front samples stay whole"
             )
-            notes.append(f"input {value.name}: {text}")
     return SampleSource(
         total,
         lambda i: {name: cuts[name].take(array, i) for name, array in matched.items()},

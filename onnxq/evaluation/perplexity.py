@@ -292,3 +292,8 @@ def time_decoders(
             }
         )
     return tuple(rates)
+
+
+def choose_prompts(windows: Iterable[Window]) -> list[Array]:
+    """First halves of windows."""
+    return [window.ids[: max(len(window.ids) // 2, 1)] for window in windows]
