@@ -194,7 +194,7 @@ def divide_arrays(
     elif uneven:
         cause = f"the inputs disagree on the number of samples: {uneven}"
         raise DataError(where, cause, "give each as many", code="Q212")
-    total = next((cut.count for cut in cuts.values() if cut.count is not None), 1)
+    total = max((cut.count or 1 for cut in cuts.values()), default=1)
     left = {cut.left_over for cut in cuts.values()} - {0}
     notes += [
         f"{rows} rows left over that do not fill the model's batch: not used"
