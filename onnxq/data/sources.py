@@ -180,8 +180,9 @@ def divide_arrays(
     shapes = {value.name: matched[value.name].shape for value in inputs}
     cuts = {v.name: find_cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs}
     counts = {name: cut.count for name, cut in cuts.items() if cut.count is not None}
-    uneven = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
-    uneven = uneven if len(set(counts.values())) > 1 else ""
+    uneven = ""
+    if len(set(counts.values())) > 1:
+        uneven = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
     same = [name for name, shape in shapes.items() if name not in counts and shape]
     several = any(count > 1 for count in counts.values())
     # Batches that disagree, or belong to only some inputs, are none: then the feed is one sample.
@@ -195,10 +196,9 @@ def divide_arrays(
         cause = f"the inputs disagree on the number of samples: {uneven}"
         raise DataError(where, cause, "give each as many", code="Q212")
     total = max((cut.count or 1 for cut in cuts.values()), default=1)
-    left = {cut.left_over for cut in cuts.values()} - {0}
     notes += [
         f"{rows} rows left over that do not fill the model's batch: not used"
-        for rows in sorted(left)
+        for rows in sorted({cut.left_over for cut in cuts.values()} - {0})
     ]
     if total > 1:
         notes += [f"input {name}: one array, used for every sample" for name in same]

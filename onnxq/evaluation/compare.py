@@ -377,8 +377,9 @@ class FloatOutputs:
             map_in_threads(score, self._list_runs(runs, positions), threads=threads)
         ):
             yield number % len(runs), errors
-        # Until the next model comes: its session, and what calibrates it, have maps of the same weights.
-        if large:
+        # Until the next model comes: its session, and what calibrates it, have maps of the same weights. Sessions that
+        # further samples need hold what their largest run took: 1 GB each of four, of a network of 1024 x 1024 pixels.
+        if large or self._bytes > _MOST_BYTES:
             self._session = None
 
     def _list_runs(self, runs: Sequence[Run], positions: Iterable[int]) -> Iterator[_FedRun]:
