@@ -281,12 +281,11 @@ def _describe_engine(check: EngineCheck, *, alone: bool) -> Text:
     products = ", ".join(f"{count} in {words.get(dtype, dtype)}" for dtype, count in check.types)
     facts = [answers, f"products {products}" if products else "no products"]
     if check.partitions or check.left:
-        left = (
-            f"{format_count(len(check.left), 'node')} left to the CPU, e.g. {check.left[0]}"
-            if check.left
-            else ""
-        )
-        facts += [format_count(check.partitions, "partition"), left or "nothing left to the CPU"]
+        left = "nothing left to the CPU"
+        if check.left:
+            count = format_count(len(check.left), "node")
+            left = f"{count} left to the CPU, e.g. {check.left[0]}"
+        facts += [format_count(check.partitions, "partition"), left]
     if check.latency is not None and not alone:
         facts.append(check.latency.describe())
     return Text("; ".join(facts))

@@ -37,9 +37,9 @@ from onnxq.sites import Lines
 T = TypeVar("T")
 # Names of dynamic axes: those that exporters write for the batch, "batch_size" (Hugging Face), "batch", "N", "bs"; and
 # those that are surely none. Many have a number, or no meaning.
-_BATCHES = re.compile("n|b|bs|.*batch.*")
+_BATCHES = re.compile("(?i)n|b|bs|.*batch.*")
 _OTHERS = re.compile(
-    "(?i)(?!n$|b$|.*batch)([a-z]|.*(seq|len|time|frame|step|token|node|atom|point|edge|height|width).*)"
+    "(?i)[a-z]|.*(seq|len|time|frame|step|token|node|atom|point|edge|height|width).*"
 )
 
 
@@ -54,6 +54,8 @@ class Cut:
     size: int = 1
     # One sample per leading index; `axis` and `size` do not apply.
     stacked: bool = False
+    # The model's name for `axis`, where its size is open; "" for none.
+    symbol: str = ""
     # Rows that fill no sample and are not used.
     left_over: int = 0
 
@@ -111,10 +113,10 @@ def find_cut(
         return _cut_fixed_batch(shape[0], value, where)
     check_dims(shape, value, where)
     # A dynamic axis that is no batch, e.g. a sequence, belongs to one sample.
-    name = str(value.shape[axis] or "").lower() if value.shape is not None else ""
-    if feed and not _BATCHES.fullmatch(name):
+    symbol = str(value.shape[axis] or "") if value.shape is not None else ""
+    if feed and not _BATCHES.fullmatch(symbol):
         return Cut(None)
-    return _require_samples(Cut(shape[axis], axis), value, where)
+    return _require_samples(Cut(shape[axis], axis, symbol=symbol), value, where)
 
 
 def fits_whole(shape: Sequence[int], value: ValueInfo) -> bool:
@@ -202,14 +204,11 @@ def divide_arrays(
     ]
     if total > 1:
         notes += [f"input {name}: one array, used for every sample" for name in same]
-    for value in inputs:
-        cut = cuts[value.name]
-        symbol = str(value.shape[cut.axis]) if value.shape and not cut.stacked else ""
-        if total > 1 and cut.count and _OTHERS.fullmatch(symbol):
-            notes.append(
-                f"input {value.name}: {total} samples along {symbol!r}; "
-                "with one more axis in front samples stay whole"
-            )
+        notes += [
+            f"input {name}: {total} samples along {cut.symbol!r}; with one more axis in front samples stay whole"
+            for name, cut in cuts.items()
+            if _OTHERS.fullmatch(cut.symbol) and not _BATCHES.fullmatch(cut.symbol)
+        ]
     return SampleSource(
         total,
         lambda i: {name: cuts[name].take(array, i) for name, array in matched.items()},
