@@ -51,7 +51,7 @@ BENCH = ModelCommand(
 
     The models are of one network: float32, float16, quantized by whatever tool; the first is the one that others are
     compared with. TensorRT's engines are timed by events of the GPU, launched kernel by kernel and as a CUDA graph;
-    without a GPU, TensorRT for RTX builds ahead of time, and the kernels are listed alone.
+    without a GPU, TensorRT for RTX builds ahead of time, and the kernels are listed alone, as those of an NPU are.
 
     Exits with 1 when a model cannot be built.
 
@@ -91,10 +91,11 @@ PERPLEXITY = ModelCommand(
 DIFF = ModelCommand(
     "diff",
     "Compare a quantized model with its float one, and engines with each other.",
-    """Run FLOAT and QUANT on samples and say how far they are apart: ONNX Runtime off, on, and TensorRT.
+    """Run FLOAT and QUANT on samples and say how far they are apart: on ONNX Runtime without and with optimizations,
+    and on the other engines that can run here.
 
     Exits with 1 when a tolerance is not met, or when an engine that must run does not: one named by --engines, else the
-    one that QUANT was made for, TensorRT only where it is installed and has a GPU.
+    one that QUANT was made for.
 
     \b
     Examples:

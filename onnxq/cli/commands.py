@@ -380,7 +380,7 @@ ANNOTATE = ModelCommand(
             type=click.Choice(["clip-qdq", "qcdq", "native", "qonnx"]),
             help="Rewrite the pairs in this form, so that the numbers follow the bits.",
         ),
-        make_output("[default: MODEL.bits.onnx beside MODEL]"),
+        make_output("The annotated model. [default: MODEL.bits.onnx beside MODEL]"),
         *_WRITING,
     ],
     function="inspect:annotate_bits",

@@ -243,7 +243,9 @@ class ModelCommand(click.Command):
         if not self.takes:
             super().format_options(ctx, formatter)
             return
-        for title, params in group_options(self.get_params(ctx), self.takes).items():
+        # Arguments, of which click has records too, stand in the usage and in the text below it.
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        for title, params in group_options(options, self.takes).items():
             records = [
                 record for param in params if (record := param.get_help_record(ctx)) is not None
             ]

@@ -161,6 +161,9 @@ def _make_option(option: Option) -> click.Option:
         how["type"] = click.IntRange(*option.bounds)
     flags = [*option.flags, option.name]
     text = name_options(option.help)
+    if option.field.default is True:
+        # The flag turns off what its text, which parameters of functions share, says.
+        text = f"Do not {text[0].lower()}{text[1:]}"
     if option.names:
         return NamedOption(flags, option, default=None, help=text)
     return click.Option(flags, default=None, help=text, **how)

@@ -40,7 +40,7 @@ def bench(
     `onnxq.backends.list_engines()`. TensorRT's run on the GPU of this machine, launched kernel by kernel and as a CUDA
     graph, timed by events of the GPU; ONNX Runtime runs on the CPU, or on `provider`. None: the one that the first plan
     in the models is for. Without a GPU TensorRT for RTX builds ahead of time for `compute_capability` ("8.6" if None)
-    and times nothing; `.untimed` says so.
+    and times nothing, as that of an NPU does without one; `.untimed` says so.
 
     Returns a Bench with `.models`, each with its `.proof`, `.eager` and `.graph`; `.failed` has those that were not
     built. Raises a subclass of OnnxqError for models with different inputs, options that do not fit, and a GPU on

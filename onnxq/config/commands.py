@@ -91,7 +91,7 @@ class ConvertConfig(Section):
     commands: ClassVar[Command] = Command.CONVERT
     kernels: bool = option(
         True,
-        "Build both files with the target's engine, where it is installed, and count their kernels by type.",
+        "Count the kernels of both files by type, as the target's engine builds them where it is installed.",
     )
     complete: bool = option(
         False,

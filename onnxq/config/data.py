@@ -202,7 +202,7 @@ class VerifyConfig(Section):
         ge=0,
     )
     latency: bool = option(
-        True, "Do not time the float and the quantized model.", _CHECKING | Command.PERPLEXITY
+        True, "Time the float and the quantized model.", _CHECKING | Command.PERPLEXITY
     )
     # Samples that the target's engine answers where it is emulated, as an NPU is; 0: none, and it does not compile.
     emulated: int = 2

@@ -71,8 +71,9 @@ class Config(Section):
     # A name of `onnxq.backends`, which knows whether there is one of this name.
     target: Annotated[str, BeforeValidator(join_words)] = option(
         DEFAULT_TARGET,
-        "The engine that will run the result: ONNX Runtime on the CPU, TensorRT, none, or that of another package. Or "
-        "several that share one file, as NAME,NAME; with weights, NAME=2,NAME=1, where one matters more.",
+        "The engine that will run the result: OpenVINO, ONNX Runtime on the CPU, Snapdragon's NPU, TensorRT, none, "
+        "browsers, or that of another package. Or several that share one file, as NAME,NAME; with weights, "
+        "NAME=2,NAME=1, where one matters more.",
         _PLANNING | Command.PROFILE | Command.REPORT | Command.IMPORT | Command.IMPORT_WEIGHTS,
         metavar="TARGET",
         names="backends",

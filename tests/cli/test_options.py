@@ -276,6 +276,15 @@ def test_help_lists_the_names_of_the_registry() -> None:
     assert "--engines openvino,ort,qnn,trt" in shown["diff"]
 
 
+def test_help_lists_options_alone_and_says_what_each_flag_turns_off() -> None:
+    for name in COMMANDS:
+        shown = run(name, "--help").output
+        assert re.findall(r"^  [A-Z]+ *$", shown, re.MULTILINE) == []
+        flags = re.findall(r"^  --no-\S+ +(.*)", shown, re.MULTILINE)
+        assert all(text.startswith("Do not ") for text in flags)
+    assert "Do not time the float and the quantized model." in shown
+
+
 def test_the_help_of_quantize_begins_with_what_people_need_first() -> None:
     shown = run("quantize", "--help").stdout
     titles = re.findall(r"^(\w[\w ]+):$", shown.partition("\nOptions:")[2], re.MULTILINE)
