@@ -150,8 +150,6 @@ class PlacementRule:
 
     name: str
     ops: Names
-    # Name of the kernel in the engine's optimized graph; tests assert that it is there.
-    kernel: str
     why: str
     # Whether the kernel needs a pair behind it.
     output: Output = Output.PAIR

@@ -69,7 +69,7 @@ def diff(
     force: bool = False,
     progress: Progress = silent,
 ) -> Difference:
-    """Compare a quantized model with its float one: on ONNX Runtime without and with optimizations, and on other engines.
+    """Compare a quantized model with its float one: on ONNX Runtime, on other engines, and layer by layer.
 
     data: as for `quantize`; None takes the inputs saved beside the results of `load`, else synthetic ones.
     config, overrides: as for `quantize`, of which the sections `diff`, `data`, `verify` and `runtime` are used; its

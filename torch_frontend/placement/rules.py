@@ -16,9 +16,7 @@ from onnxq.wording import list_fields
 from torch_frontend.placement.graph import read_call
 from torch_frontend.qmodules import list_op_names
 
-_RULE = partial(
-    PlacementRule, kernel="", why="a pair on what it reads", output=Output.FLOAT, compute=True
-)
+_RULE = partial(PlacementRule, why="a pair on what it reads", output=Output.FLOAT, compute=True)
 # No engine limits it, and here no engine's file does either: what reads an activation may have it quantized.
 VIRTUAL_RULES = (
     _RULE(

@@ -64,19 +64,17 @@ _MOVED = "moves integers: both sides share one scale"
 
 # In the order of precedence.
 RULES = (
-    _product(name="conv", ops=("Conv",), kernel="Convolution", why=_FUSED, check=check_conv),
+    _product(name="conv", ops=("Conv",), why=_FUSED, check=check_conv),
     _product(
         name="conv-transpose",
         ops=("ConvTranspose",),
-        kernel="Deconvolution",
         why=_FUSED,
         check=check_transposed,
     ),
-    _product(name="gemm", ops=("Gemm",), kernel="FullyConnected", why=_FUSED, check=check_gemm),
+    _product(name="gemm", ops=("Gemm",), why=_FUSED, check=check_gemm),
     _product(
         name="matmul",
         ops=("MatMul",),
-        kernel="FullyConnected",
         why=_FUSED,
         bias=None,
         check=check_matmul,
@@ -86,7 +84,6 @@ RULES = (
     _rule(
         name="residual-add",
         ops=("Add",),
-        kernel="Eltwise",
         why="a pair on the skip branch, and on the other unless a convolution makes it for the sum alone",
         inputs=_list_sum_inputs,
         fuses=ACTIVATIONS,
@@ -95,53 +92,43 @@ RULES = (
     _rule(
         name="gate-mul",
         ops=("Mul",),
-        kernel="Eltwise",
         why="a squeeze-excite gate between integer convolutions",
         data=(0, 1),
         fuses=ACTIVATIONS,
         check=surroundings.check_gate,
     ),
-    _rule(
+    PlacementRule(
         name="concat",
         ops=("Concat",),
-        kernel="Concatenation",
         why="pairs on all inputs",
         data=(),
         check=surroundings.check_all_computed,
-        output=Output.PAIR,
     ),
     _rule(
         name="average-pool",
         ops=("GlobalAveragePool", "AveragePool"),
-        kernel="Pooling",
         why="sums integers",
     ),
-    _rule(
+    PlacementRule(
         name="max-pool",
         ops=("MaxPool",),
-        kernel="Pooling",
         why=_MOVED,
         shares=True,
         check=surroundings.check_max_pool,
-        output=Output.PAIR,
     ),
-    _rule(
+    PlacementRule(
         name="move",
         ops=surroundings.MOVES,
-        kernel="",
         why=_MOVED,
         shares=True,
         check=surroundings.check_data,
-        output=Output.PAIR,
     ),
-    _rule(
+    PlacementRule(
         name="resize-nearest",
         ops=("Resize",),
-        kernel="Interpolate",
         why=_MOVED,
         shares=True,
         check=surroundings.check_resize,
-        output=Output.PAIR,
     ),
 )
 

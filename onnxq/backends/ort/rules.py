@@ -85,7 +85,6 @@ RULES = (
     PlacementRule(
         name="conv",
         ops=("Conv",),
-        kernel="QLinearConv",
         why="pairs on input and output; the activation behind folds into the output's QuantizeLinear",
         weight=1,
         bias=2,
@@ -96,7 +95,6 @@ RULES = (
     PlacementRule(
         name="gemm",
         ops=("Gemm",),
-        kernel="QGemm",
         why="pair on the input; with an int32 bias the kernel writes float or, before another int8 node, uint8",
         output=Output.EITHER,
         weight=1,
@@ -108,7 +106,6 @@ RULES = (
     PlacementRule(
         name="matmul",
         ops=("MatMul",),
-        kernel="MatMulIntegerToFloat",
         why="pair on the input only: a pair behind costs time and, in transformers, the answers",
         output=Output.FLOAT,
         weight=1,
@@ -119,7 +116,6 @@ RULES = (
     PlacementRule(
         name="lstm",
         ops=("LSTM",),
-        kernel="DynamicQuantizeLSTM",
         why="its input and hidden state are quantized at each run, on the scale of their own values",
         output=Output.FLOAT,
         weight=1,
@@ -131,7 +127,6 @@ RULES = (
     PlacementRule(
         name="residual-add",
         ops=("Add",),
-        kernel="QLinearAdd",
         why="pairs on both inputs and the output keep a residual net in integers",
         data=(0, 1),
         fuses=_CLIPS,
@@ -140,7 +135,6 @@ RULES = (
     PlacementRule(
         name="gate-mul",
         ops=("Mul",),
-        kernel="QLinearMul",
         why="a squeeze-excite gate between int8 convolutions",
         data=(0, 1),
         fuses=_CLIPS,
@@ -149,7 +143,6 @@ RULES = (
     PlacementRule(
         name="concat",
         ops=("Concat",),
-        kernel="QLinearConcat",
         why="pairs on all inputs and the output, scales may differ",
         data=(),
         check=surroundings.check_all_computed,
@@ -157,13 +150,11 @@ RULES = (
     PlacementRule(
         name="global-average-pool",
         ops=("GlobalAveragePool",),
-        kernel="QLinearGlobalAveragePool",
         why="pairs on both sides",
     ),
     PlacementRule(
         name="max-pool",
         ops=("MaxPool",),
-        kernel="MaxPool",
         why="pools bytes when both sides share one scale",
         shares=True,
         check=_check_maxpool,
@@ -171,13 +162,11 @@ RULES = (
     PlacementRule(
         name="leaky-relu",
         ops=("LeakyRelu",),
-        kernel="QLinearLeakyRelu",
         why="pairs on both sides: it does not fold into the convolution before it",
     ),
     PlacementRule(
         name="move",
         ops=surroundings.MOVES,
-        kernel="",
         why="moves bytes when both sides share one scale",
         shares=True,
         check=surroundings.check_data,
@@ -185,7 +174,6 @@ RULES = (
     PlacementRule(
         name="resize-nearest",
         ops=("Resize",),
-        kernel="Resize",
         why="moves bytes when both sides share one scale",
         shares=True,
         check=surroundings.check_resize,
@@ -349,9 +337,7 @@ ORT = replace(_BASE, sum_order=find_sum_order, looped_ops=("Gemm", "MatMul"))
 _DYNAMIC_WHY = "its input is quantized at each run, on the scale of its own values"
 DYNAMIC_RULES = (
     *(
-        replace(
-            rule, kernel="DynamicQuantizeMatMul", why=_DYNAMIC_WHY, output=Output.FLOAT, fuses=()
-        )
+        replace(rule, why=_DYNAMIC_WHY, output=Output.FLOAT, fuses=())
         for rule in RULES
         if rule.name in ("gemm", "matmul")
     ),
@@ -366,7 +352,6 @@ ORT_DYNAMIC = replace(
 _GRU = PlacementRule(
     name="gru",
     ops=("GRU",),
-    kernel="GRU",
     why="integers in the file alone",
     output=Output.FLOAT,
     weight=1,

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxq.arrays import as_float32, as_int32
 from onnxq.backends import surroundings
-from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
+from onnxq.backends.base import Candidate, Capability, PlacementRule, Reason, Target
 from onnxq.sites import Indices, Role
 from onnxq.spec import FIXED, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
 
@@ -113,17 +113,15 @@ _FUSING = (
     "AveragePool",
     "GlobalAveragePool",
 )
-_rule = partial(PlacementRule, kernel="", output=Output.PAIR)
 _ALL = "pairs on all that it reads and on its result"
 _WIDE = "in 16 bits: the kernel of 8 is coarser than its result"
 _TABLE = "pairs on both sides; the scale of its result is built into the kernel"
 _MOVED = "moves integers: both sides share one scale"
 
 RULES = (
-    _rule(
+    PlacementRule(
         name="conv",
         ops=("Conv", "ConvTranspose"),
-        kernel="Conv2d",
         why=_ALL,
         weight=1,
         bias=2,
@@ -131,10 +129,9 @@ RULES = (
         compute=True,
         check=_check_conv,
     ),
-    _rule(
+    PlacementRule(
         name="gemm",
         ops=("Gemm",),
-        kernel="FullyConnected",
         why=_ALL,
         weight=1,
         bias=2,
@@ -142,90 +139,79 @@ RULES = (
         compute=True,
         check=surroundings.check_gemm,
     ),
-    _rule(
+    PlacementRule(
         name="matmul",
         ops=("MatMul",),
-        kernel="MatMul",
         why=_ALL,
         weight=1,
         fuses=_CLIPS,
         compute=True,
         check=_check_matrix,
     ),
-    _rule(
+    PlacementRule(
         name="product",
         ops=("MatMul",),
-        kernel="MatMul",
         why=_ALL,
         data=(0, 1),
         compute=True,
         adapt=_adapt_second,
     ),
-    _rule(
+    PlacementRule(
         name="binary",
         ops=("Add", "Sub", "Mul", "Div", "Pow"),
-        kernel="ElementWiseBinary",
         why=_ALL,
         data=(0, 1),
         fuses=_CLIPS,
     ),
-    _rule(
+    PlacementRule(
         name="extremes",
         ops=("Max", "Min"),
-        kernel="ElementWiseBinary",
         why=_ALL,
         inputs=_list_floats,
     ),
     # Its input 0 is a condition, which has no scale.
-    _rule(name="where", ops=("Where",), kernel="ElementWiseSelect", why=_ALL, data=(1, 2)),
-    _rule(name="clip", ops=_CLIPS, kernel="ElementWiseNeuron", why=_ALL, check=_check_clip),
+    PlacementRule(name="where", ops=("Where",), why=_ALL, data=(1, 2)),
+    PlacementRule(name="clip", ops=_CLIPS, why=_ALL, check=_check_clip),
     # Unlike Relu and Clip, no product takes these up: they need a pair on each side.
-    _rule(
+    PlacementRule(
         name="unary",
         ops=("Abs", "Elu", "Exp", "Gelu", "HardSwish", "LeakyRelu", "Neg", "Sqrt"),
-        kernel="ElementWiseNeuron",
         why=_ALL,
     ),
-    _rule(name="prelu", ops=("PRelu",), kernel="Prelu", why=_ALL, data=(0, 1)),
-    _rule(
+    PlacementRule(name="prelu", ops=("PRelu",), why=_ALL, data=(0, 1)),
+    PlacementRule(
         name="sigmoid",
         ops=("Sigmoid", "HardSigmoid"),
-        kernel="ElementWiseNeuron",
         why=_TABLE,
         result=_fix_unit_range,
     ),
-    _rule(
-        name="tanh", ops=("Tanh",), kernel="ElementWiseNeuron", why=_TABLE, result=_fix_sign_range
-    ),
-    _rule(
+    PlacementRule(name="tanh", ops=("Tanh",), why=_TABLE, result=_fix_sign_range),
+    PlacementRule(
         name="softmax",
         ops=("Softmax", "LogSoftmax"),
-        kernel="Softmax",
         why=_ALL,
         coarse=_is_spread_out,
     ),
     # In 8 bits it has 36 dB against the file, in 16 bits 83.
-    _rule(
+    PlacementRule(
         name="layer-norm",
         ops=("LayerNormalization",),
-        kernel="LayerNorm",
         why=_WIDE,
         data=(0, 1),
         bias=2,
         bits=16,
         adapt=_adapt_second,
     ),
-    _rule(
+    PlacementRule(
         name="rms-norm",
         ops=("RMSNormalization",),
-        kernel="RmsNorm",
         why=_WIDE,
         data=(0, 1),
         bits=16,
     ),
     # In 8 bits its results are wrong, whichever scales they have.
-    _rule(name="sums", ops=("CumSum",), kernel="CumulativeSum", why=_WIDE, data=(0,), bits=16),
-    _rule(
+    PlacementRule(name="sums", ops=("CumSum",), why=_WIDE, bits=16),
+    PlacementRule(
         name="pool",
         ops=(
             "AveragePool",
@@ -235,16 +221,13 @@ RULES = (
             "ReduceMax",
             "ReduceMin",
         ),
-        kernel="Reduce",
         why=_ALL,
-        data=(0,),
     ),
-    _rule(name="concat", ops=("Concat",), kernel="Concat", why=_ALL, inputs=_list_floats),
-    _rule(name="max-pool", ops=("MaxPool",), kernel="PoolMax2d", why=_MOVED, shares=True),
-    _rule(
+    PlacementRule(name="concat", ops=("Concat",), why=_ALL, inputs=_list_floats),
+    PlacementRule(name="max-pool", ops=("MaxPool",), why=_MOVED, shares=True),
+    PlacementRule(
         name="move",
         ops=(*surroundings.MOVES, "Expand", "Tile", "Gather", "Pad", "Resize"),
-        kernel="",
         why=_MOVED,
         shares=True,
     ),

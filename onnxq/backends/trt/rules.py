@@ -197,7 +197,6 @@ _product = partial(_rule, compute=True)
 _attention = partial(
     _product,
     ops=("MatMul",),
-    kernel="_gemm_mha_v2 Int8",
     why="pairs on query, key, softmax and value, and on the result: with one missing the fused kernel falls apart",
     data=(0, 1),
     opt_in=_MHA_OFF,
@@ -210,7 +209,6 @@ RULES = (
     _product(
         name="conv",
         ops=("Conv",),
-        kernel="correlation Int8",
         why="pairs on input and weight; bias, activation and the next QuantizeLinear follow in one kernel",
         weight=1,
         bias=2,
@@ -219,7 +217,6 @@ RULES = (
     _product(
         name="gemm",
         ops=("Gemm",),
-        kernel="gemm Int8",
         why="pairs on input and weight",
         weight=1,
         bias=2,
@@ -229,7 +226,6 @@ RULES = (
     _product(
         name="matmul-qkv",
         ops=("MatMul",),
-        kernel="gemm Int8",
         why="one weight for query, key and value: without a pair on the result TensorRT cuts up the weight instead, "
         "and dequantizes the parts",
         output=Output.PAIR,
@@ -241,7 +237,6 @@ RULES = (
     _product(
         name="matmul",
         ops=("MatMul",),
-        kernel="gemm Int8",
         why="pairs on input and weight; one pair serves all readers of the input (query, key, value)",
         weight=1,
         check=_check_matmul,
@@ -252,7 +247,6 @@ RULES = (
     _product(
         name="product",
         ops=("MatMul",),
-        kernel="gemm Int8",
         why="pairs on both operands: with one TensorRT computes in float and quantizes besides",
         data=(0, 1),
         check=_check_product,
@@ -261,7 +255,6 @@ RULES = (
     _rule(
         name="residual-add",
         ops=("Add",),
-        kernel="kgen reading Int8",
         why="a pair on the skip branch only: the kernel reads int8 and the float sum of its own convolution",
         inputs=_list_skip_inputs,
         check=_check_residual,
@@ -270,7 +263,6 @@ RULES = (
     _rule(
         name="concat",
         ops=("Concat",),
-        kernel="kgen writing Int8",
         why="inputs that have pairs for other readers share one scale with the result: bytes are copied",
         data=(),
         shares=True,
@@ -279,7 +271,6 @@ RULES = (
     _rule(
         name="max-pool",
         ops=("MaxPool",),
-        kernel="maxpool Int8",
         why="pools bytes, and shares one scale with an input that has a pair for other readers",
         shares=True,
         joins=True,
