@@ -49,6 +49,8 @@ from onnxq.wording import translate_text
 
 # Entries of a list without `verbose`.
 _SHOWN = 6
+# Seconds: what is shorter rounds to nothing.
+_SHORTEST = 0.05
 _FILE = LABELS[OFF]
 _RUN = LABELS[ON]
 _CPUS = {"any": "any x86", **CPU_KINDS}
@@ -302,8 +304,10 @@ def _make_stages(report: Report, verbose: bool) -> RenderableType:
             for stage in report.stages
         ]
         return make_table(("stage", "time", "peak memory"), rows, right=("time", "peak memory"))
-    parts = ", ".join(f"{stage.name} {format_seconds(stage.seconds)}" for stage in report.stages)
-    text = f"{format_seconds(sum(stage.seconds for stage in report.stages))} ({parts})"
+    lasting = [stage for stage in report.stages if stage.seconds >= _SHORTEST]
+    parts = ", ".join(f"{stage.name} {format_seconds(stage.seconds)}" for stage in lasting)
+    seconds = format_seconds(sum(stage.seconds for stage in report.stages))
+    text = f"{seconds} ({parts})" if parts else seconds
     peak = max(stage.peak_bytes for stage in report.stages)
     return Text(f"{text}, peak memory {format_bytes(peak)}" if peak else text)
 

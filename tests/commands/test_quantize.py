@@ -38,6 +38,7 @@ REPORT = Report(
     warnings=(Caution("W113", "opset raised from 12 to 13"),),
     stages=(
         StageCost(name="prepare", seconds=0.4, peak_bytes=200_000_000),
+        StageCost(name="plan", seconds=0.04, peak_bytes=200_000_000),
         StageCost(name="calibrate", seconds=95.2, peak_bytes=812_000_000),
     ),
 )
