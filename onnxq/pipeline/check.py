@@ -407,8 +407,10 @@ _HEAVY = (
 
 
 def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
-    """How many nodes of each operator read quantized inputs, of all in the prepared model."""
-    int8 = _find_quantized_nodes(index, plan)
+    """How many nodes of each operator compute on quantized inputs, of all in the prepared model."""
+    # What is left float may read pairs of other operators.
+    left_float = {left.subject for left in plan.unquantized}
+    int8 = _find_quantized_nodes(index, plan) - left_float
     rows = []
     for op in _HEAVY:
         nodes = [node.name for node in index.nodes if node.op_type == op]
