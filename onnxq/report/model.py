@@ -124,8 +124,11 @@ def describe_figures(figures: Sequence[RunFigure]) -> str:
     worst = find_worst_figure(figures)
     if worst is None:
         return ""
-    verb = "is" if worst.sqnr_db == math.inf else "has"  # No SQNR, where the numbers are the same.
-    text = f"{worst.output} {verb} {format_decibel(worst.sqnr_db)} against float {worst.run}"
+    # There is no ratio where the numbers are the same.
+    text = (
+        f"{worst.output} {'is' if worst.sqnr_db == math.inf else 'has'} "
+        f"{format_decibel(worst.sqnr_db)} against float {worst.run}"
+    )
     if worst.rows:
         return f"{text}; {worst.describe_agreement()}"
     least = min(
