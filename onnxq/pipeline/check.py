@@ -409,8 +409,7 @@ _HEAVY = (
 def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
     """How many nodes of each operator compute on quantized inputs, of all in the prepared model."""
     # What is left float may read pairs of other operators.
-    left_float = {left.subject for left in plan.unquantized}
-    int8 = _find_quantized_nodes(index, plan) - left_float
+    int8 = _find_quantized_nodes(index, plan).difference(left.subject for left in plan.unquantized)
     rows = []
     for op in _HEAVY:
         nodes = [node.name for node in index.nodes if node.op_type == op]

@@ -124,11 +124,8 @@ def describe_figures(figures: Sequence[RunFigure]) -> str:
     worst = find_worst_figure(figures)
     if worst is None:
         return ""
-    # There is no ratio where the numbers are the same.
-    text = (
-        f"{worst.output} {'is' if worst.sqnr_db == math.inf else 'has'} "
-        f"{format_decibel(worst.sqnr_db)} against float {worst.run}"
-    )
+    verb = "is" if worst.sqnr_db == math.inf else "has"
+    text = f"{worst.output} {verb} {format_decibel(worst.sqnr_db)} against float {worst.run}"
     if worst.rows:
         return f"{text}; {worst.describe_agreement()}"
     least = min(
