@@ -32,7 +32,7 @@ from onnxq.plan import Plan, SitePlan
 from onnxq.plan.forms import spec_dict
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, terminal
-from onnxq.sites import Causes, Caution, JsonObject, Names, Role, UnquantizedNodes
+from onnxq.sites import Causes, Caution, JsonObject, Names, Role
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec, make_granularity, name_int
 from onnxq.wording import join_names, show_as_summary
 
@@ -364,9 +364,8 @@ def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
 
 def _explain_float(plan: Plan, found: FoundWeight) -> str:
     """Why the plan has no site for a weight that it was asked for."""
-    rows: UnquantizedNodes = (*plan.refusals, *plan.left_float)
     nodes = {node.name for node in found.weight.nodes}
-    reasons = (row.reason for row in rows if row.subject in nodes)
+    reasons = (row.reason for row in plan.unquantized if row.subject in nodes)
     return next(reasons, f"{plan.target} has no place for the form of {found.weight.tensor}")
 
 

@@ -425,7 +425,7 @@ def _dequantize_constant(index: GraphIndex, chain: Chain) -> Array | None:
         for k, name in enumerate(node.inputs):
             value = index.input_value(node, k)
             if value is not None:
-                tensors[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+                tensors[name] = numpy_helper.from_array(value, name)
             elif name and not any(name in before.output for before in nodes):
                 return None
         names = list(node.inputs), list(node.outputs)

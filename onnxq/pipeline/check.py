@@ -407,8 +407,9 @@ _HEAVY = (
 
 
 def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
-    """How many nodes of each operator read quantized inputs, of all in the prepared model."""
-    int8 = _find_quantized_nodes(index, plan)
+    """How many nodes of each operator compute on quantized inputs, of all in the prepared model."""
+    # What is left float may read pairs of other operators.
+    int8 = _find_quantized_nodes(index, plan).difference(left.subject for left in plan.unquantized)
     rows = []
     for op in _HEAVY:
         nodes = [node.name for node in index.nodes if node.op_type == op]

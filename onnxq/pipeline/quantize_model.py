@@ -43,7 +43,7 @@ from onnxq.planner.build import choose_tables
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.model import SYNTHETIC, Report
 from onnxq.runtime import Session, UnknownOperatorError, detect_cpu, has_custom, observe_shapes
-from onnxq.sites import Caution, Refusal, Unquantized, is_within
+from onnxq.sites import Caution, Refusal, is_within
 from onnxq.workers import use_threads
 
 
@@ -364,8 +364,7 @@ def _demand_float(state: PlacedState, name: str, mode: str) -> None:
     if choose_tables(state.problem, get_index(state.model), ())[0]:
         return
     # One example of why the rest of it stays float is enough.
-    floating: Sequence[Unquantized] = (*plan.refusals, *plan.left_float)
-    reasons = [f"{node.subject}: {node.reason}" for node in floating]
+    reasons = [f"{node.subject}: {node.reason}" for node in plan.unquantized]
     floats = f"; what is float stays so, e.g. {reasons[0]}" if reasons else ""
     fix = "use it as it is, `onnxq convert` it for another engine, or quantize the float model it was made from"
     raise ModelError(name, f"{already}, and nothing is left to quantize{floats}", fix, code="Q125")

@@ -20,7 +20,7 @@ from onnxq.graph import Graph
 from onnxq.numerics import SumOrders
 from onnxq.plan import forms
 from onnxq.plan.contents import Contents
-from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusals, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusal, Role, Site, TensorId
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
 from onnxq.wording import Word, show_as_summary
 
@@ -399,7 +399,7 @@ class Plan:
     kept: Written[Names] = ()
     # Nodes to be guarded against quantization by the engine itself.
     float_nodes: Written[Names] = ()
-    refusals: Written[Refusals] = ()
+    refusals: Written[tuple[Refusal, ...]] = ()
     left_float: Written[tuple[LeftFloat, ...]] = ()
     sites: Written[SitePlans] = ()
     # Name -> structural id of the nodes that sites name as consumers, to find them again under other names.
@@ -434,6 +434,11 @@ class Plan:
     def all_sites(self) -> SitePlans:
         """The sites of pairs that the model came with, then those to be written."""
         return (*self.existing, *self.sites)
+
+    @property
+    def unquantized(self) -> tuple[Refusal | LeftFloat, ...]:
+        """The reasons why nodes are float: those that were refused, then those that were left."""
+        return (*self.refusals, *self.left_float)
 
     @property
     def by_site(self) -> dict[Site, SitePlan]:

@@ -306,9 +306,7 @@ class OnnxPlacement(PlacementProblem):
         anchored, nodes = anchor_sites(self.index, placed, floats, self.ids)
         count = len(placement.existing)
         sites = anchored[count:]
-        refusals, left_float = split_unquantized(
-            (*choice.reasons, *self.base.refusals, *self.base.left_float)
-        )
+        refusals, left_float = split_unquantized((*choice.reasons, *self.base.unquantized))
         opset = max(self.base.opset, placement.opset, find_needed_opset(sites, self.index))
         plan = replace(
             self.base,

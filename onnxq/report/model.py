@@ -124,9 +124,9 @@ def describe_figures(figures: Sequence[RunFigure]) -> str:
     worst = find_worst_figure(figures)
     if worst is None:
         return ""
-    # Runs of other engines have their names.
     place = worst.run if worst.run.startswith("as ") else f"on {worst.run}"
-    text = f"{worst.output} has {format_decibel(worst.sqnr_db)} against float {place}"
+    verb = "is" if worst.sqnr_db == math.inf else "has"
+    text = f"{worst.output} {verb} {format_decibel(worst.sqnr_db)} against float {place}"
     if worst.rows:
         return f"{text}; {worst.describe_agreement()}"
     least = min(

@@ -29,6 +29,7 @@ from onnxq.pipeline.prepared import load_state
 from onnxq.runtime import Session
 from onnxq.sites import Role
 from tests.engines.diff.models import chain, pairs, samples
+from tests.graph.kit import model
 from tests.passes.kit import parse
 from tests.pipeline import models
 from tests.pipeline.models import EVERYTHING, Reader, images, residual
@@ -215,3 +216,16 @@ def test_integers_between_a_quantize_and_a_dequantize_node_stay_on() -> None:
     feeds = {"x": np.ones((2, 3), np.float32)}
     assert (board.switches, len(board.fixed)) == ((), 2)
     assert close(board.run(feeds, ()), outputs(proto, feeds))
+
+
+def test_a_single_number_of_a_branch_keeps_its_rank() -> None:
+    text = """g (float[2] x, bool flag) => (float y) {{ y = If (flag) <
+        then_branch = most () => (float a) {{ m = ReduceMax <keepdims=0>(x) {read} a = Add(m, number) }},
+        else_branch = least () => (float b) {{ b = ReduceMin <keepdims=0>(x) }}> }}"""
+    plain = model(text.format(read=""), 17, number=np.array(0.3, np.float32))
+    stored = {"codes": np.array(1, np.uint8), "scale": np.array(0.25, np.float32)}
+    quantized = model(text.format(read="number = DequantizeLinear(codes, scale)"), 17, **stored)
+    board = toggle_model(name_nodes(plain), name_nodes(quantized))
+    feeds = {"x": np.arange(2, dtype=np.float32), "flag": np.array(True)}
+    results = [board.run(feeds, on)["y"] for on in (board.switches, ())]
+    assert [(result.shape, result.item()) for result in results] == [((), 1.25), ((), pytest.approx(1.3))]

@@ -336,3 +336,14 @@ def test_scores_that_can_only_be_of_one_side_are_told() -> None:
     assert paired >= {"low", "high", "both", "choice", "gate"}
     (warning,) = (warning for warning in result.report.warnings if warning.code == "W150")
     assert "in all samples (high, low)" in warning
+
+
+def test_a_pool_left_float_between_quantized_operators_is_not_counted_as_quantized() -> None:
+    text = """g (float[N,32,8,8] x) => (float[N,32,4,4] y) {
+        a = Conv <pads=[1,1,1,1]>(x, w0) r = Relu(a) p = AveragePool <kernel_shape=[2,2], strides=[2,2]>(r)
+        c = Conv <pads=[1,1,1,1], strides=[2,2]>(r, w1) y = Add(p, c) }"""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((32, 32, 3, 3)).astype(np.float32) / 17 for name in ("w0", "w1")}
+    report = quantize(model(text, 17, **weights), images(), EVERYTHING).report
+    assert [left.subject for left in report.left_float] == ["p/AveragePool"]
+    assert [count.op for count in report.ops] == ["Conv"]

@@ -148,9 +148,13 @@ def test_operators_without_a_kernel_are_told_whatever_else_is_chosen() -> None:
         a = ConvTranspose<strides=[2,2]>(x, w) b = Relu(a) y = AveragePool<kernel_shape=[1,1]>(b)
     }}"""
     plan = draft(network(text, w=(8, 8, 2, 2))).default()
-    assert plan.refusals == (Refusal("a", "ORT has no quantized ConvTranspose kernel", "", "no-kernel", "R101"),)
+    reason = "ORT has no quantized ConvTranspose kernel; `mode: weight-only` makes the file smaller, and no faster"
+    assert plan.refusals == (Refusal("a", reason, "", "no-kernel", "R101"),)
     assert [one.subject for one in plan.left_float] == ["y"]
     assert draft(network(text, w=(8, 8, 2, 2)), preset="virtual-int8").default().refusals == ()
+    # In the file alone its weight is in integers, with a scale for each output channel.
+    (stored,) = draft(network(text, w=(8, 8, 2, 2)), preset="ort-int8-weights").default().sites
+    assert ([edge.node for edge in stored.named_consumers], stored.spec.granularity.axis) == (["a"], 1)
 
 
 def test_the_plan_carries_the_fingerprint_unless_nobody_keeps_it() -> None:

@@ -65,6 +65,8 @@ def test_the_worst_output_is_named_and_the_agreement_of_another() -> None:
     lost = replace(scores, top_1=0.6)
     assert model.describe_figures([FIGURE, lost]).endswith("as ORT runs it; top-1 the same in 120 of 200")
     assert model.describe_figures([replace(FIGURE, run="qnn")]).endswith(" against float on qnn")
+    same = replace(FIGURE, sqnr_db=math.inf)
+    assert model.describe_figures([same]) == "y is exact against float as ORT runs it"
 
 
 def test_choices_that_an_output_holds_are_told() -> None:

@@ -245,10 +245,10 @@ WEIGHT_ONLY = (
     _matmul(bits=(2,), storage=("int2", "uint2"), opset=25),
     _matmul(bits=_NARROW),
     _weight(
-        ops=("Conv", "Gemm"),
+        ops=("Conv", "ConvTranspose", "Gemm"),
         bits=_NARROW,
-        warning="ORT has no weight-only kernel for Conv and Gemm: their weights are dequantized at every run, "
-        "a smaller file for a slower model",
+        warning="ORT has no weight-only kernel for Conv, ConvTranspose and Gemm: their weights are dequantized at "
+        "every run, a smaller file for a slower model",
     ),
     *_TABLES,
     _weight(
@@ -259,13 +259,17 @@ WEIGHT_ONLY = (
     ),
 )
 
-_NO_KERNEL = {
+_NO_FORM = {
     **surroundings.FUSED_PRODUCTS,
-    "ConvTranspose": "ORT has no quantized ConvTranspose kernel",
-    "GRU": "ORT has no quantized GRU kernel; `mode: weight-only` makes the file smaller, and no faster",
     "RNN": "ORT has no quantized RNN kernel",
     # What is left of them: products of two matrices became MatMuls.
     "Einsum": "ORT has no quantized Einsum kernel",
+}
+_NO_KERNEL = {
+    **_NO_FORM,
+    "ConvTranspose": "ORT has no quantized ConvTranspose kernel; `mode: weight-only` makes the file "
+    "smaller, and no faster",
+    "GRU": "ORT has no quantized GRU kernel; `mode: weight-only` makes the file smaller, and no faster",
 }
 # Its kernel is there, and loses.
 _NO_GAIN = {
@@ -359,6 +363,13 @@ _GRU = PlacementRule(
     compute=True,
     check=_check_recurrent,
 )
+_TRANSPOSED = replace(
+    _GRU,
+    name="conv-transpose",
+    ops=("ConvTranspose",),
+    more_weights=(),
+    check=surroundings.check_weighted,
+)
 
 
 def _refuse_narrow(c: Candidate, kind: FloatType) -> str:
@@ -373,8 +384,8 @@ ORT_WEIGHT_ONLY = replace(
     _BASE,
     # MatMulNBits multiplies by scales of either sign.
     signed_scales=True,
-    rules=(*RULES, _GRU),
+    rules=(*RULES, _GRU, _TRANSPOSED),
     capabilities=WEIGHT_ONLY,
     refuse_narrow=_refuse_narrow,
-    no_kernel={op: reason for op, reason in _NO_KERNEL.items() if op != "GRU"},
+    no_kernel=_NO_FORM,
 )

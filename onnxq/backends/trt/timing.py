@@ -107,7 +107,7 @@ class LoadedEngine:
             if self._engine.get_tensor_mode(name) == library.TensorIOMode.INPUT
         ]
         for name in inputs:
-            self._bind_input(library, name, np.ascontiguousarray(feeds[name]))
+            self._bind_input(library, name, np.asarray(feeds[name], order="C"))
         for name in names:
             if name not in inputs:
                 size = self._context.get_max_output_size(name)

@@ -128,7 +128,7 @@ class Node:
         self._count += 1
         path = self.folder / f"{_FEEDS}{self._count}"
         # WebAssembly's memory is not this process': arrays go through files.
-        arrays = {name: np.ascontiguousarray(value) for name, value in feeds.items()}
+        arrays = {name: np.asarray(value) for name, value in feeds.items()}
         path.write_bytes(b"".join(value.tobytes() for value in arrays.values()))
         inputs = [
             {"name": name, "type": str(value.dtype), "dims": value.shape}

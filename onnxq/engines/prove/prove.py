@@ -331,7 +331,7 @@ def _check_integers(
 def _find_unquantized(proto: ModelLike) -> UnquantizedNodes:
     """The nodes that the plan inside the model left float; () when there is none or it cannot be read."""
     plan = read_plan_note(proto)
-    return () if plan is None else (*plan.refusals, *plan.left_float)
+    return () if plan is None else plan.unquantized
 
 
 def _describe_build(

@@ -376,7 +376,7 @@ def _add_tables(
     """The state with these tables in its plan, and in every plan that is made of its problem later."""
     problem = replace(state.problem, tables=tables)
     plan = problem.with_tables(state.plan)
-    refusals, left_float = split_unquantized((*plan.refusals, *plan.left_float, *reasons))
+    refusals, left_float = split_unquantized((*plan.unquantized, *reasons))
     plan = replace(plan, refusals=refusals, left_float=left_float)
     if state.plan.calibrated and not plan.calibrated:
         # Scales of constants need no samples.

@@ -153,6 +153,12 @@ def test_a_run_that_fails_and_one_that_takes_too_long_are_errors(tmp_path: Path)
         pass
 
 
+def test_a_single_number_is_fed_as_one() -> None:
+    with Node() as node:
+        request = node.write_feeds({"t": np.array(3, np.int64), "x": np.zeros((2, 3)).T})
+    assert [value["dims"] for value in request["inputs"]] == [(), (3, 2)]
+
+
 def test_a_package_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NODE_PATH", raising=False)
