@@ -55,6 +55,7 @@ _WHOLE = (
 )
 _CONDITIONS = {
     **dict.fromkeys(_WHOLE, is_for_whole_graphs),
+    "gemms": lambda ctx, _: ctx.config.mode == "weight-only",
     "fused": lambda _, state: any(node.domain for node in get_index(state.model).nodes),
 }
 REWRITES = tuple(
@@ -75,6 +76,7 @@ REWRITES = tuple(
         ("pool", single_nodes.replace_reduce_mean),
         ("pad", single_nodes.fold_pad),
         ("axes", single_nodes.write_axes),
+        ("gemms", single_nodes.write_out_gemms),
         # By the values that masks have in the file.
         (MASKED_ROWS, whole.level_masked_rows),
         ("masks", whole.bound_masks),

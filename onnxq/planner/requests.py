@@ -17,6 +17,7 @@ _WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "LSTM": 1, "GRU": 1,
 # Operators between a projection and the output that it makes, beside constants: biases, scales, caps, types.
 _BEHIND_SCORES = (
     "Add",
+    "Sub",
     "Mul",
     "Div",
     "Tanh",

@@ -20,6 +20,7 @@ from onnxq.numerics import fake_quant
 from onnxq.runtime import Session, optimize_graph
 from tests.engines import kit
 from tests.networks import add_arrays, parse_text
+from tests.passes.kit import random_weights, read_by
 from tests.pipeline.models import images, quantize, residual
 
 
@@ -174,6 +175,30 @@ def test_weight_only(wish: dict[str, object], dtype: int, scale_shape: list[int]
     assert not any(node.op_type == "QuantizeLinear" for node in result.model.graph.node)
     ops = Counter(node.op_type for node in optimize_graph(result.model).graph.node)
     assert ops["MatMulNBits"] == 2, ops
+
+
+# With the bias in a Gemm, the Relu behind it would be in there too, and the weight dequantized at every run.
+APART = {"MatMulNBits": 1, "Sub": 1, "Relu": 1, "Neg": 1}
+
+
+@pytest.mark.recent_ort
+@pytest.mark.parametrize(
+    ("nodes", "kernels"),
+    [
+        ("y = Gemm<alpha=1.0, beta=1.0, transB=1>(x, w, b)", {"MatMulNBits": 1, "Sub": 1}),
+        ("y = Gemm(x, w)", {"MatMulNBits": 1}),
+        ("h = Gemm(x, w, b) r = Relu(h) y = Neg(r)", APART),
+        ("y = Gemm<beta=0.5>(x, w, b)", {"Gemm": 1}),
+        ("y = Gemm<alpha=0.5>(x, w)", {"Gemm": 1}),
+    ],
+)
+def test_the_weight_of_a_gemm_has_the_kernel_of_a_matmul(nodes: str, kernels: dict[str, int]) -> None:
+    weights = read_by(nodes, random_weights({"w": (64, 64), "b": (64,)}))
+    model = parse_text(f"g (float[8,64] x) => (float[8,64] y) {{ {nodes} }}", **weights)
+    result = quantize(model, random_weights({"x": (2, 8, 64)}), "ort-int4-weights")
+    assert Counter(node.op_type for node in optimize_graph(result.model).graph.node) == kernels
+    # A weight that computes an output has 8 bits, behind a bias too.
+    assert result.report.checks[0].sqnr_db[0] > (14 if kernels == APART else 30)
 
 
 def test_an_unsupported_wish_is_refused_with_what_there_is() -> None:

@@ -14,6 +14,7 @@ from onnxq.graph import GraphIndex, NodeRef, NodeRefs, copy_proto, get_index, re
 from onnxq.graph.scopes import iterate_subgraphs, list_defined, rename_reads
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
+from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import SINGLE, Edit, rewrite_nodes
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import TensorId
@@ -190,6 +191,28 @@ def replace_reduce_mean(edit: Edit, node: NodeRef) -> Iterator[str]:
         made = edit.insert_before(node, "GlobalAveragePool", (x.name,), f"{node.outputs[0]}/pooled")
         edit.replace_node(node, "Flatten", (made,), {"axis": 1})
     yield f"{node.name}: GlobalAveragePool instead of ReduceMean"
+
+
+@rewrite_nodes("gemms")
+def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
+    """Make a Gemm of a constant matrix a MatMul and a Sub: in ORT only the former has kernels for weights alone.
+
+    Of a MatMul and an Add ORT would make a Gemm again, with the activation behind them in it.
+    """
+    op = find_linear(edit.index, node) if node.is_onnx("Gemm") else None
+    if op is None or not op.has_plain_bias or node.attrs.get("transA"):
+        return
+    if node.read_float("alpha", 1.0) != 1.0:
+        return
+    weight = op.weight.T if node.is_transposed else op.weight
+    constant = edit.add_constant(node.scope, f"{node.inputs[1]}/matrix", weight)
+    edit.replace_node(node, "MatMul", (node.inputs[0], constant))
+    if op.bias.any():
+        negated = edit.add_constant(
+            node.scope, f"{node.name}/negated", -op.bias.astype(weight.dtype)
+        )
+        edit.append(node, [("Sub", (negated,), {})])
+    yield f"{node.name}: MatMul instead of Gemm"
 
 
 def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:

@@ -369,6 +369,18 @@ def test_values_of_six_axes_are_moved_on_fewer_which_the_npu_has_kernels_for() -
 
 
 @needs_qnn
+def test_an_unfolding_of_two_samples_is_gathered_on_fewer_axes_which_the_npu_computes_right() -> None:
+    """As in ConvBERT, which had 4 dB at its first."""
+    nodes = """
+        r = Reshape(x, four) g = Gather<axis=2>(r, places) d = Reshape(g, rows) m = MatMul(mean, d) y = Neg(m)
+    """
+    arrays = {"four": np.array([2, 32, 32, 2]), "rows": np.array([1, -1, 64])}
+    arrays |= {"places": np.arange(9)[:, None] + np.arange(20), "mean": np.full((1, 64, 360), 0.125, np.float32)}
+    (output,) = quantize_rows(nodes, 1.0, "qnn-int8", 17, **arrays).report.engines[0].outputs
+    assert output.agreement_db > 30
+
+
+@needs_qnn
 def test_values_of_five_axes_are_normed_and_multiplied_on_fewer() -> None:
     """As in a Swin for video (14 partitions) and in a U-Net of volumes."""
     nodes = """
