@@ -203,7 +203,7 @@ class QuantSpec:
                 f"bits={self.bits}", "bit width must be 2-8, 16 or 32", "choose one of these"
             )
         if not self.storage:
-            container = 8 if self.bits <= 8 else self.bits
+            container = max(8, self.bits)
             # The only way to set a field of a frozen dataclass.
             object.__setattr__(self, "storage", name_int(container, signed=self.signed))
         subject = f"storage={self.storage!r}"

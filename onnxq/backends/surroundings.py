@@ -6,8 +6,9 @@ And what rules of several engines ask of a node alike.
 import math
 from collections import deque
 from collections.abc import Container, Mapping
+from dataclasses import replace
 
-from onnxq.backends.base import REMEDY, Candidate, Exclusion, Reason
+from onnxq.backends.base import REMEDY, Candidate, Exclusion, PlacementRule, Reason
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.base import counts_in_floats
 from onnxq.sites import TensorId
@@ -28,33 +29,12 @@ FUSED_PRODUCTS: Mapping[str, str] = {
         "MoE",
     )
 }
+_LAYOUTS = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice")
 # Operators that move values as they are, whatever their type.
-MOVES = (
-    "Reshape",
-    "Flatten",
-    "Transpose",
-    "Squeeze",
-    "Unsqueeze",
-    "Slice",
-    "DepthToSpace",
-    "SpaceToDepth",
-)
+MOVES = (*_LAYOUTS, "DepthToSpace", "SpaceToDepth")
 # Nodes between a convolution and the end of its branch: they copy or move its result, compute it pointwise, or combine
 # it with a constant.
-_COPIES = frozenset(
-    (
-        "Identity",
-        "Cast",
-        "Dropout",
-        "Reshape",
-        "Flatten",
-        "Transpose",
-        "Squeeze",
-        "Unsqueeze",
-        "Slice",
-        "Pad",
-    )
-)
+_COPIES = frozenset((*_LAYOUTS, "Identity", "Cast", "Dropout", "Pad"))
 _POINTWISE = frozenset(
     (
         "Relu",
@@ -489,3 +469,21 @@ def check_resize(c: Candidate) -> Reason:
         if c.attr("mode", "nearest") in ("nearest", b"nearest")
         else "only nearest is done in integers"
     )
+
+
+# Rules that kernels of several engines go by.
+CONCAT = PlacementRule(
+    name="concat",
+    ops=("Concat",),
+    why="pairs on all inputs and the output, scales may differ",
+    data=(),
+    check=check_all_computed,
+)
+MOVE = PlacementRule(
+    name="move",
+    ops=MOVES,
+    why="moves integers: both sides share one scale",
+    shares=True,
+    check=check_data,
+)
+RESIZE = replace(MOVE, name="resize-nearest", ops=("Resize",), check=check_resize)

@@ -347,7 +347,7 @@ def _group_weights(sizes: Sequence[int], most: int) -> list[range]:
             starts.append(k)
             megabytes = 0
         megabytes += size
-    return [range(*ends) for ends in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+    return list(map(range, starts, [*starts[1:], len(sizes)]))
 
 
 def _describe_weight(index: GraphIndex, site: SitePlan, crew: Crew) -> WeightTask:

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from onnxq.calibrate.taps import Taps
-from onnxq.data import Batch
-from onnxq.data.synthetic import make_synthetic
+from onnxq.data import Batch, make_synthetic
 from onnxq.errors import OnnxqError
 from onnxq.graph import GraphIndex, ModelLike, get_index, is_large_model
 from onnxq.graph.identity import hash_topology

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from onnxq.annotate import find_existing, read_model
-from onnxq.annotate.existing import read_plan_note
+from onnxq.annotate import find_existing, read_model, read_plan_note
 from onnxq.commands.apply import read_plan
 from onnxq.errors import ModelError, PlanError
 from onnxq.files import describe_os_error, guard_outputs, replace_files

@@ -15,8 +15,7 @@ from onnxq.backends import Engine, find_backend, find_engine
 from onnxq.backends.building import build_engine, check_library
 from onnxq.backends.engine import ENGINE, BuildState, EngineTimes, Job, TimedModel, Timing, Untimed
 from onnxq.config import Config, ProveConfig
-from onnxq.data import Dataset, load_data
-from onnxq.data.synthetic import make_synthetic
+from onnxq.data import Dataset, load_data, make_synthetic
 from onnxq.engines.prove.proof import Proof
 from onnxq.engines.prove.prove import ProveRequest, choose_engine, prove_model
 from onnxq.engines.shapes import is_dynamic, list_shapes, make_profile, parse_shapes, warn_guesses

@@ -21,9 +21,8 @@ from onnxq.errors import ModelError
 from onnxq.evaluation.accumulator import AxisSums, ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors, SampleErrors
 from onnxq.evaluation.selections import Selections
-from onnxq.graph import ModelLike, release_pages
+from onnxq.graph import ModelLike, release_pages, replace_items
 from onnxq.graph.light import copy_proto, copy_store, rebuild
-from onnxq.graph.scopes import replace_items
 from onnxq.graph.values import encode_tensor
 from onnxq.progress import Task
 from onnxq.runtime import Feeds, Session

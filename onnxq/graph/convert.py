@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from copy import deepcopy
-from itertools import chain
+from itertools import chain, starmap
 from zlib import crc32
 
 import numpy as np
@@ -150,9 +150,7 @@ def _keep_resizes(proto: ModelProto) -> None:
     """Say in every Resize what an old one did without saying, in place."""
     for node in walk_nodes(proto.graph):
         if node.op_type == "Resize" and not node.domain:
-            node.attribute.extend(
-                helper.make_attribute(name, value) for name, value in _OLD_RESIZE.items()
-            )
+            node.attribute.extend(starmap(helper.make_attribute, _OLD_RESIZE.items()))
 
 
 def _check_scans(named: ModelProto) -> None:

@@ -165,10 +165,7 @@ def is_same_grid(entry: TensorScale, other: TensorScale) -> bool:
     """True where both round a tensor to the same values, under integers of either sign."""
     if entry.spec.is_float != other.spec.is_float or not np.array_equal(entry.scale, other.scale):
         return False
-    return all(
-        np.array_equal(mine, theirs)
-        for mine, theirs in zip(_list_ends(entry), _list_ends(other), strict=True)
-    )
+    return all(map(np.array_equal, _list_ends(entry), _list_ends(other)))
 
 
 def _list_ends(entry: TensorScale) -> tuple[np.ndarray, np.ndarray]:

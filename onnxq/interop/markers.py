@@ -13,10 +13,9 @@ from onnxq.backends import find_target as engine_of
 from onnxq.calibrate.contents import note_contents
 from onnxq.config import DEFAULT_TARGET
 from onnxq.errors import ModelError
-from onnxq.graph import Editor, GraphIndex, fold_constants, inline_functions, name_nodes
+from onnxq.graph import Editor, GraphIndex, fold_constants, inline_functions, name_nodes, read_types
 from onnxq.graph.identity import compute_fingerprint, compute_structural_ids
 from onnxq.graph.load import ModelSource, load_model
-from onnxq.graph.precision.widen import read_types
 from onnxq.graph.scopes import replace_items
 from onnxq.graph.shapes import infer_shapes
 from onnxq.interop.marker_flow import Flow, MarkerGroup, Perm, check_quantizers, find_flow

@@ -270,8 +270,11 @@ def _share_largest(sites: Iterable[SitePlan], taken: dict[Site, _Taken]) -> Iter
 
 
 def _have_same_numbers(entry: TensorScale, other: TensorScale) -> bool:
-    pairs = ((entry.scale, other.scale), (entry.zero_point, other.zero_point))
-    return entry.spec == other.spec and all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+    return (
+        entry.spec == other.spec
+        and np.array_equal(entry.scale, other.scale)
+        and np.array_equal(entry.zero_point, other.zero_point)
+    )
 
 
 def _check_model(table: ScaleTable, before: GraphIndex, prepared: GraphIndex) -> None:

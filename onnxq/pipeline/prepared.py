@@ -149,10 +149,7 @@ def prove_equal(
         # One session at a time: each may hold gigabytes.
         selections = find_selections(state.named)
         before = _run_samples(selections.expose_choices(state.named), some)
-        inputs = [
-            selections.add_choices(feeds, outputs)
-            for feeds, outputs in zip(some, before, strict=True)
-        ]
+        inputs = list(map(selections.add_choices, some, before))
         after = _run_samples(selections.take_choices(state.model), inputs)
         for feeds, old, new in zip(count_items(some, task), before, after, strict=True):
             errors.update(feeds, old, new)

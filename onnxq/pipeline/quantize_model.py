@@ -38,8 +38,7 @@ from onnxq.pipeline.fixed_sizes import settle_sizes
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal, read_data
 from onnxq.plan import Plan
-from onnxq.planner import OnnxPlacement, state_placement
-from onnxq.planner.build import choose_tables
+from onnxq.planner import OnnxPlacement, choose_tables, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.model import SYNTHETIC, Report
 from onnxq.runtime import Session, UnknownOperatorError, detect_cpu, has_custom, observe_shapes

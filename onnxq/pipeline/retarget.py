@@ -297,7 +297,7 @@ def _place_pairs(
         if left.issuperset(reasons):
             readers = {edge.node for site in missing for edge in site.find_readers(index)}
             raise ModelError(
-                sorted(readers)[0],
+                min(readers),
                 "has no range and cannot be left float",
                 "give samples: `data=…`",
                 code="Q502",

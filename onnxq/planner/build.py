@@ -13,8 +13,7 @@ import numpy as np
 from onnxq.backends import Shapes, Target, find_target
 from onnxq.config import Config
 from onnxq.errors import OnnxqError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
-from onnxq.graph.base import DEQUANTIZE, QUANTIZE
+from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids
 from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.plan import PlacementChoice, Plan, SitePlan, SitePlans

@@ -13,8 +13,7 @@ from torch import Tensor, fx, nn
 
 from onnxq.arrays import Array, Shape
 from onnxq.config import MultiInput
-from onnxq.graph import Graph, NodeRef
-from onnxq.graph.base import Dims, ValueInfos
+from onnxq.graph import Dims, Graph, NodeRef, ValueInfos
 from onnxq.sites import Edge, Edges, Names, TensorId, Unquantized
 from torch_frontend.qmodules import Op
 from torch_frontend.tracing.modules import name_arguments

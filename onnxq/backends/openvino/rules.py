@@ -60,7 +60,6 @@ def _explain_behind_stem(c: Candidate, maker: Candidate | None) -> Reason:
 _rule = partial(PlacementRule, output=Output.FOLLOWS)
 _product = partial(_rule, weight=1, bias=2, fuses=ACTIVATIONS, compute=True, closes=find_swish)
 _FUSED = "pairs on data and weight; bias, activation and the pair behind follow into the kernel"
-_MOVED = "moves integers: both sides share one scale"
 
 # In the order of precedence.
 RULES = (
@@ -97,39 +96,17 @@ RULES = (
         fuses=ACTIVATIONS,
         check=surroundings.check_gate,
     ),
-    PlacementRule(
-        name="concat",
-        ops=("Concat",),
-        why="pairs on all inputs",
-        data=(),
-        check=surroundings.check_all_computed,
-    ),
+    surroundings.CONCAT,
     _rule(
         name="average-pool",
         ops=("GlobalAveragePool", "AveragePool"),
         why="sums integers",
     ),
-    PlacementRule(
-        name="max-pool",
-        ops=("MaxPool",),
-        why=_MOVED,
-        shares=True,
-        check=surroundings.check_max_pool,
+    replace(
+        surroundings.MOVE, name="max-pool", ops=("MaxPool",), check=surroundings.check_max_pool
     ),
-    PlacementRule(
-        name="move",
-        ops=surroundings.MOVES,
-        why=_MOVED,
-        shares=True,
-        check=surroundings.check_data,
-    ),
-    PlacementRule(
-        name="resize-nearest",
-        ops=("Resize",),
-        why=_MOVED,
-        shares=True,
-        check=surroundings.check_resize,
-    ),
+    surroundings.MOVE,
+    surroundings.RESIZE,
 )
 
 # Widths that a byte stores.

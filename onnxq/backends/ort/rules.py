@@ -140,44 +140,20 @@ RULES = (
         fuses=_CLIPS,
         check=surroundings.check_gate,
     ),
-    PlacementRule(
-        name="concat",
-        ops=("Concat",),
-        why="pairs on all inputs and the output, scales may differ",
-        data=(),
-        check=surroundings.check_all_computed,
-    ),
+    surroundings.CONCAT,
     PlacementRule(
         name="global-average-pool",
         ops=("GlobalAveragePool",),
         why="pairs on both sides",
     ),
-    PlacementRule(
-        name="max-pool",
-        ops=("MaxPool",),
-        why="pools bytes when both sides share one scale",
-        shares=True,
-        check=_check_maxpool,
-    ),
+    replace(surroundings.MOVE, name="max-pool", ops=("MaxPool",), check=_check_maxpool),
     PlacementRule(
         name="leaky-relu",
         ops=("LeakyRelu",),
         why="pairs on both sides: it does not fold into the convolution before it",
     ),
-    PlacementRule(
-        name="move",
-        ops=surroundings.MOVES,
-        why="moves bytes when both sides share one scale",
-        shares=True,
-        check=surroundings.check_data,
-    ),
-    PlacementRule(
-        name="resize-nearest",
-        ops=("Resize",),
-        why="moves bytes when both sides share one scale",
-        shares=True,
-        check=surroundings.check_resize,
-    ),
+    surroundings.MOVE,
+    surroundings.RESIZE,
 )
 
 # Widths that a byte stores.

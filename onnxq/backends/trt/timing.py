@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 from typing import Any
 
@@ -146,4 +146,4 @@ def _time_launches(cuda: Cuda, launch: Launch, events: Sequence[Any]) -> list[fl
         launch()
         cuda.record(event)
     cuda.synchronize()
-    return [cuda.measure(before, after) for before, after in pairwise(events)]
+    return list(starmap(cuda.measure, pairwise(events)))

@@ -120,6 +120,15 @@ _CHOOSERS = {
 # Those that make integers or truth of numbers. They choose where the result becomes a position or a size.
 _CASTS = frozenset({"Cast", "CastLike"})
 _TESTS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf"})
+# Inputs that are the sizes, or the ends, of all that the operator makes.
+_SHAPING = {
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Expand": (1,),
+    "Tile": (1,),
+    "ConstantOfShape": (0,),
+    "Split": (1,),
+}
 # Inputs that are positions, sizes or conditions of what runs.
 _PLACES = {
     "Gather": (1,),
@@ -132,12 +141,7 @@ _PLACES = {
     "Compress": (1,),
     "NonZero": (0,),
     "Slice": (1, 2),
-    "Range": (0, 1, 2),
-    "Reshape": (1,),
-    "Expand": (1,),
-    "Tile": (1,),
-    "ConstantOfShape": (0,),
-    "Split": (1,),
+    **_SHAPING,
     "If": (0,),
     "Loop": (0, 1),
 }
@@ -147,12 +151,7 @@ _COUNTING = ("NonMaxSuppression", "NonZero", "Unique", "Compress")
 # Inputs that are sizes of the result.
 _SIZES = {
     "Slice": (1, 2, 4),
-    "Range": (0, 1, 2),
-    "Reshape": (1,),
-    "Expand": (1,),
-    "Tile": (1,),
-    "ConstantOfShape": (0,),
-    "Split": (1,),
+    **_SHAPING,
     "TopK": (1,),
     "OneHot": (1,),
     "Pad": (1,),

@@ -22,8 +22,7 @@ from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.toggled import ConstantSwitches
 from onnxq.evaluation.trials import score_settings
-from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index, is_large_model
-from onnxq.graph.light import rebuild
+from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index, is_large_model, rebuild
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport, TrialFigures
 from onnxq.passes.judging import THRESHOLDS

@@ -200,9 +200,7 @@ def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
     Of a MatMul and an Add ORT would make a Gemm again, with the activation behind them in it.
     """
     op = find_linear(edit.index, node) if node.is_onnx("Gemm") else None
-    if op is None or not op.has_plain_bias or node.attrs.get("transA"):
-        return
-    if node.read_float("alpha", 1.0) != 1.0:
+    if op is None or node.transposes_data or node.read_float("alpha", 1.0) != 1.0:
         return
     weight = op.weight.T if node.is_transposed else op.weight
     constant = edit.add_constant(node.scope, f"{node.inputs[1]}/matrix", weight)

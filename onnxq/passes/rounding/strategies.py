@@ -13,8 +13,7 @@ from functools import partial
 import numpy as np
 
 from onnxq.arrays import Array, Integers, Shape
-from onnxq.numerics import floor_weight_scale, needs_bound, weight_qparams
-from onnxq.numerics.rounding import align_qparams
+from onnxq.numerics import align_qparams, floor_weight_scale, needs_bound, weight_qparams
 from onnxq.passes.rounding.gptq_core import (
     RoundedWeight,
     RoundingProblem,
