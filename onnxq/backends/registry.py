@@ -92,19 +92,15 @@ def list_runnable(*, foreign: bool = True) -> list[str]:
     Onnxq's own have their engines in a module `engine`. They are not loaded for it: the help of commands lists these.
     """
     own = sorted({*BACKENDS, *_list_folders()})
+    folder = Path(__file__).parent
     names = [
-        name for name in own if (BACKENDS[name].engines if name in BACKENDS else _has_engines(name))
+        name
+        for name in own
+        if (BACKENDS[name].engines if name in BACKENDS else (folder / name / "engine.py").exists())
     ]
     others = list_backends(foreign=True) if foreign and set(list_names()) != set(own) else ()
     names += [backend.name for backend in others if backend.engines and backend.name not in own]
     return names
-
-
-def _has_engines(folder: str) -> bool:
-    return any(
-        module.name == "engine"
-        for module in pkgutil.iter_modules([str(Path(__file__).parent / folder)])
-    )
 
 
 def list_backends(*, foreign: bool = False) -> Iterator[Backend]:

@@ -243,12 +243,10 @@ class ModelCommand(click.Command):
         if not self.takes:
             super().format_options(ctx, formatter)
             return
-        # Arguments, of which click has records too, stand in the usage and in the text below it.
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        for title, params in group_options(options, self.takes).items():
-            records = [
-                record for param in params if (record := param.get_help_record(ctx)) is not None
-            ]
+        for title, params in group_options(self.get_params(ctx), self.takes).items():
+            # Arguments, of which click has records too, stand in the usage and in the text below it.
+            options = [param for param in params if isinstance(param, click.Option)]
+            records = [record for param in options if (record := param.get_help_record(ctx))]
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)

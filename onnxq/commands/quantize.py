@@ -304,8 +304,11 @@ def _make_stages(report: Report, verbose: bool) -> RenderableType:
             for stage in report.stages
         ]
         return make_table(("stage", "time", "peak memory"), rows, right=("time", "peak memory"))
-    lasting = [stage for stage in report.stages if stage.seconds >= _SHORTEST]
-    parts = ", ".join(f"{stage.name} {format_seconds(stage.seconds)}" for stage in lasting)
+    parts = ", ".join(
+        f"{stage.name} {format_seconds(stage.seconds)}"
+        for stage in report.stages
+        if stage.seconds >= _SHORTEST
+    )
     seconds = format_seconds(sum(stage.seconds for stage in report.stages))
     text = f"{seconds} ({parts})" if parts else seconds
     peak = max(stage.peak_bytes for stage in report.stages)

@@ -318,7 +318,7 @@ class Placer:
         return SitePlan(
             site=tensor if alone else edge,
             role=Role.BIAS,
-            spec=QuantSpec(bits=32, signed=True, symmetric=True, granularity=grain),
+            spec=QuantSpec(bits=32, granularity=grain),
             rule=op.rule.name,
             reason="int32 bias in units of the accumulator: input scale times weight scale",
             consumers=(edge,),
