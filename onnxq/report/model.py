@@ -18,7 +18,7 @@ from onnxq.planner import Forced
 from onnxq.planner.cut import MOST_LOSS
 from onnxq.report.terminal import format_decibel, format_milliseconds
 from onnxq.sites import Caution, Cautions, LeftFloat, Lines, Names, Refusals, Unquantized
-from onnxq.wording import group_by_text, show_as_summary
+from onnxq.wording import group_by_text, join_names, show_as_summary
 
 # By less two roundings of float sums may differ.
 DRIFT_DB = 3.0
@@ -420,7 +420,9 @@ class Report:
 
     def alarms(self) -> Cautions:
         """List the warnings that follow from the numbers: nothing quantized, accuracy lost, answers changed, slower."""
-        alarms = []
+        return tuple(self._list_alarms())
+
+    def _list_alarms(self) -> Iterator[Caution]:
         if self.unchanged:
             text = "nothing was quantized, and the result computes what the model did"
             if self.refusals:
@@ -431,36 +433,33 @@ class Report:
                     text += "; `mode: weight-only` makes the file smaller, and no faster"
             # Placed for one kind of CPU alone, there may be something.
             others = [warning for warning in self.warnings if warning.code == OTHER_CPUS]
-            alarms.append(Caution("W111", "; ".join((text, *others))))
+            yield Caution("W111", "; ".join((text, *others)))
+        lost = []
         for check in self.checks:
             figure = find_worst_figure(self.list_figures(check))
             off, on = check.sqnr_db
-            if figure is not None and figure.grade is GRADES[-1]:
-                effort = "take `effort: balanced`, " if self.effort == "fast" else ""
+            if figure and figure.grade is GRADES[-1]:
                 facts = filter(None, (format_decibel(figure.sqnr_db), figure.describe_agreement()))
-                text = (
-                    f"output {figure.output} is far from the float model's ({', '.join(facts)}); check the "
-                    f"task's own metric, {effort}{find_target(self.target).advice}, or keep sensitive nodes float "
-                    "with a rule"
-                )
-                alarms.append(Caution("W108", text))
+                lost.append(f"{figure.output} ({', '.join(facts)})")
             elif check.drifts:
-                text = (
+                yield Caution(
+                    "W109",
                     f"output {check.worst[0]} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on: "
-                    f"{self.saturating or 'its fusions compute something else than the file says'}"
+                    f"{self.saturating or 'its fusions compute something else than the file says'}",
                 )
-                alarms.append(Caution("W109", text))
-        for engine in self.engines:
-            alarms += self._list_cautions(engine)
-        if self.slower and self.latency is not None and not self.unchanged:
-            reason = self.latency.reason or "the cause is not known; try `placement='measured'`"
-            place = f" with {self.latency.engine}" if self.latency.engine else ""
-            alarms.append(
-                Caution(
-                    "W110", f"the quantized model is slower than the float one{place}: {reason}"
-                )
+        if lost:
+            effort = "take `effort: balanced`, " if self.effort == "fast" else ""
+            text = (
+                f"far from the float model's: output {join_names(lost)}; check the task's own metric, "
+                f"{effort}{find_target(self.target).advice}, or keep sensitive nodes float with a rule"
             )
-        return tuple(alarms)
+            yield Caution("W108", text)
+        for engine in self.engines:
+            yield from self._list_cautions(engine)
+        if self.slower and self.latency and not self.unchanged:
+            cause = self.latency.reason or "the cause is not known; try `placement='measured'`"
+            at = f" with {self.latency.engine}" if self.latency.engine else ""
+            yield Caution("W110", f"the quantized model is slower than the float one{at}: {cause}")
 
     def _list_cautions(self, engine: EngineCheck) -> Iterator[Caution]:
         """Warnings of an engine that refuses the file, takes longer with it, or gives other answers than it says."""
@@ -469,7 +468,7 @@ class Report:
                 "W148", f"{engine.engine} refuses the file: {engine.reason}; {engine.refusal}"
             )
         time = engine.latency
-        if time is not None and time.loss > MOST_LOSS:
+        if time and time.loss > MOST_LOSS:
             text = (
                 f"with {engine.engine} the file for several engines takes {time.loss - 1:.0%} longer than one made "
                 f"for it alone ({time.int8_ms:.3g} ms instead of {time.own_ms:.3g}): make a file of its own there, "

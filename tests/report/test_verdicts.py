@@ -252,7 +252,10 @@ def test_an_alarm_names_the_reason_where_it_is_known() -> None:
     slow = replace(GOOD, latency=model.LatencyRatio(float_ms=1.0, int8_ms=2.0, reason="no VNNI"))
     assert slow.alarms()[0] == "the quantized model is slower than the float one: no VNNI"
     far = replace(GOOD, checks=(check(30.0, 2.0),))
-    assert "far from the float model's (2.0 dB)" in far.alarms()[0]
+    assert "far from the float model's: output y (2.0 dB); check" in far.alarms()[0]
+    (alarm,) = replace(far, checks=far.checks * 8).alarms()
+    assert alarm.count("(2.0 dB)") == 6
+    assert "and 2 more; check" in alarm
     assert "effort" not in far.alarms()[0]
     assert "take `effort: balanced`, try" in replace(far, effort="fast").alarms()[0]
     drifted = replace(GOOD, checks=(check(40.0, 30.0),))
