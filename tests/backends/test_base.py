@@ -43,7 +43,7 @@ def candidate(name: str, shapes: dict[TensorId, tuple[int, ...]] | None = None) 
 
 
 def rule(name: str, **fields: Any) -> PlacementRule:
-    return PlacementRule(**{"name": name, "ops": ("Conv",), "kernel": "", "why": "", **fields})
+    return PlacementRule(**{"name": name, "ops": ("Conv",), "why": "", **fields})
 
 
 def target(*rules: PlacementRule, **fields: Any) -> Target:

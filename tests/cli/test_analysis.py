@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from tests.cli.kit import run
-from tests.pipeline.models import images, residual
+from tests.pipeline.models import HEADLESS, images, residual
 
 BRIEF = ("--effort", "fast", "--no-latency")
 
@@ -16,7 +16,7 @@ BRIEF = ("--effort", "fast", "--no-latency")
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("variants")
-    onnx.save(residual(), folder / "m.onnx")
+    onnx.save(residual(text=HEADLESS), folder / "m.onnx")
     np.savez(folder / "d.npz", **images(8))
     return folder
 

@@ -16,7 +16,7 @@ from onnxq.errors import ConfigError, ModelError, OutputError
 from onnxq.graph import save
 from tests.codes.kit import model
 from tests.networks import open_session
-from tests.pipeline.models import images, residual
+from tests.pipeline.models import HEADLESS, images, residual
 
 FAST = {"effort": "fast", "latency": False}
 # int8 pays for none of these small operators.
@@ -143,6 +143,7 @@ def test_the_record_is_what_was_found_and_makes_the_files_again(tmp_path: Path) 
     assert (document["seed"], document["versions"]["onnxq"]) == (3, onnxq.__version__)
     entries = {key: one for key, one in document["variants"].items() if one["preset"] and one["file"]}
     presets = {"fp16": "ort-int8", "int8": "ort-int8", "q8": "web-int8"}
+    presets |= dict.fromkeys(("q4", "q4f16"), "ort-int4-weights")
     assert {key: one["preset"] for key, one in entries.items()} == presets
     for one in entries.values():
         options = {**document["options"], **one["settings"]}
@@ -179,7 +180,7 @@ def test_operators_without_a_kernel_in_webgpu_are_named(forced: Path) -> None:
 
 
 def test_without_samples_the_rest_is_made() -> None:
-    found = onnxq.variants(residual(), overrides=FAST)
+    found = onnxq.variants(residual(text=HEADLESS), overrides=FAST)
     assert {one.dtype: (one.state, one.preset) for one in found.variants} == {
         "fp16": (VariantState.MADE, "ort-int8"),
         "int8": (VariantState.NO_SAMPLES, "ort-int8"),
@@ -197,7 +198,7 @@ def test_lost_answers_are_marked_and_left_out(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     weight, x = rng.standard_normal((64, 64)), rng.standard_normal((8, 1, 64)).astype(np.float32)
     weight[::32], x[:, :, ::32] = 60, 0
-    proto, samples = build("g (float[N,64] x) => (float[N,64] y) { y = MatMul(x, w) }", w=weight), {"x": x}
+    proto, samples = build("g (float[N,64] x) => (float[N,64] y) { h = MatMul(x, w) y = Relu(h) }", w=weight), {"x": x}
     options = {**FAST, "only": "fp16,q4,q4f16"}
     found = onnxq.variants(proto, samples, overrides=options, out=tmp_path)
     assert [one.state for one in found.variants] == [VariantState.MADE, VariantState.LOST, VariantState.LOST]

@@ -29,7 +29,13 @@ RESIDUAL = """g (float[N,32,8,8] x) => (float[N,10] y) {
 }"""
 
 
-def residual(seed: int = 0, opset: int = 17) -> onnx.ModelProto:
+# Without a product of matrices.
+HEADLESS = RESIDUAL.replace("float[N,10]", "float[N,32]").replace(
+    " f = Flatten(m)\n    y = Gemm <transB=1>(f, w3, b3)", " y = Flatten(m)"
+)
+
+
+def residual(seed: int = 0, opset: int = 17, text: str = RESIDUAL) -> onnx.ModelProto:
     """A small residual CNN, 32 channels at 8x8, ten classes; nodes unnamed."""
     rng = np.random.default_rng(seed)
     arrays = {}
@@ -37,7 +43,7 @@ def residual(seed: int = 0, opset: int = 17) -> onnx.ModelProto:
         arrays[f"w{k}"] = rng.standard_normal((32, 32, 3, 3)).astype(np.float32) / 17
         arrays[f"b{k}"] = rng.standard_normal(32).astype(np.float32) / 8
     arrays["w3"], arrays["b3"] = (rng.standard_normal(shape).astype(np.float32) for shape in ((10, 32), 10))
-    proto = parse_text(RESIDUAL, opset=opset, **arrays)
+    proto = parse_text(text, opset=opset, **arrays)
     onnx.checker.check_model(proto)
     return proto
 

@@ -93,7 +93,7 @@ def test_a_broken_network_is_told_as_broken(name: str, weight: str, lost: str) -
     report = quantize(name, with_bits(weight, 2), effort="fast").report
     (alarm,) = report.alarms()
     assert alarm.code == "W108"
-    assert f"output {lost} is far" in alarm
+    assert f"output {lost} (" in alarm
 
 
 def test_the_summary_and_the_document_tell_both() -> None:

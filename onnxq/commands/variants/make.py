@@ -37,7 +37,7 @@ from onnxq.sites import JsonObject, Names, Settings
 _FOLDER = "onnx"
 _RECORD = "quantize_config.json"
 # Of the configuration: all else is the caller's.
-_OF_PRESETS = ("target", "mode", "activations", "weights", "high_precision")
+_OF_PRESETS = ("target", "mode", "activations", "weights", "projection_bits", "high_precision")
 # Of the float file's size: hubs hold variants to be downloaded, and what is placed for speed may be as large.
 _SMALLER = 0.8
 # Seconds that timing all files takes at most.
