@@ -259,7 +259,7 @@ def _make_checks(report: Report) -> RenderableType:
         basis = f"against float on {samples}; "
     legend = [f"{basis}{_FILE}: ORT's optimizations off"]
     if here:
-        legend = [f"{legend[0]}; {_RUN}: all of them on"]
+        legend[0] += f"; {_RUN}: all of them on"
     if report.segments:
         compared = f"compared in {report.segments} segments, each on the float model's values"
         legend.append(f"{compared}, as models of 1 GB and more are; the worst are shown")

@@ -257,6 +257,7 @@ def test_an_alarm_names_the_reason_where_it_is_known() -> None:
     assert alarm.count("(2.0 dB)") == 6
     assert "and 2 more; check" in alarm
     assert "effort" not in far.alarms()[0]
+    assert "take more bits or smaller blocks, or" in replace(far, mode="weight-only").alarms()[0]
     assert "take `effort: balanced`, try" in replace(far, effort="fast").alarms()[0]
     drifted = replace(GOOD, checks=(check(40.0, 30.0),))
     assert "10.0 dB worse with ONNX Runtime's optimizations on" in drifted.alarms()[0]

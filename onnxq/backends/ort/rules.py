@@ -358,6 +358,7 @@ def _refuse_narrow(c: Candidate, kind: FloatType) -> str:
 
 ORT_WEIGHT_ONLY = replace(
     _BASE,
+    advice="take more bits or smaller blocks",
     # MatMulNBits multiplies by scales of either sign.
     signed_scales=True,
     rules=(*RULES, _GRU, _TRANSPOSED),
