@@ -67,6 +67,9 @@ def export_net(net: nn.Module, inputs: Any, path: Path) -> None:
     """Write the net with settled BatchNorms."""
     values = inputs if isinstance(inputs, dict) else {"": inputs}
     generator = torch.Generator().manual_seed(0)
+    if hasattr(net, "config"):
+        # Objects that hold caches are no outputs.
+        net.config.use_cache = False
     net.train()
     with torch.no_grad():
         for _ in range(8):
