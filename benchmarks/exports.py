@@ -14,8 +14,6 @@ it has.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -31,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from measure import onnxq, run, table
-from torch_nets import describe_versions, list_nets
+from torch_nets import choose_nets, describe_versions, make_parser, measure_nets, parse_names
 
 TOOLS = Path(__file__).with_name("peer_tools.py")
 Arrays = dict[str, np.ndarray]
@@ -148,7 +146,7 @@ def measure_net(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             export_net(net, inputs, source)
-        names = [one.name for one in open_session(source, optimize=False).get_inputs()]
+        names = [entry.name for entry in open_session(source, optimize=False).get_inputs()]
         np.savez(data, **draw_samples(inputs, names, 24, 1))
         samples = draw_samples(inputs, names, 8, 2)
         exact = run_samples(source, samples, optimize=False)
@@ -190,6 +188,8 @@ def print_table(rows: list[Row], target: str) -> None:
         for row in rows
         if row.own_db is not None and row.static_db is not None
     ]
+    if not both:
+        return
     own, static = ([pair[k] for pair in both] for k in (0, 1))
     exported = [row for row in rows if not row.reason.startswith("not exported")]
     print(
@@ -203,38 +203,18 @@ def print_table(rows: list[Row], target: str) -> None:
 
 def main(arguments: list[str]) -> None:
     """Measure the nets asked for and print their table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "names", nargs="*", help="beginnings of names, of the family too; none: all nets"
-    )
+    parser = make_parser(__doc__)
     parser.add_argument(
         "--target", default="ort", help="of onnxq's files; quantize_static's are for ONNX Runtime"
     )
-    parser.add_argument("--rows", type=Path, help="file of rows, one line of JSON each")
-    options = parser.parse_args(arguments)
-    beginnings = tuple(options.names) or ("",)
-    nets = {
-        name: make for name, make in list_nets()
-        if name.startswith(beginnings) or name.partition("/")[2].startswith(beginnings)
-    }  # fmt: skip
-    rows: dict[str, Row] = {}
-    if options.rows and options.rows.exists():
-        rows = {
-            row.net: row
-            for row in (Row(**json.loads(line)) for line in options.rows.read_text().splitlines())
-        }
-    for name, make in nets.items():
-        if name in rows:
-            continue
+    options = parse_names(parser, arguments)
+
+    def measure(name: str, make: Callable[[], tuple[nn.Module, Any]]) -> Row:
         with tempfile.TemporaryDirectory() as folder:
-            rows[name] = measure_net(name, make, options.target, Path(folder))
-        print(rows[name], file=sys.stderr, flush=True)
-        if options.rows:
-            with options.rows.open("a") as file:
-                file.write(json.dumps(asdict(rows[name])) + "\n")
-    print_table([rows[name] for name in nets if name in rows], options.target)
+            return measure_net(name, make, options.target, Path(folder))
+
+    rows = measure_nets(choose_nets(options.names), Row, measure, options.rows)
+    print_table(rows, options.target)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ from measure import table
 from torch_frontend.export import Exported, to_onnx
 from torch_frontend.quant_model import QuantModel
 
+R = TypeVar("R")
+# Makers of a net and its inputs, by name.
+Nets = dict[str, Callable[[], tuple[nn.Module, Any]]]
 # Name, and side of the image.
 VISION = {
     "alexnet": 64, "convnext_tiny": 64, "densenet121": 64, "efficientnet_b0": 64, "efficientnet_v2_s": 64,
@@ -336,39 +339,64 @@ def describe_versions() -> str:
     )
 
 
-def main(arguments: list[str]) -> None:
-    """Measure the nets asked for and print their table."""
+def choose_nets(names: Sequence[str]) -> Nets:
+    """Those whose names, with or without that of the family, have one of these beginnings; all for none."""
+    beginnings = tuple(names) or ("",)
+    return {
+        name: make for name, make in list_nets()
+        if any(part.startswith(beginnings) for part in (name, name.partition("/")[2]))
+    }  # fmt: skip
+
+
+def measure_nets(
+    nets: Nets, kind: type[R], measure: Callable[..., R], path: Path | None
+) -> list[R]:
+    """A row for each net, in the order of all, behind the rows that a file has, which keeps the new ones too.
+
+    kind: a dataclass of rows, with the name of the net as `net`. measure: makes one of a name and a maker.
+    """
+    lines = path.read_text().splitlines() if path and path.exists() else []
+    rows = {row.net: row for row in (kind(**json.loads(line)) for line in lines)}
+    for name, make in nets.items():
+        if name in rows:
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rows[name] = measure(name, make)
+        print(rows[name], file=sys.stderr, flush=True)
+        if path:
+            with path.open("a") as file:
+                file.write(json.dumps(asdict(rows[name])) + "\n")
+    places = {name: k for k, (name, _) in enumerate(list_nets())}
+    return sorted(rows.values(), key=lambda row: places.get(row.net, len(places)))
+
+
+def make_parser(text: str | None) -> argparse.ArgumentParser:
+    """A parser of the names of nets and the file of rows. text: of the help."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "names", nargs="*", help="beginnings of names, of the family too; none: all nets"
     )
     parser.add_argument("--rows", type=Path, help="file of rows, one line of JSON each")
     parser.add_argument("--list", action="store_true", help="name the nets and end")
+    return parser
+
+
+def parse_names(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """The options; with --list the program ends here."""
     options = parser.parse_args(arguments)
-    nets = [
-        (name, make) for name, make in list_nets()
-        if not options.names or any(part.startswith(tuple(options.names)) for part in (name, name.partition("/")[2]))
-    ]  # fmt: skip
     if options.list:
-        print(*(name for name, _ in nets), sep="\n")
-        return
-    rows: list[Row] = []
-    if options.rows and options.rows.exists():
-        rows = [Row(**json.loads(line)) for line in options.rows.read_text().splitlines()]
-    for name, make in nets:
-        if name in {row.net for row in rows}:
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            rows.append(measure_net(name, make))
-        print(rows[-1], file=sys.stderr, flush=True)
-        if options.rows:
-            with options.rows.open("a") as file:
-                file.write(json.dumps(asdict(rows[-1])) + "\n")
-    places = {name: k for k, (name, _) in enumerate(list_nets())}
-    print_table(sorted(rows, key=lambda row: places.get(row.net, len(places))))
+        print(*choose_nets(options.names), sep="\n")
+        sys.exit()
+    return options
+
+
+def main(arguments: list[str]) -> None:
+    """Measure the nets asked for and print their table."""
+    options = parse_names(make_parser(__doc__), arguments)
+    print_table(measure_nets(choose_nets(options.names), Row, measure_net, options.rows))
 
 
 if __name__ == "__main__":

@@ -201,6 +201,15 @@ def test_the_weight_of_a_gemm_has_the_kernel_of_a_matmul(nodes: str, kernels: di
     assert result.report.checks[0].sqnr_db[0] > (14 if kernels == APART else 30)
 
 
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_a_matrix_of_several_gemms_is_stored_once(transposed: int) -> None:
+    """As of the steps of a cell that an exporter wrote one behind the other."""
+    nodes = f"h = Gemm<transB={transposed}>(x, w) r = Relu(h) m = Gemm<transB={transposed}>(r, w) y = Neg(m)"
+    model = parse_text(f"g (float[8,64] x) => (float[8,64] y) {{ {nodes} }}", **random_weights({"w": (64, 64)}))
+    result = quantize(model, random_weights({"x": (2, 8, 64)}), "ort-int8-weights")
+    assert [tensor.dims for tensor in result.model.graph.initializer].count([64, 64]) == 1
+
+
 def test_an_unsupported_wish_is_refused_with_what_there_is() -> None:
     wish = {"bits": 4, "storage": "uint4", "scheme": "asymmetric", "granularity": "channel"}
     result = quantize(residual(), images(), config(weights=wish))

@@ -116,7 +116,7 @@ _FUSING = (
 _ALL = "pairs on all that it reads and on its result"
 _WIDE = "in 16 bits: the kernel of 8 is coarser than its result"
 _TABLE = "pairs on both sides; the scale of its result is built into the kernel"
-_MOVED = "moves integers: both sides share one scale"
+_MOVED = surroundings.MOVE.why
 
 RULES = (
     PlacementRule(

@@ -56,7 +56,7 @@ def _check_resize(c: Candidate) -> Reason:
 _WEIGHTED = "a pair on each activation and on the weight"
 _BOTH = "a pair on both operands"
 _READ = "a pair on what it reads"
-# No kernel is named: there is no engine. Every rule computes, so that all of them are taken.
+# There is no engine. Every rule computes, so that all of them are taken.
 _rule = partial(PlacementRule, output=Output.FLOAT, compute=True)
 _AVERAGES = ("LayerNormalization", "AveragePool", "GlobalAveragePool", "ReduceMean")
 

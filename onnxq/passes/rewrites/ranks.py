@@ -24,8 +24,8 @@ from onnxq.passes.state import FloatState, FloatStep
 
 # The HTP refuses what has more, but for a Transpose between Reshapes, which ONNX Runtime lowers itself.
 _MOST_AXES = 5
-# What computes rows, or channels, has kernels for still fewer. A Gather to five answers
-# wrongly, without a message, where it takes a matrix of places of more than one sample, as an unfolding does.
+# What computes rows, or channels, has kernels for still fewer. A Gather to five answers wrongly, without a message,
+# where it takes a matrix of places of more than one sample, as an unfolding does.
 _FEWER_AXES = dict.fromkeys(
     ("LayerNormalization", "InstanceNormalization", "MatMul", "Gelu", "Gather"), 4
 )

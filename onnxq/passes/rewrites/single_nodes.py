@@ -202,12 +202,15 @@ def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
     op = find_linear(edit.index, node) if node.is_onnx("Gemm") else None
     if op is None or node.transposes_data or node.read_float("alpha", 1.0) != 1.0:
         return
-    weight = op.weight.T if node.is_transposed else op.weight
-    constant = edit.add_constant(node.scope, f"{node.inputs[1]}/matrix", weight)
-    edit.replace_node(node, "MatMul", (node.inputs[0], constant))
+    if node.is_transposed:
+        # A matrix for each of several readers, such as the steps of a cell, would not be smaller.
+        if not op.owns_constants(edit.index):
+            return
+        edit.set_constant(node.make_edge(1), op.weight.T)
+    edit.replace_node(node, "MatMul", node.inputs[:2])
     if op.bias.any():
         negated = edit.add_constant(
-            node.scope, f"{node.name}/negated", -op.bias.astype(weight.dtype)
+            node.scope, f"{node.name}/negated", -op.bias.astype(op.weight.dtype)
         )
         edit.append(node, [("Sub", (negated,), {})])
     yield f"{node.name}: MatMul instead of Gemm"
