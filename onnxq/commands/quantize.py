@@ -111,9 +111,8 @@ def _make_title(report: Report) -> Text:
     if report.output:
         text.join_text(f" -> {report.output}")
     # Costs of another engine are not by kinds of CPU.
-    kinds = [table.split()[0] for table in find_target(report.target).costs] if report.cpu else []
-    by_kind = not CPU_KINDS.keys().isdisjoint(kinds)
-    purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if by_kind else ""
+    kinds = {table.split()[0] for table in find_target(report.target).costs} & CPU_KINDS.keys()
+    purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if report.cpu and kinds else ""
     facts = [
         part
         for part in (report.target, report.config, f"placement by {report.placement}{purpose}")
@@ -188,7 +187,9 @@ def _make_verdict(report: Report) -> Text:
     if not report.figures:
         facts.insert(0, report.unchecked)
     grade, text = make_verdict(report.figures, report.choices, facts)
-    return format_verdict(grade.name, grade.style, text)
+    grade = report.grade or grade
+    word = f"{grade.name} by {report.refusers}" if report.refusers else grade.name
+    return format_verdict(word, grade.style, text)
 
 
 def _describe_size(report: Report) -> str:
@@ -229,11 +230,15 @@ def _make_latency(report: Report) -> Text | None:
 def _make_checks(report: Report) -> RenderableType:
     here = any(check.optimized for check in report.checks)
     runs = (_FILE, _RUN) if here else (_FILE,)
-    engines = [engine for engine in report.engines if engine.outputs]
+    engines = {
+        engine.run: {output.name: output.sqnr_db for output in engine.outputs}
+        for engine in report.engines
+        if engine.outputs
+    }
     ranked = any(check.rows for check in report.checks)
     columns = ["output"]
     columns += [f"SQNR {run}" for run in runs]
-    columns += [f"SQNR {engine.run}" for engine in engines]
+    columns += [f"SQNR {run}" for run in engines]
     columns += [f"cosine {run}" for run in runs]
     if here:
         columns.append("one against the other")
@@ -243,7 +248,7 @@ def _make_checks(report: Report) -> RenderableType:
     for check in report.checks:
         cells = [check.worst[0]]
         cells += map(format_decibel, check.sqnr_db[: len(runs)])
-        cells += [format_decibel(engine.find_decibel(check.name)) for engine in engines]
+        cells += [format_decibel(ratios.get(check.name, math.nan)) for ratios in engines.values()]
         cells += [format_figure(cosine, ".5f") or "n/a" for cosine in check.cosine[: len(runs)]]
         if here:
             cells.append(format_decibel(check.agreement_db))
@@ -405,12 +410,11 @@ def make_promotion(promotion: Promotion | None) -> RenderableType | None:
 
 
 def _derive_values(report: Report) -> Values:
-    verdict = describe_verdict(report.figures, UNCHANGED if report.unchanged else None)
     return {
         "roles": dict(report.roles),
         "slower": report.slower,
         "alarms": report.alarms(),
-        "verdict": verdict,
+        "verdict": describe_verdict(report.figures, report.grade),
     }
 
 

@@ -14,10 +14,9 @@ from onnxq.errors import suggest_names
 from onnxq.graph import ModelSource, load_model, name_nodes
 from onnxq.graph.scopes import walk_all_graphs, walk_graphs
 from onnxq.pipeline.finalize import Result
-from onnxq.report.model import group_reasons
 from onnxq.report.sentences import format_forced
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
-from onnxq.wording import join_names
+from onnxq.wording import group_by_text, join_names
 
 _FLOAT: Rule = {"float": True}
 # Code of operators that a rule leaves float: here those that the caller did not want.
@@ -124,7 +123,8 @@ def describe_floats(result: Result, named: Sequence[onnx.NodeProto]) -> Iterator
         for node in named
         if node.name in there - known - readers and not paired & {*node.input, *node.output}
     )
-    groups = group_reasons([entry for entry in floats if entry.code != _BY_RULE])
+    refusals = [entry for entry in floats if entry.code != _BY_RULE]
+    groups = group_by_text(refusals, lambda entry: entry.reason)
     if groups:
         lines = []
         for reason, members in groups[:_SHOWN]:

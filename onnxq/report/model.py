@@ -17,8 +17,8 @@ from onnxq.plan import PrecisionPlan
 from onnxq.planner import Forced
 from onnxq.planner.cut import MOST_LOSS
 from onnxq.report.terminal import format_decibel, format_milliseconds
-from onnxq.sites import Caution, Cautions, LeftFloat, Lines, Names, Refusals, Unquantized
-from onnxq.wording import group_by_text, join_names, show_as_summary
+from onnxq.sites import Caution, Cautions, LeftFloat, Lines, Names, Refusals
+from onnxq.wording import join_names, show_as_summary
 
 # By less two roundings of float sums may differ.
 DRIFT_DB = 3.0
@@ -53,8 +53,10 @@ GRADES = (
     Grade("degraded", LOST_DB, 0.50, "bold yellow"),
     Grade("broken", -math.inf, 0.0, "bold red"),
 )
-# Of a result that computes what the float model did, and of one that nothing was compared with.
+# Of a result that computes what the float model did, of one that its engine refuses, and of one that nothing was
+# compared with.
 UNCHANGED = Grade("unchanged", math.nan, math.nan, "bold")
+REFUSED = Grade("refused", math.nan, math.nan, "bold red")
 UNCHECKED = Grade("unchecked", math.nan, math.nan, "bold yellow")
 
 
@@ -225,10 +227,6 @@ class EngineCheck:
         """The run as people read it."""
         return f"as {self.engine} {'computes' if self.emulated else 'runs it'}"
 
-    def find_decibel(self, name: str) -> float:
-        """SQNR in dB of an output; nan where it was not compared."""
-        return next((output.sqnr_db for output in self.outputs if output.name == name), math.nan)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyRatio:
@@ -260,11 +258,6 @@ class LatencyRatio:
         """Both times, and how they compare."""
         times = f"{format_milliseconds(self.float_ms)} -> {format_milliseconds(self.int8_ms)}, {self.ratio:.2f}x"
         return f"{times} faster" if self.ratio >= 1 else f"{times}: SLOWER than float"
-
-    @property
-    def loss(self) -> float:
-        """The time over that of a model made for this engine alone; 1 where that is the same."""
-        return 1.0 if math.isnan(self.own_ms) else self.int8_ms / self.own_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,6 +362,18 @@ class Report:
         return bool(self.source_bytes) and not self.pairs and not typed
 
     @property
+    def grade(self) -> Grade | None:
+        """The grade in the place of that of the figures; None where they decide."""
+        if self.unchanged:
+            return UNCHANGED
+        return REFUSED if self.refusers else None
+
+    @property
+    def refusers(self) -> str:
+        """Names of the engines that refuse the file; "" for none."""
+        return join_names([engine.engine for engine in self.engines if engine.refusal])
+
+    @property
     def figures(self) -> tuple[RunFigure, ...]:
         """All outputs in the runs that count, by which the verdict is."""
         figures = [figure for check in self.checks for figure in self.list_figures(check)]
@@ -468,9 +473,10 @@ class Report:
                 "W148", f"{engine.engine} refuses the file: {engine.reason}; {engine.refusal}"
             )
         time = engine.latency
-        if time and time.loss > MOST_LOSS:
+        if time and time.int8_ms > MOST_LOSS * time.own_ms:
+            loss = time.int8_ms / time.own_ms - 1
             text = (
-                f"with {engine.engine} the file for several engines takes {time.loss - 1:.0%} longer than one made "
+                f"with {engine.engine} the file for several engines takes {loss:.0%} longer than one made "
                 f"for it alone ({time.int8_ms:.3g} ms instead of {time.own_ms:.3g}): make a file of its own there, "
                 f"`target={engine.target!r}`"
             )
@@ -484,11 +490,6 @@ class Report:
             if output.float_db < output.sqnr_db + DRIFT_DB:
                 advice = f"the float model has {output.float_db:.1f} dB there, so an operator is computed otherwise"
             yield Caution("W109", f"{cause}: {advice}")
-
-
-def group_reasons(nodes: Sequence[Unquantized]) -> tuple[tuple[str, tuple[Unquantized, ...]], ...]:
-    """Group unquantized nodes by reason, the most frequent reason first."""
-    return group_by_text(nodes, lambda node: node.reason)
 
 
 def warn_synthetic(done: str) -> Caution:

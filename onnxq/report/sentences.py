@@ -9,7 +9,7 @@ from onnxq.plan import KeepReason, KeptFloat32, PlacementMethod, Plan, Precision
 from onnxq.planner import Forced
 from onnxq.report import terminal
 from onnxq.report.columns import Text
-from onnxq.report.model import SiteLine, group_reasons
+from onnxq.report.model import SiteLine
 from onnxq.report.record import MOST_DB
 from onnxq.sites import Refusal, Unquantized
 from onnxq.spec import FloatType, QuantSpec, describe_granularity
@@ -68,7 +68,7 @@ def make_site_line(site: SitePlan) -> SiteLine:
 
 def format_reasons(nodes: Sequence[Unquantized], verbose: bool) -> Iterator[str]:
     """Yield lines on unquantized nodes by reason: number, reason, fix; with `verbose` every subject."""
-    groups = group_reasons(nodes)
+    groups = group_by_text(nodes, lambda node: node.reason)
     for reason, members in groups if verbose else groups[:_REASONS]:
         names = join_names(
             [member.subject for member in members], len(members) if verbose else _MEMBERS

@@ -190,7 +190,7 @@ def test_each_engine_times_the_shared_file_beside_one_of_its_own(monkeypatch: py
     report = onnxq.quantize(make_net(), make_data(), overrides={"effort": "fast", "target": TARGET}).report
     assert models == {target: ["float", "int8", "own"] for target in ("ort", "openvino")}
     times = [row.latency for row in report.engines]
-    assert all(time is not None and time.own_ms > 0 and time.loss > 0 for time in times)
+    assert all(time is not None and time.own_ms > 0 for time in times)
     assert [time.engine for time in times if time is not None] == ["ONNX Runtime", "OpenVINO"]
     # That of the engine that gains least.
     assert report.latency == min((time for time in times if time is not None), key=lambda time: time.ratio)

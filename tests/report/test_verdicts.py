@@ -21,6 +21,7 @@ from onnxq.report import model, sentences
 from onnxq.report.terminal import TextView
 from onnxq.sites import Caution, LeftFloat, Refusal
 from onnxq.spec import FloatType
+from onnxq.wording import group_by_text
 from tests.report.kit import printed, shown
 
 FIGURE = model.RunFigure(output="y", run="as ORT runs it", sqnr_db=31.0)
@@ -86,6 +87,7 @@ REPORT = model.Report(
     latency=model.LatencyRatio(float_ms=2.0, int8_ms=1.0),
 )  # fmt: skip
 FIGURES = "y has 31.0 dB against float as ORT runs it"
+REFUSING = model.EngineCheck(engine="OpenVINO", reason="no kernel", refusal="it takes the float model")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,9 @@ FIGURES = "y has 31.0 dB against float as ORT runs it"
          f"good: {FIGURES}; on made-up inputs, which are not the task's; 2.0x smaller"),
         (replace(REPORT, pairs=0, latency=None, left_float=(LeftFloat("a", "no faster"),)),
          "unchanged: int8 would not pay, so that nothing is quantized; 2.0x smaller"),
+        # Whatever it says as the file says.
+        (replace(REPORT, target="openvino", latency=None, engines=(REFUSING,)),
+         "refused by OpenVINO: y has 32.0 dB against float as the file says; 2.0x smaller"),
         (replace(REPORT, pairs=0, latency=None, mode="float"), "unchanged: nothing is quantized; 2.0x smaller"),
         (replace(REPORT, pairs=0, latency=None, float_types=PrecisionPlan(type=FloatType.FLOAT16)),
          "unchanged: nothing is quantized; 2.0x smaller"),
@@ -276,7 +281,7 @@ def test_weights_alone_are_not_calibrated(roles: tuple[tuple[str, int], ...], ca
 
 def test_reasons_are_grouped_most_frequent_first_then_by_name() -> None:
     found = [Refusal("a", "z"), LeftFloat("b", "y"), Refusal("c", "y"), Refusal("d", "x")]
-    groups = model.group_reasons(found)
+    groups = group_by_text(found, lambda entry: entry.reason)
     subjects = {reason: "".join(one.subject for one in members) for reason, members in groups}
     assert list(subjects.items()) == [("y", "bc"), ("x", "d"), ("z", "a")]
 

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 
 import onnxq
+from onnxq.report.model import REFUSED
 from onnxq.runtime import detect_cpu
 from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_all, quantize_net
 from tests.codes.kit import model
@@ -101,6 +102,7 @@ def test_a_file_that_the_engine_refuses_is_a_warning() -> None:
     (alarm,) = [alarm for alarm in report.alarms() if alarm.code == "W148"]
     assert "OpenVINO refuses the file: quantized: cannot build the engine" in str(alarm)
     assert str(alarm).endswith("it refuses the float model, too")
+    assert report.grade is REFUSED
 
 
 def test_answers_are_compared_on_the_choices_of_the_float_model() -> None:
