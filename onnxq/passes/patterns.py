@@ -170,6 +170,16 @@ class Edit:
         self._write_before(node, op_type, inputs, made, attrs)
         return made
 
+    def insert_slice(
+        self, node: NodeRef, source: str, span: tuple[int, int], axis: str, tensor: str
+    ) -> str:
+        """The places of a span along an axis, in front of a node; see `insert_before`. axis: names a constant."""
+        bounds = [
+            self.add_integers(node.scope, f"{tensor}/{part}", [place])
+            for part, place in zip(("start", "end"), span, strict=True)
+        ]
+        return self.insert_before(node, "Slice", [source, *bounds, axis], f"{tensor}/part")
+
     def insert_largest(self, node: NodeRef, source: str, axis: int, tensor: str) -> str:
         """The largest values along an axis, which is kept, in front of a node; see `insert_before`."""
         inputs = [source]

@@ -20,7 +20,7 @@ from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
 from onnxq.passes.ranges import RANGES
 from onnxq.passes.rewrites import single_nodes, whole
 from onnxq.passes.rewrites.activations import fuse_activations
-from onnxq.passes.rewrites.einsums import write_out_einsums
+from onnxq.passes.rewrites.einsums import part_stacks, write_out_einsums
 from onnxq.passes.rewrites.fused import write_out_fused
 from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars, fuse_layernorm
 from onnxq.passes.rewrites.ranks import lower_ranks
@@ -68,6 +68,7 @@ REWRITES = tuple(
         ("invariants", single_nodes.read_invariants),
         # Behind what tells the sizes of constants.
         ("einsums", write_out_einsums),
+        ("stacks", part_stacks),
         ("dead", single_nodes.remove_dead),
         ("activations", fuse_activations),
         ("layernorm", fuse_layernorm),

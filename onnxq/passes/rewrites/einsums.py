@@ -1,20 +1,23 @@
-"""Einsum of two tensors, written as the product of matrices that it is.
+"""Products of more axes than matrices have: Einsum of two tensors, and stacks of constant matrices.
 
-Engines have kernels for MatMul, in integers too; for Einsum they have none, or those of a few equations. Axes that both
-operands and the result have are those of a stack of products, those that the result has not are summed over, and all
-others are rows of the left operand or columns of the right one.
+Einsum is written as the product of matrices that it is. Engines have kernels for MatMul, in integers too; for Einsum
+they have none, or those of a few equations. Axes that both operands and the result have are those of a stack of
+products, those that the result has not are summed over, and all others are rows of the left operand or columns of the
+right one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from onnxq.arrays import Shape
 from onnxq.graph import Dims, GraphIndex, NodeRef, fold_constants, infer_shapes
 from onnxq.passes.base import RunContext
-from onnxq.passes.patterns import Edit, Step
+from onnxq.passes.patterns import Edit, Step, rewrite_nodes
 from onnxq.passes.state import FloatState, FloatStep
 
 # Letters for the axes that an ellipsis stands for, from the last one on.
@@ -23,6 +26,8 @@ _MORE_LETTERS = "αβγδεζηθ"
 # In the shape of a Reshape: the size that the axis has, and the one size that follows from all others.
 _SAME = 0
 _REST = -1
+# Values of a matrix; a stack of smaller ones is left: in 8 bits it would gain nothing by so many nodes.
+_WORTH_A_NODE = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,12 @@ def _find_product(index: GraphIndex, node: NodeRef) -> _Contraction | None:
     sizes = _collect_sizes((first, second), shapes)
     if sizes is None:
         return None
-    # Columns of the result stand behind its rows.
+    # Columns of the result stand behind its rows, but those of a constant have a scale each.
     free = [axis for axis in result if (axis in first) != (axis in second)]
     turned = bool(free) and free[0] in second
+    constant, other = (index.is_constant(index.find_input(node, k)) for k in (0, 1))
+    if constant != other:
+        turned = constant
     if _turns_beside_vector(*((second, first) if turned else (first, second)), result):
         turned = not turned
     left, right = (second, first) if turned else (first, second)
@@ -196,3 +204,43 @@ def _list_sizes(groups: Sequence[str], wanted: Sequence[str], sizes: Mapping[str
     )
     # A 0 copies the size at its own place, so only the leading axes that stay alone can have one.
     return (*[_SAME] * alone, *known)
+
+
+@rewrite_nodes("stacks")
+def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
+    """Make a product with a stack of constant matrices, as experts have, one for each: engines quantize matrices alone.
+
+    In 8 bits ONNX Runtime takes .13 to .45 of the time then (4 to 16 matrices of 128 x 128 to 512 x 2048), and in
+    float .6 to 1.05.
+    """
+    index = edit.index
+    stack = index.input_value(node, 1) if node.is_onnx("MatMul") else None
+    data = index.find_input(node, 0)
+    dims = index.find_shape(data)
+    if stack is None or stack.ndim < 3 or dims is None or index.is_constant(data):
+        return
+    matrices = stack.reshape(-1, *stack.shape[-2:])
+    # A stack that several products read is stored once.
+    if matrices[0].size < _WORTH_A_NODE or len(index.list_consumers(index.find_input(node, 1))) > 1:
+        return
+    axes = [axis for axis, size in enumerate(stack.shape[:-2], len(dims) - stack.ndim) if size > 1]
+    if len(dims) == 2 and stack.ndim == 3:
+        # The same rows for all: one matrix with the columns of all.
+        edit.set_constant(node.make_edge(1), np.concatenate([*matrices], axis=1))
+        shape = edit.add_integers(node.scope, f"{node.name}/shape", (_SAME, *stack.shape[::2]))
+        edit.append(node, [("Reshape", (shape,), {}), ("Transpose", (), {"perm": (1, 0, 2)})])
+    elif len(dims) >= stack.ndim and not axes:
+        edit.set_constant(node.make_edge(1), matrices[0])
+    elif len(dims) >= stack.ndim and [dims[axis] for axis in axes] == [len(matrices)]:
+        (axis,) = axes
+        stored = edit.add_integers(node.scope, f"{node.name}/axis", axes)
+        products = []
+        for k, matrix in enumerate(matrices):
+            part = f"{node.name}/{k}"
+            rows = edit.insert_slice(node, node.inputs[0], (k, k + 1), stored, part)
+            weight = edit.add_constant(node.scope, f"{node.inputs[1]}/{k}", matrix)
+            products.append(edit.insert_before(node, "MatMul", [rows, weight], part))
+        edit.replace_node(node, "Concat", products, {"axis": axis})
+    else:
+        return
+    yield f"{node.name}: {len(matrices)} matrices instead of a stack"

@@ -155,16 +155,10 @@ def cut_splits(edit: Edit, node: NodeRef) -> Iterator[str]:
         return
     axis = edit.add_integers(node.scope, f"{node.name}/axis", [node.attrs.get("axis", 0)])
     ends = np.cumsum(sizes)
-    for k, (start, end) in enumerate(zip(ends - sizes, ends, strict=True)):
-        if not node.outputs[k]:
-            continue
-        bounds = [
-            edit.add_integers(node.scope, f"{node.outputs[k]}/{part}", [at])
-            for part, at in (("start", start), ("end", end))
-        ]
-        inputs = [node.inputs[0], *bounds, axis]
-        part = edit.insert_before(node, "Slice", inputs, f"{node.outputs[k]}/part")
-        edit.redirect_readers(node.make_result(k), part)
+    for k, span in enumerate(zip(ends - sizes, ends, strict=True)):
+        if node.outputs[k]:
+            part = edit.insert_slice(node, node.inputs[0], span, axis, node.outputs[k])
+            edit.redirect_readers(node.make_result(k), part)
     edit.remove_node(node)
     yield f"{node.name}: {len(sizes)} Slices instead of a Split"
 

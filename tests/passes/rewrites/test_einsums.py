@@ -1,4 +1,4 @@
-"""An Einsum of two tensors is a MatMul between Transposes and Reshapes, where it is one product of matrices."""
+"""An Einsum is a MatMul between Transposes and Reshapes, where it is one product of matrices; stacks are parted."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto
 
+from onnxq import quantize
 from onnxq.graph import infer_shapes
-from onnxq.passes.rewrites.einsums import write_out_einsums
+from onnxq.passes.rewrites.einsums import part_stacks, write_out_einsums
 from onnxq.runtime import Session
 from tests.passes.kit import apply, assert_changed, assert_untouched, infer, ops, parse
 
@@ -136,3 +137,59 @@ def test_a_constant_is_arranged_in_the_file() -> None:
     text = 'g (float[B,3,4,4] x) => (float[B,3,4,4] y) { y = Einsum<equation = "bhwc,hkc->bhwk">(x, table) }'
     after, _ = assert_changed(write_out_einsums, infer_shapes(parse(text, table=table)))
     assert [node.op_type for node in after.graph.node].count("Transpose") == 2
+
+
+def test_the_columns_of_a_constant_keep_a_scale_each() -> None:
+    text = 'g (float[3,4] x) => (float[2,3,5] y) { y = Einsum<equation = "td,edf->etf">(x, w) }'
+    before = infer_shapes(parse(text, w=np.random.default_rng(0).standard_normal((2, 4, 5)).astype(np.float32)))
+    after, _ = assert_changed(write_out_einsums, before)
+    product = after.graph.node[0]
+    assert (product.op_type, product.input[0]) == ("MatMul", "x")
+    assert [list(tensor.dims) for tensor in after.graph.initializer if tensor.name == product.input[1]] == [[4, 10]]
+
+
+def make_stack(rows: str, *sizes: int, text: str = "y = MatMul(x, w)") -> ModelProto:
+    weights = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
+    return infer_shapes(parse(f"g (float[{rows}] x) => (float y) {{ {text} }}", w=weights))
+
+
+STACKS = {
+    "experts": ("2,3,128", (2, 128, 128), ["Slice", "MatMul", "Slice", "MatMul", "Concat"]),
+    "of free sizes": ("B,2,T,256", (2, 256, 64), ["Slice", "MatMul", "Slice", "MatMul", "Concat"]),
+    "in front of an axis": ("2,5,3,128", (2, 1, 128, 128), ["Slice", "MatMul", "Slice", "MatMul", "Concat"]),
+    "of one": ("B,3,128", (1, 128, 128), ["MatMul"]),
+    "the same rows": ("T,128", (3, 128, 128), ["MatMul", "Reshape", "Transpose"]),
+}
+
+
+@pytest.mark.parametrize(("rows", "sizes", "operators"), STACKS.values(), ids=STACKS)
+def test_a_product_with_a_stack_is_one_with_each_matrix(
+    rows: str, sizes: tuple[int, ...], operators: list[str]
+) -> None:
+    after, _ = assert_changed(part_stacks, make_stack(rows, *sizes))
+    assert [node.op_type for node in after.graph.node] == operators
+    assert all(len(tensor.dims) < 3 for tensor in after.graph.initializer)
+
+
+@pytest.mark.parametrize("stack", [
+    make_stack("2,3,64", 2, 64, 64),
+    make_stack("B,3,128", 2, 128, 128),
+    make_stack("1,3,128", 2, 128, 128),
+    make_stack("2,2,3,128", 2, 2, 128, 128),
+    make_stack("3,128", 1, 2, 128, 128),
+    make_stack("2,3,128", 2, 128, 128, text="z = MatMul(x, w) y = MatMul(z, w)"),
+    make_stack("128,128", 2, 128, 128, text="y = MatMul(w, x)"),
+], ids=["small", "unknown", "repeated", "two axes", "more axes", "two readers", "on the left"])  # fmt: skip
+def test_other_stacks_stay(stack: ModelProto) -> None:
+    assert_untouched(part_stacks, stack)
+
+
+def test_experts_compute_in_integers() -> None:
+    text = "u = MatMul(x, w) r = Relu(u) y = MatMul(r, v)"
+    weights = {name: np.random.default_rng(0).standard_normal((4, 128, 128)).astype(np.float32) / 11 for name in "wv"}
+    net = infer_shapes(parse(f"g (float[T,128] x) => (float[4,T,128] y) {{ {text} }}", **weights))
+    samples = [{"x": np.random.default_rng(k).standard_normal((32, 128)).astype(np.float32)} for k in range(8)]
+    for mode in ("static", "weight-only"):
+        result = quantize(net, samples, overrides={"mode": mode, "latency": False})
+        assert [(count.op, count.quantized, count.total) for count in result.report.ops] == [("MatMul", 5, 5)]
+        assert result.report.output_bytes < 0.3 * result.report.source_bytes
