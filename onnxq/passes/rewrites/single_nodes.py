@@ -197,10 +197,12 @@ def replace_reduce_mean(edit: Edit, node: NodeRef) -> Iterator[str]:
 def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Make a Gemm of a constant matrix a MatMul and a Sub: in ORT only the former has kernels for weights alone.
 
-    Of a MatMul and an Add ORT would make a Gemm again, with the activation behind them in it.
+    Of a MatMul and an Add on rows ORT makes a Gemm again, with the activation behind them in it: it takes a Sub, too.
     """
-    op = find_linear(edit.index, node) if node.is_onnx("Gemm") else None
+    op = find_linear(edit.index, node) if node.is_onnx("Gemm", "MatMul") else None
     if op is None or node.transposes_data or node.read_float("alpha", 1.0) != 1.0:
+        return
+    if node.op_type == "MatMul" and (op.last is node or op.rank > 2):
         return
     if node.is_transposed:
         # A matrix for each of several readers, such as the steps of a cell, would not be smaller.
@@ -208,12 +210,15 @@ def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
             return
         edit.set_constant(node.make_edge(1), op.weight.T)
     edit.replace_node(node, "MatMul", node.inputs[:2])
-    if op.bias.any():
+    if op.last is not node or op.bias.any():
         negated = edit.add_constant(
             node.scope, f"{node.name}/negated", -op.bias.astype(op.weight.dtype)
         )
-        edit.append(node, [("Sub", (negated,), {})])
-    yield f"{node.name}: MatMul instead of Gemm"
+        if op.last is node:
+            edit.append(node, [("Sub", (negated,), {})])
+        else:
+            edit.replace_node(op.last, "Sub", [node.outputs[0], negated])
+    yield f"{node.name}: MatMul and Sub, for kernels of weights alone"
 
 
 def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:
