@@ -18,9 +18,8 @@ from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC_SCALES, FLOAT_OPS, 
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
 from onnxq.passes.ranges import RANGES
-from onnxq.passes.rewrites import single_nodes, whole
+from onnxq.passes.rewrites import products, single_nodes, whole
 from onnxq.passes.rewrites.activations import fuse_activations
-from onnxq.passes.rewrites.einsums import part_stacks, write_out_einsums
 from onnxq.passes.rewrites.fused import write_out_fused
 from onnxq.passes.rewrites.normalizations import fold_batchnorm, fold_scalars, fuse_layernorm
 from onnxq.passes.rewrites.ranks import lower_ranks
@@ -67,8 +66,10 @@ REWRITES = tuple(
         ("constants", compute_constants),
         ("invariants", single_nodes.read_invariants),
         # Behind what tells the sizes of constants.
-        ("einsums", write_out_einsums),
-        ("stacks", part_stacks),
+        ("einsums", products.write_out_einsums),
+        ("stacks", products.part_stacks),
+        ("lookups", products.write_lookups),
+        ("tables", products.flatten_tables),
         ("dead", single_nodes.remove_dead),
         ("activations", fuse_activations),
         ("layernorm", fuse_layernorm),

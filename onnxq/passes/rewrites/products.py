@@ -1,4 +1,4 @@
-"""Products of more axes than matrices have: Einsum of two tensors, and stacks of constant matrices.
+"""Products that are written as those of matrices: Einsum of two tensors, stacks of constant matrices, lookups of such.
 
 Einsum is written as the product of matrices that it is. Engines have kernels for MatMul, in integers too; for Einsum
 they have none, or those of a few equations. Axes that both operands and the result have are those of a stack of
@@ -244,3 +244,35 @@ def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
     else:
         return
     yield f"{node.name}: {len(matrices)} matrices instead of a stack"
+
+
+@rewrite_nodes("lookups")
+def write_lookups(edit: Edit, node: NodeRef) -> Iterator[str]:
+    """Make a GatherND of whole rows a Gather, by which tables are known: PyTorch writes `table[places]` so."""
+    index = edit.index
+    places = index.find_input(node, 1)
+    unsqueeze = index.find_onnx_producer(places, "Unsqueeze") if node.is_onnx("GatherND") else None
+    if unsqueeze is None or node.attrs.get("batch_dims", 0):
+        return
+    axes = index.read_integers(unsqueeze, "axes", 1)
+    rank = index.find_rank(places)
+    if axes is not None and rank is not None and [*axes % rank] == [rank - 1]:
+        edit.replace_node(node, "Gather", [node.inputs[0], unsqueeze.inputs[0]])
+        yield f"{node.name}: Gather instead of GatherND"
+
+
+@rewrite_nodes("tables")
+def flatten_tables(edit: Edit, node: NodeRef) -> Iterator[str]:
+    """Look the matrices of a stack up as rows of a table, as embeddings are, and give them their axes behind it.
+
+    So exporters write experts that are chosen at run time: the weights of each token's own.
+    """
+    index = edit.index
+    stack = index.input_value(node, 0) if node.looks_up(0) else None
+    rank = index.find_rank(index.find_input(node, 1))
+    if stack is None or rank is None or stack.ndim < 3 or stack[0].size < _WORTH_A_NODE:
+        return
+    edit.set_constant(node.make_edge(0), stack.reshape(len(stack), -1))
+    shape = edit.add_integers(node.scope, f"{node.name}/shape", [*[_SAME] * rank, *stack.shape[1:]])
+    edit.append(node, [("Reshape", (shape,), {})])
+    yield f"{node.name}: matrices as rows of a table"

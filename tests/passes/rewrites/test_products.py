@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from onnxq import quantize
 from onnxq.graph import infer_shapes
-from onnxq.passes.rewrites.einsums import part_stacks, write_out_einsums
+from onnxq.passes.rewrites.products import flatten_tables, part_stacks, write_lookups, write_out_einsums
 from onnxq.runtime import Session
 from tests.passes.kit import apply, assert_changed, assert_untouched, infer, ops, parse
 
@@ -193,3 +193,39 @@ def test_experts_compute_in_integers() -> None:
         result = quantize(net, samples, overrides={"mode": mode, "latency": False})
         assert [(count.op, count.quantized, count.total) for count in result.report.ops] == [("MatMul", 5, 5)]
         assert result.report.output_bytes < 0.3 * result.report.source_bytes
+
+
+# As PyTorch writes the weights of each row's own expert, `w[rows]`.
+CHOSEN = """g (int64[T] rows, float[T,1,128] x) => (float[T,1,64] y) {
+    k = Unsqueeze(rows, last) m = GatherND(w, k) y = MatMul(x, m) }"""
+
+
+def make_lookup(text: str = CHOSEN, last: int = -1) -> ModelProto:
+    weights = np.random.default_rng(0).standard_normal((6, 128, 64)).astype(np.float32) / 11
+    return infer_shapes(parse(text, w=weights, last=np.array([last])))
+
+
+def test_matrices_of_a_stack_are_looked_up_as_rows() -> None:
+    gathered, _ = assert_changed(write_lookups, make_lookup())
+    assert [node.op_type for node in gathered.graph.node] == ["Gather", "MatMul"]
+    after, _ = assert_changed(flatten_tables, infer_shapes(gathered))
+    assert [node.op_type for node in after.graph.node] == ["Gather", "Reshape", "MatMul"]
+
+
+@pytest.mark.parametrize("lookup", [
+    make_lookup("g (int64[6] rows) => (float y) { k = Unsqueeze(rows, last) y = GatherND<batch_dims=1>(w, k) }"),
+    make_lookup("g (int64[2] rows) => (float y) { k = Unsqueeze(rows, last) y = GatherND(w, k) }", 0),
+], ids=["of each batch", "of several axes"])  # fmt: skip
+def test_other_lookups_stay(lookup: ModelProto) -> None:
+    assert_untouched(write_lookups, lookup)
+
+
+def test_experts_of_each_row_are_stored_in_integers() -> None:
+    rng = np.random.default_rng(0)
+    samples = [
+        {"rows": rng.integers(6, size=8), "x": rng.standard_normal((8, 1, 128)).astype(np.float32)} for _ in range(8)
+    ]
+    for overrides in ({}, {"mode": "weight-only", "embeddings": "int4"}):
+        report = quantize(make_lookup(), samples, overrides={"latency": False, **overrides}).report
+        assert report.output_bytes < (0.2 if overrides else 0.3) * report.source_bytes
+        assert report.figures[0].sqnr_db > (15 if overrides else 30)
