@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxq.arrays import Shape
+from onnxq.arrays import Array, Shape
 from onnxq.graph import Dims, GraphIndex, NodeRef, fold_constants, infer_shapes
 from onnxq.passes.base import RunContext
 from onnxq.passes.patterns import Edit, Step, rewrite_nodes
@@ -206,6 +206,15 @@ def _list_sizes(groups: Sequence[str], wanted: Sequence[str], sizes: Mapping[str
     return (*[_SAME] * alone, *known)
 
 
+def _read_stack(index: GraphIndex, node: NodeRef, k: int) -> Array | None:
+    """The constant matrices that a node alone reads as its input k; None for others, and for small ones."""
+    tensor = index.find_input(node, k)
+    stack = index.input_value(node, k)
+    if tensor is None or stack is None or stack.ndim < 3 or not index.is_owned(tensor):
+        return None
+    return stack if math.prod(stack.shape[-2:]) >= _WORTH_A_NODE else None
+
+
 @rewrite_nodes("stacks")
 def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Make a product with a stack of constant matrices, as experts have, one for each: engines quantize matrices alone.
@@ -214,15 +223,12 @@ def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
     float .6 to 1.05.
     """
     index = edit.index
-    stack = index.input_value(node, 1) if node.is_onnx("MatMul") else None
+    stack = _read_stack(index, node, 1) if node.is_onnx("MatMul") else None
     data = index.find_input(node, 0)
     dims = index.find_shape(data)
-    if stack is None or stack.ndim < 3 or dims is None or index.is_constant(data):
+    if stack is None or dims is None or index.is_constant(data):
         return
     matrices = stack.reshape(-1, *stack.shape[-2:])
-    # A stack that several products read is stored once.
-    if matrices[0].size < _WORTH_A_NODE or len(index.list_consumers(index.find_input(node, 1))) > 1:
-        return
     axes = [axis for axis, size in enumerate(stack.shape[:-2], len(dims) - stack.ndim) if size > 1]
     if len(dims) == 2 and stack.ndim == 3:
         # The same rows for all: one matrix with the columns of all.
@@ -243,7 +249,7 @@ def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
         edit.replace_node(node, "Concat", products, {"axis": axis})
     else:
         return
-    yield f"{node.name}: {len(matrices)} matrices instead of a stack"
+    yield f"{node.name}: a MatMul for each matrix of a stack"
 
 
 @rewrite_nodes("lookups")
@@ -268,9 +274,9 @@ def flatten_tables(edit: Edit, node: NodeRef) -> Iterator[str]:
     So exporters write experts that are chosen at run time: the weights of each token's own.
     """
     index = edit.index
-    stack = index.input_value(node, 0) if node.looks_up(0) else None
+    stack = _read_stack(index, node, 0) if node.looks_up(0) else None
     rank = index.find_rank(index.find_input(node, 1))
-    if stack is None or rank is None or stack.ndim < 3 or stack[0].size < _WORTH_A_NODE:
+    if stack is None or rank is None:
         return
     edit.set_constant(node.make_edge(0), stack.reshape(len(stack), -1))
     shape = edit.add_integers(node.scope, f"{node.name}/shape", [*[_SAME] * rank, *stack.shape[1:]])

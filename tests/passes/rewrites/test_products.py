@@ -220,6 +220,11 @@ def test_other_lookups_stay(lookup: ModelProto) -> None:
     assert_untouched(write_lookups, lookup)
 
 
+def test_a_stack_of_several_lookups_stays() -> None:
+    text = "g (int64[T] rows) => (float y, float z) { y = Gather(w, rows) z = Gather(w, last) }"
+    assert_untouched(flatten_tables, make_lookup(text))
+
+
 def test_experts_of_each_row_are_stored_in_integers() -> None:
     rng = np.random.default_rng(0)
     samples = [
