@@ -206,7 +206,8 @@ def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
         return
     if node.is_transposed:
         # A matrix for each of several readers, such as the steps of a cell, would not be smaller.
-        if not op.owns_constants(edit.index):
+        matrix = edit.index.find_input(node, 1)
+        if matrix is None or not edit.index.is_owned(matrix):
             return
         edit.set_constant(node.make_edge(1), op.weight.T)
     edit.replace_node(node, "MatMul", node.inputs[:2])
