@@ -78,7 +78,6 @@ REWRITES = tuple(
         ("pool", single_nodes.replace_reduce_mean),
         ("pad", single_nodes.fold_pad),
         ("axes", single_nodes.write_axes),
-        ("gemms", single_nodes.write_out_gemms),
         # By the values that masks have in the file.
         (MASKED_ROWS, whole.level_masked_rows),
         ("masks", whole.bound_masks),
@@ -91,6 +90,8 @@ REWRITES = tuple(
         ("scalars", fold_scalars),
         # Behind what gives operators their biases.
         ("biases", whole.fuse_biases),
+        # Behind what would take in a Sub of zeros.
+        ("gemms", single_nodes.write_out_gemms),
     )
 )
 

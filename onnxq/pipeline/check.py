@@ -11,7 +11,7 @@ from itertools import chain, repeat
 from onnx import TensorProto
 
 from onnxq.arrays import ArrayDict
-from onnxq.backends import find_backend, split_target
+from onnxq.backends import find_backend, find_target, split_target
 from onnxq.backends.base import WEIGHTED_OPS
 from onnxq.backends.engine import Timing
 from onnxq.data.synthetic import make_synthetic
@@ -306,9 +306,16 @@ def explain_slowness(plan: Plan, title: str) -> str:
         )
     data = [site for site in plan.all_sites if site.role.is_measured]
     if not data:
-        return (
+        text = (
             "weights alone are quantized, which saves bytes and not arithmetic: it pays where few positions are "
             "computed at a time; `bench` times other shapes, and `mode: static` computes in integers"
+        )
+        shared = any(len(site.named_consumers) > 1 for site in plan.sites)
+        if not shared or not find_target(plan.target).times_itself:
+            return text
+        return (
+            f"{text}; {title} has a kernel for weights that one node reads: with `emit: nbits` and "
+            "`weights: {granularity: block}` others have it, too"
         )
     text = "what runs in integers saves less than quantizing and dequantizing costs on this machine"
     if any(site.spec.dynamic for site in data):

@@ -189,6 +189,9 @@ APART = {"MatMulNBits": 1, "Sub": 1, "Relu": 1, "Neg": 1}
         ("y = Gemm(x, w)", {"MatMulNBits": 1}),
         ("h = Gemm(x, w, b) r = Relu(h) y = Neg(r)", APART),
         ("m = MatMul(x, w) h = Add(b, m) r = Relu(h) y = Neg(r)", APART),
+        # ONNX Runtime looks for int8 products in front of these.
+        ("m = MatMul(x, w) r = Relu(m) y = Neg(r)", APART),
+        ("m = Gemm(x, w) r = Relu(m) y = Neg(r)", APART),
         ("y = Gemm<beta=0.5>(x, w, b)", {"MatMulNBits": 1, "Sub": 1}),
         ("y = Gemm<alpha=0.5>(x, w)", {"Gemm": 1}),
         # One bias for several layers.

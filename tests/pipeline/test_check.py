@@ -93,12 +93,17 @@ def plans() -> dict[str, Plan]:
     """Plans of one network by their mode."""
     static, weights = (quantize(residual(), images(), mode=mode).plan for mode in ("static", "weight-only"))
     choice = PlacementChoice(method=PlacementMethod.MEASURED)
-    return {"static": static, "weight-only": weights, "measured": replace(static, placement=choice)}
+    (edge, *_) = weights.sites[0].named_consumers
+    shared = replace(weights, sites=(replace(weights.sites[0], consumers=(edge, replace(edge, node="other"))),))
+    return {
+        "static": static, "weight-only": weights, "shared": shared, "measured": replace(static, placement=choice),
+    }  # fmt: skip
 
 
 ADVICE = {
     "static": "`placement='measured'` looks",
     "weight-only": "saves bytes and not arithmetic",
+    "shared": "with `emit: nbits`",
     "measured": "it was the fastest of the placements timed",
 }
 
@@ -109,6 +114,8 @@ def test_what_is_said_of_a_slower_model_fits_its_plan(plans: dict[str, Plan], mo
     assert advice in text
     # Placements of pairs on activations are timed, of which weights alone have none.
     assert ("placement='measured'" in text) == (mode == "static")
+    assert ("nbits" in text) == (mode == "shared")
+    assert "nbits" not in explain_slowness(replace(plans["shared"], target="openvino"), "OpenVINO")
 
 
 def test_the_sample_that_is_timed_is_the_first_everywhere() -> None:
