@@ -192,6 +192,10 @@ APART = {"MatMulNBits": 1, "Sub": 1, "Relu": 1, "Neg": 1}
         # ONNX Runtime looks for int8 products in front of these.
         ("m = MatMul(x, w) r = Relu(m) y = Neg(r)", APART),
         ("m = Gemm(x, w) r = Relu(m) y = Neg(r)", APART),
+        (
+            "m = MatMul(x, w) n = MatMul(x, v) a = Add(m, n) y = Relu(a)",
+            {"MatMulNBits": 2, "Sub": 2, "Add": 1, "Relu": 1},
+        ),
         ("y = Gemm<beta=0.5>(x, w, b)", {"MatMulNBits": 1, "Sub": 1}),
         ("y = Gemm<alpha=0.5>(x, w)", {"Gemm": 1}),
         # One bias for several layers.
