@@ -15,14 +15,14 @@ for that reader among the inputs of If, where it is not, and ends the process (O
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from onnxq.arrays import is_float
 from onnxq.backends import find_target
 from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, replace_items, verify_graph
-from onnxq.graph.base import MOVING_OPS
+from onnxq.graph.base import MOVING_OPS, QUANTIZE
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_products import write_integer_products
 from onnxq.graph.nbits import write_nbits
@@ -33,11 +33,13 @@ from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, name_part
 from onnxq.progress import Progress, silent
-from onnxq.sites import Names, Role, TensorId
+from onnxq.sites import Edge, Names, TensorId
 from onnxq.spec import FloatType
 
 # ORT moves a DequantizeLinear through these, or they keep integers integers.
 _TRANSPARENT = MOVING_OPS | {"ReduceMax", "ReduceMin", "Concat", "Tile"}
+# What ONNX Runtime joins to a product, or looks for an int8 product in front of.
+_JOINED = {"MatMul": ("Add", "Relu", "Clip"), "Gemm": ("Relu", "Clip")}
 # Nodes of that kind in a row; exporters write two or three.
 _REACH = 6
 
@@ -103,17 +105,19 @@ def _is_quantized_behind(index: GraphIndex, node: NodeRef) -> bool:
     return False
 
 
-def unfuse_matmul_bias(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
-    """A copy in which ORT keeps these MatMuls as MatMuls: their bias [N] becomes [1, .., N], or is subtracted negated.
+def keep_products(proto: ModelLike, nodes: Sequence[str], paired: Collection[Edge]) -> ModelLike:
+    """A copy in which ORT finds the integer kernels of these products, whose weights are quantized.
 
-    ORT's MatMulAddFusion makes Gemm of MatMul + Add([N]) when the input is 2-D, or of higher rank with only static
-    dimensions, before it looks for quantized groups; without a pair behind it that Gemm stays float (0.36x on a
-    transformer of fixed shape). An Add of [1, .., 1, N] as long as the input's rank escapes it for rank 3 and up; for
-    2-D inputs Sub(x, -b) does, to the same bits: x - (-b) = x + b.
+    paired: inputs behind pairs. Before ORT looks for quantized groups, its MatMulAddFusion makes Gemm of MatMul + Add
+    when the data is 2-D, or of higher rank with only static dimensions and the Add of [N]; without a pair behind it
+    that Gemm stays float (0.36x on a transformer of fixed shape), and takes in the activation behind it. An Add of
+    [1, .., 1, N] as long as the input's rank escapes it for rank 3 and up; for 2-D inputs Sub(x, -b) does, to the same
+    bits: x - (-b) = x + b; a Sum for computed operands. In front of a Relu or Clip that one node reads, ORT 1.32 takes
+    the product for the front of a QuantizeLinear, and gives up where none is: a Sum of one operand keeps it from that.
 
     For MatMuls that will be quantized without a pair on their output; left float or with a pair behind, Gemm is fine.
     The bias is a copy of its own, so other readers of it see no change. Nodes that ORT fuses nothing of stay: other
-    operators, and MatMuls without an Add of a constant, or whose bias has the form already.
+    operators, and MatMuls whose bias has the form already, or that become MatMulNBits with it.
 
     Raises ModelError for a node that is not there.
     """
@@ -121,31 +125,46 @@ def unfuse_matmul_bias(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     index = get_index(infer_shapes(proto))
     edit = Edit(proto)
     changed = [
-        name for name in dict.fromkeys(nodes) if _rewrite_bias(index, edit, index.find_node(name))
+        name
+        for name in dict.fromkeys(nodes)
+        if _keep_product(index, edit, index.find_node(name), paired)
     ]
     return edit.export() if changed else proto
 
 
-def _rewrite_bias(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
-    """Give the Add behind a MatMul another form; False where ORT makes no Gemm of it."""
-    reader = index.find_reader(node.result, "Add") if node.is_onnx("MatMul") else None
+def _keep_product(index: GraphIndex, edit: Edit, node: NodeRef, paired: Collection[Edge]) -> bool:
+    """Give the reader of a product another form; False where ORT joins nothing to it."""
+    kinds = _JOINED.get(node.op_type, ())
+    reader = index.find_reader(node.result, *kinds) if kinds and not node.domain else None
     if reader is None:
         return False
-    add = reader[0]
-    k = 1 - reader[1]
-    bias = index.input_value(add, k)
-    rank = index.find_rank(node.result)
-    if bias is None or not is_float(bias) or (rank is not None and rank >= 3 and bias.ndim >= 3):
+    behind, k = reader
+    rank = index.find_rank(node.result) or 0
+    deep = rank >= 3
+    bias = index.input_value(behind, 1 - k)
+    if behind.op_type != "Add":
+        last = index.find_reader(behind.result)
+        if last is None or last[0].op_type == QUANTIZE or last[0].make_edge(last[1]) in paired:
+            return False
+        edit.append(node, [("Sum", (), {})])
+    elif bias is None:
+        if deep or behind.make_edge(k) in paired:
+            return False
+        edit.replace_node(behind, "Sum", behind.inputs)
+    elif not is_float(bias):
         return False
-    if rank is not None and rank >= 3:
+    elif deep:
+        # MatMulNBits, which weights alone become, takes biases of [N].
+        if bias.ndim >= 3 or node.make_edge(0) not in paired:
+            return False
         shaped = bias.reshape((1,) * (rank - bias.ndim) + bias.shape)
         edit.read(
-            add.make_edge(k),
-            edit.add_constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped),
+            behind.make_edge(1 - k),
+            edit.add_constant(behind.scope, f"{behind.inputs[1 - k]}/rank{rank}", shaped),
         )
     else:
-        negated = edit.add_constant(add.scope, f"{add.inputs[k]}/negated", -bias)
-        edit.replace_node(add, "Sub", (node.outputs[0], negated))
+        negated = edit.add_constant(behind.scope, f"{behind.inputs[1 - k]}/negated", -bias)
+        edit.replace_node(behind, "Sub", (node.outputs[0], negated))
     return True
 
 
@@ -179,7 +198,13 @@ def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
     proto = _with_biases(state, plan)
     target = find_target(plan.target)
     if target.quantizes_alone:
-        proto = unfuse_matmul_bias(proto, _list_quantized_matmuls(plan))
+        paired = {
+            edge
+            for site in plan.all_sites
+            if site.role.is_measured
+            for edge in site.named_consumers
+        }
+        proto = keep_products(proto, _list_products(plan), paired)
     done = guard_float(emit_pairs(proto, plan, progress), plan.float_nodes)
     # Only the types the model declared itself: inferred ones let ORT fuse more, and not for the better.
     declared = {value.name for value in state.named.graph.value_info}
@@ -225,21 +250,16 @@ def _with_biases(state: FloatState, plan: Plan) -> ModelLike:
     return replace_biases(ensure_opset(state.model, plan.opset), plan)
 
 
-def _list_quantized_matmuls(plan: Plan) -> Names:
-    """Consumers of quantized weights whose activations are quantized too, on scales in the file, by node name."""
-    # Where a plan quantizes activations, it does at every weight; else only pairs that the model came with do.
-    read = {
-        edge.node
-        for site in plan.all_sites
-        if site.role is Role.ACTIVATION
-        for edge in site.named_consumers
-    }
+def _list_products(plan: Plan) -> Names:
+    """Consumers of quantized weights that ONNX Runtime has to find the kernels of, by node name."""
     # These become operators on integers, whose bias ORT takes into the kernel in any form.
     dynamic = {
         edge.node for site in plan.sites if site.spec.dynamic for edge in site.named_consumers
     }
-    weights = [
-        edge.node for site in plan.sites if site.role.is_weight for edge in site.named_consumers
-    ]
-    static = any(site.role is Role.ACTIVATION for site in plan.sites)
-    return tuple(name for name in weights if (static or name in read) and name not in dynamic)
+    return tuple(
+        edge.node
+        for site in plan.sites
+        if site.role.is_weight and plan.nbits is None
+        for edge in site.named_consumers
+        if edge.node not in dynamic
+    )

@@ -197,16 +197,10 @@ def replace_reduce_mean(edit: Edit, node: NodeRef) -> Iterator[str]:
 def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Make a Gemm of a constant matrix a MatMul and a Sub: in ORT only the former has kernels for weights alone.
 
-    Of a MatMul and an Add on rows ORT makes a Gemm again, with the activation behind them in it: it takes a Sub, too.
-    So does a MatMul in front of an Add of computed rows, or of a Relu or Clip, behind which ORT 1.32 looks for the
-    QuantizeLinear of an int8 product, and gives up where none is.
+    Of a MatMul and an Add ORT would make a Gemm again, with the activation behind them in it.
     """
-    op = find_linear(edit.index, node) if node.is_onnx("Gemm", "MatMul") else None
+    op = find_linear(edit.index, node) if node.is_onnx("Gemm") else None
     if op is None or node.transposes_data or node.read_float("alpha", 1.0) != 1.0:
-        return
-    readers = ("Relu", "Clip", "Add") if op.rank <= 2 else ("Relu", "Clip")
-    joined = op.last is node and edit.index.find_reader(node.result, *readers) is not None
-    if node.op_type == "MatMul" and not joined and (op.last is node or op.rank > 2):
         return
     if node.is_transposed:
         # A matrix for each of several readers, such as the steps of a cell, would not be smaller.
@@ -215,15 +209,12 @@ def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
             return
         edit.set_constant(node.make_edge(1), op.weight.T)
     edit.replace_node(node, "MatMul", node.inputs[:2])
-    if op.last is not node or op.bias.any() or joined:
-        # A single 0 would be optimized away.
-        bias = np.broadcast_to(-op.bias, op.channels).astype(op.weight.dtype)
-        negated = edit.add_constant(node.scope, f"{node.name}/negated", bias)
-        if op.last is node:
-            edit.append(node, [("Sub", (negated,), {})])
-        else:
-            edit.replace_node(op.last, "Sub", [node.outputs[0], negated])
-    yield f"{node.name}: MatMul and Sub, for kernels of weights alone"
+    if op.bias.any():
+        negated = edit.add_constant(
+            node.scope, f"{node.name}/negated", -op.bias.astype(op.weight.dtype)
+        )
+        edit.append(node, [("Sub", (negated,), {})])
+    yield f"{node.name}: MatMul instead of Gemm"
 
 
 def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:

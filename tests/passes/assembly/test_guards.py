@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 from onnx import ModelProto
 
+from onnxq import quantize
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import limit_sums
-from onnxq.passes.assembly import guard_float, unfuse_matmul_bias
+from onnxq.passes.assembly import guard_float, keep_products
 from onnxq.runtime import optimize_graph
+from onnxq.sites import Edge
 from tests.passes.kit import assert_same, constant, feeds_for, in_branch, infer, ops, parse, read_by
 
 F = np.float32
@@ -172,6 +174,9 @@ def test_an_unknown_node_is_an_error() -> None:
 WEIGHT = limit_sums(*[RNG.integers(-127, 128, (64, 48)).astype(np.int8)] * 2, [(1, 0)])
 BIAS = RNG.standard_normal(48).astype(F)
 
+# The data of both products of the test networks.
+PAIRED = [Edge("m/MatMul", 0), Edge("k/MatMul", 0)]
+
 SHAPES = {
     "2-D": "7,64",
     "2-D dynamic": "M,64",
@@ -204,16 +209,16 @@ def test_the_matmul_stays_an_integer_matmul(name: str, flip: bool) -> None:
     if "dynamic" not in name or name.startswith("2"):
         assert "MatMulIntegerToFloat" not in ops(optimize_graph(model))  # why the rewrite is there
         assert ops(optimize_graph(model))["Gemm"] == 1
-    result = unfuse_matmul_bias(model, ["m/MatMul"])
+    result = keep_products(model, ["m/MatMul"], PAIRED)
     assert ops(optimize_graph(result))["MatMulIntegerToFloat"] == 1
     assert "Gemm" not in ops(optimize_graph(result))
     assert_same(model, result, rtol=0)
 
 
 def test_the_forms() -> None:
-    deep = unfuse_matmul_bias(quantized(SHAPES["4-D"]), ["m/MatMul"])
+    deep = keep_products(quantized(SHAPES["4-D"]), ["m/MatMul"], PAIRED)
     assert constant(deep, "y/Add", 1).shape == (1, 1, 1, 48)
-    flat = unfuse_matmul_bias(quantized(SHAPES["2-D"]), ["m/MatMul"])
+    flat = keep_products(quantized(SHAPES["2-D"]), ["m/MatMul"], PAIRED)
     assert [(node.name, node.op_type) for node in flat.graph.node][-1] == ("y/Add", "Sub")
     np.testing.assert_array_equal(constant(flat, "y/Add", 1), -BIAS)
 
@@ -227,21 +232,60 @@ def test_the_forms() -> None:
 )
 def test_others_may_read_the_bias(add: str, tail: str, products: int) -> None:
     model = quantized(SHAPES["3-D"], add, tail)
-    result = unfuse_matmul_bias(model, ["m/MatMul", "k/MatMul", "m/MatMul"] if products == 2 else ["m/MatMul"])
+    result = keep_products(model, ["m/MatMul", "k/MatMul", "m/MatMul"] if products == 2 else ["m/MatMul"], PAIRED)
     assert ops(optimize_graph(result))["MatMulIntegerToFloat"] == products
     assert products == 2 or constant(result, "y/Mul", 1).shape == (48,)
     assert_same(model, result, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "tail", "end"),
+    [
+        ("3-D", "", "r = Relu(m) y = Neg(r)"),
+        ("2-D dynamic", "", "r = Clip(m) y = Neg(r)"),
+        ("2-D dynamic", "k = MatMul(d, v)", "a = Add(m, k) y = Neg(a)"),
+        ("2-D", "k = Neg(b)", "a = Relu(k) e = Neg(m) y = Add(e, a)"),
+    ],
+    ids=["relu", "clip", "products", "other readers"],
+)
+def test_other_readers_are_kept_apart(name: str, tail: str, end: str) -> None:
+    model = quantized(SHAPES[name], end, tail)
+    products = ops(model)["MatMul"]
+    result = keep_products(model, ["m/MatMul", "k/MatMul"][:products], PAIRED)
+    assert (result is model) == ("Relu(k)" in end)
+    if result is not model:
+        assert ops(optimize_graph(model))["MatMulIntegerToFloat"] < products  # why the rewrite is there
+    assert ops(optimize_graph(result))["MatMulIntegerToFloat"] == products
+    assert_same(model, result, rtol=1e-6)
+
+
+def test_readers_behind_pairs_stay() -> None:
+    model = quantized(SHAPES["2-D"], "k = Neg(m) a = Add(m, k) y = Neg(a)")
+    assert keep_products(model, ["m/MatMul"], PAIRED) is model
+    model = quantized(SHAPES["2-D"], "a = Add(m, k) y = Neg(a)", "k = MatMul(d, v)")
+    assert keep_products(model, ["m/MatMul"], [*PAIRED, Edge("a/Add", 0)]) is model
+    model = quantized(SHAPES["2-D"], "r = Relu(m) y = Neg(r)")
+    assert keep_products(model, ["m/MatMul"], [*PAIRED, Edge("y/Neg", 0)]) is model
+
+
+def test_a_gemm_whose_relu_is_not_quantized_computes_in_integers() -> None:
+    text = "g (float[T,64] x) => (float[T,64] y) { h = Gemm(x, w, b) r = Relu(h) y = Neg(r) }"
+    weights = {"w": RNG.standard_normal((64, 64)).astype(F) / 8, "b": RNG.standard_normal(64).astype(F)}
+    samples = [{"x": RNG.standard_normal((8, 64)).astype(F)} for _ in range(4)]
+    rules = [{"op": "Gemm", "set": {"quantize": True}}]
+    model = quantize(parse(text, **weights), samples, overrides={"rules": rules}).model
+    assert ops(optimize_graph(model)) == {"QuantizeLinear": 1, "QGemm": 1, "Sum": 1, "Relu": 1, "Neg": 1}
+
+
 def test_twice_changes_nothing_more() -> None:
     for shape in (SHAPES["3-D"], SHAPES["2-D"]):
-        once = unfuse_matmul_bias(quantized(shape), ["m/MatMul"])
-        assert unfuse_matmul_bias(once, ["m/MatMul"]) is once
+        once = keep_products(quantized(shape), ["m/MatMul"], PAIRED)
+        assert keep_products(once, ["m/MatMul"], PAIRED) is once
 
 
 def test_a_bias_inside_a_branch() -> None:
     model = in_branch(quantized(SHAPES["3-D"]))
-    result = unfuse_matmul_bias(model, ["m/MatMul"])
+    result = keep_products(model, ["m/MatMul"], [GraphIndex(model).find_node("m/MatMul").make_edge(0)])
     assert result is not model
     assert_same(model, result, rtol=0)
 
@@ -258,17 +302,17 @@ def test_a_bias_inside_a_branch() -> None:
 )
 def test_nothing_to_do_changes_nothing(add: str, other: dict[str, np.ndarray]) -> None:
     model = quantized(SHAPES["3-D"], add, **other)
-    assert unfuse_matmul_bias(model, ["m/MatMul"]) is model
+    assert keep_products(model, ["m/MatMul"], PAIRED) is model
 
 
 def test_an_unknown_product_is_an_error() -> None:
     with pytest.raises(ModelError, match="m/MatMull"):
-        unfuse_matmul_bias(quantized("7,64"), ["m/MatMull"])
+        keep_products(quantized("7,64"), ["m/MatMull"], PAIRED)
 
 
 def test_optimized_and_not_agree() -> None:
     """MatMulIntegerToFloat multiplies integers and scales once; only the last bits differ."""
-    model = unfuse_matmul_bias(quantized(SHAPES["3-D"]), ["m/MatMul"])
+    model = keep_products(quantized(SHAPES["3-D"]), ["m/MatMul"], PAIRED)
     feeds = {"x": RNG.standard_normal((2, 7, 64)).astype(F)}
     (off,), (on,) = infer(model, feeds), infer(model, feeds, optimize=True)
     np.testing.assert_allclose(on, off, rtol=0, atol=3e-7 * np.abs(off).max())
