@@ -20,7 +20,7 @@ from onnx import TensorProto
 from onnxq.arrays import Array
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE, NodeRefs
-from onnxq.sites import Edge, Edges, Names, Role, Site, TensorId, split_scope
+from onnxq.sites import Edge, Names, Role, Site, TensorId, split_scope
 
 # ONNX Runtime has operators of these names in a domain of its own.
 _DOMAINS = ("", "com.microsoft")
@@ -183,11 +183,6 @@ def _find_producer(index: GraphIndex, tensor: TensorId | None, *op_types: str) -
     return node if _is_op(node, *op_types) else None
 
 
-def list_readers(index: GraphIndex, chain: Chain) -> Edges:
-    """The inputs that read the result of the chain."""
-    return index.list_consumers(chain.last.result)
-
-
 def list_operators(index: GraphIndex, chain: Chain) -> Names:
     """Operators that read the dequantized tensor, each once; without readers, the one that makes it."""
     if chain.lookup is not None:
@@ -228,7 +223,7 @@ def find_site(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
         return chain.last.result
     if chain.source is None:
         return TensorId(chain.quantize.inputs[0], chain.quantize.scope)
-    edges = list_readers(index, chain)
+    edges = index.list_consumers(chain.last.result)
     if len(edges) == 1 and _count_pairs(index, chain.source) > 1:
         return edges[0]
     return chain.source

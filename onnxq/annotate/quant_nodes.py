@@ -264,13 +264,12 @@ class _Writer:
         """Put the pair of one quantizer, or its steps, in its place."""
         node = quantizer.node
         name = node.inputs[0]
-        source = name
         value = self.index.input_value(node, 0)
         if value is not None:
             value = _apply_steps(quantizer.steps, value.astype(np.float32), _compute)
         if spec is None:
             source = (
-                self._write_steps(quantizer, source)
+                self._write_steps(quantizer, name)
                 if value is None
                 else self._add(node, name, "rounded", value)
             )
@@ -297,7 +296,7 @@ class _Writer:
                 node, name, "quantized", np.clip(codes, spec.qmin, spec.qmax), spec
             )
         else:
-            source = source if quantizer.exact else self._write_steps(quantizer, source)
+            source = name if quantizer.exact else self._write_steps(quantizer, name)
             source = self._write_quantize(node, name, source, inputs, attrs, spec, quantizer.grid)
         self.editor.replace_node(node, DEQUANTIZE, [source, *inputs], attrs=attrs)
 
@@ -312,7 +311,7 @@ class _Writer:
         grid: _Grid,
     ) -> str:
         editor = self.editor
-        result = self.editor.fresh(f"{base}/quantized")
+        result = editor.fresh(f"{base}/quantized")
         name = editor.fresh(f"{base}/{QUANTIZE}")
         editor.insert_node(
             node.scope,

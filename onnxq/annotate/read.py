@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, helper
 
 from onnxq.annotate.bits import (
     Inspection,
@@ -107,7 +106,7 @@ def list_pair_nodes(proto: ModelProto) -> list[NodeProto]:
 def set_attribute(node: NodeProto, bits: int) -> None:
     """Set the attribute `bits` of a node."""
     drop_attribute(node)
-    node.attribute.append(onnx.helper.make_attribute(ATTRIBUTE, bits))
+    node.attribute.append(helper.make_attribute(ATTRIBUTE, bits))
 
 
 def drop_attribute(node: NodeProto) -> int | None:

@@ -184,14 +184,13 @@ class Dataset:
         return self._choose([self._indices[position] for position in positions])
 
     def _choose(self, indices: Sequence[int], extend: Extend | None = None) -> Dataset:
-        extend = extend or self._extend
         return Dataset(
             self._source,
             self.inputs,
             indices,
             title=self._title,
             synthetic=self.synthetic,
-            extend=extend,
+            extend=extend or self._extend,
         )
 
     def _batch_axes(self) -> dict[str, int] | None:

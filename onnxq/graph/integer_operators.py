@@ -152,20 +152,19 @@ class _OperatorWriter(NodeWriter):
         attrs = {} if form.op in _FREE_OF_ATTRIBUTES else self.node.attrs
         attrs = {key: value for key, value in attrs.items() if key not in _OWN}
         out = self.node.outputs[0]
-        name = self.node.name
+
+        def write_float(output: str = "") -> str:
+            return self.add(form.op, operands, output, name=self.node.name, **attrs)
+
         # The operator gives integers: Round takes the float rounding off its products.
         if form.sums:
-            made = self.add("Round", [self.add(form.op, operands, name=name, **attrs)])
-            self.add("Cast", [made], out, to=int(TensorProto.INT32))
+            self.add("Cast", [self.add("Round", [write_float()])], out, to=int(TensorProto.INT32))
         elif any(result):
-            made = self.add(
-                form.op, operands, self.editor.fresh(self.name_float(out)), name=name, **attrs
-            )
-            self.quantize(made, out, result)
+            self.quantize(write_float(self.editor.fresh(self.name_float(out))), out, result)
         elif form.float_bias and any(bias):
-            self.add("Add", [self.add(form.op, operands, name=name, **attrs), *bias], out)
+            self.add("Add", [write_float(), *bias], out)
         else:
-            self.add(form.op, operands, out, name=name, **attrs)
+            write_float(out)
 
     def move(self) -> None:
         """Let the node move floats, where the numbers of what it moves are known."""

@@ -279,16 +279,21 @@ def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[Functi
     return [like.functions[k] for k in sorted(called)]
 
 
-def remove_unneeded(graph: GraphProto) -> None:
-    """Take out, in place, the nodes and initializers that no output of the graph depends on: ORT computes them all."""
+def find_needed(graph: GraphProto, order: Sequence[NodeProto]) -> set[str]:
+    """The tensors that the outputs of a graph depend on, themselves included. order: its nodes, as they run."""
     needed = {value.name for value in graph.output}
-    nodes = []
     # Backwards, so that all readers of a tensor are seen before its maker.
-    for node in reversed(sort_nodes(graph)):
+    for node in reversed(order):
         if needed.intersection(node.output):
             needed.update(list_reads(node))
-            nodes.append(node)
-    replace_items(graph.node, reversed(nodes))
+    return needed
+
+
+def remove_unneeded(graph: GraphProto) -> None:
+    """Take out, in place, the nodes and initializers that no output of the graph depends on: ORT computes them all."""
+    order = sort_nodes(graph)
+    needed = find_needed(graph, order)
+    replace_items(graph.node, [node for node in order if needed.intersection(node.output)])
     replace_items(
         graph.initializer, [tensor for tensor in graph.initializer if tensor.name in needed]
     )

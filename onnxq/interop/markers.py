@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
+from onnx import ModelProto, helper
 
 from onnxq.backends import Target
 from onnxq.backends import find_target as engine_of
@@ -39,7 +39,7 @@ _NATIVE_BITS = 4
 class Marked:
     """The float network without markers, and a calibrated plan for it."""
 
-    model: onnx.ModelProto
+    model: ModelProto
     plan: Plan
     # Name of each quantizer -> its sites in the plan.
     sites: Mapping[str, tuple[Site, ...]]
@@ -104,7 +104,7 @@ class _Stripper:
 
     def __init__(
         self,
-        proto: onnx.ModelProto,
+        proto: ModelProto,
         index: GraphIndex,
         markers: tuple[Marker, ...],
         flow: Flow,
@@ -119,7 +119,7 @@ class _Stripper:
         # Marker -> the Identity in its place.
         self.stand_ins: dict[str, str] = {}
 
-    def strip_markers(self) -> tuple[onnx.ModelProto, SitePlans]:
+    def strip_markers(self) -> tuple[ModelProto, SitePlans]:
         """The float model, and the site of every group in it."""
         for marker in self.markers:
             if marker.node.name not in self.flow.carriers:
@@ -246,7 +246,7 @@ def _choose_storage(spec: QuantSpec, engine: Target, op_type: str) -> QuantSpec:
     return packed if engine.capability(packed, Role.WEIGHT, op_type) is not None else spec
 
 
-def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
+def _keeps_sites(sites: Iterable[SitePlan], proto: ModelProto) -> bool:
     """True when the model still has every site and every reader of it."""
     index = GraphIndex(proto)
     nodes = index.named
@@ -269,7 +269,7 @@ def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
 
 
 def _make_plan(
-    proto: onnx.ModelProto,
+    proto: ModelProto,
     sites: SitePlans,
     engine: Target,
     name: str,
@@ -302,7 +302,7 @@ def _make_plan(
 
 def _narrow_plan(plan: Plan, kind: FloatType) -> Plan:
     """The plan of a network that was trained in a narrow type: its levels are those of scales of that type."""
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.onnx_type)
+    dtype = helper.tensor_dtype_to_np_dtype(kind.onnx_type)
     sites = []
     for site in plan.sites:
         if site.qparams is not None:

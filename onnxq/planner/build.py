@@ -54,9 +54,9 @@ _LEAST_SHARE = 0.05
 _GOOD_ROWS_DB = 30.0
 # Rows looked at for that, evenly spread: a table may have gigabytes.
 _JUDGED_ROWS = 4096
-# Bits of the types that tables have.
 # The structural id of each tensor.
 Ids = Mapping[TensorId, str]
+# Bits of the types that tables have.
 _WIDTHS = {FloatType.FLOAT32.onnx_type: 32, FloatType.FLOAT16.onnx_type: 16}
 
 

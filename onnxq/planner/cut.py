@@ -179,17 +179,17 @@ class CutProblem:
 
     def compute_costs(self, cpu: MachineCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
-        quantize = {}
-        dequantize: dict[TensorId, float] = {}
-        for use in self.uses:
+        quantize = {
             # A pair that the model came with runs in any case.
-            quantize[use.tensor] = 0.0
-            if not use.paired:
-                us = cpu.predict_quantize(
-                    use.elements, from_conv=use.from_conv, dynamic=self.dynamic
-                )
-                quantize[use.tensor] = us
-            dequantize[use.tensor] = cpu.predict_dequantize(use.elements, to_conv=use.to_conv)
+            use.tensor: 0.0
+            if use.paired
+            else cpu.predict_quantize(use.elements, from_conv=use.from_conv, dynamic=self.dynamic)
+            for use in self.uses
+        }
+        dequantize = {
+            use.tensor: cpu.predict_dequantize(use.elements, to_conv=use.to_conv)
+            for use in self.uses
+        }
         ops = {op.name: self._find_op_cost(op, cpu) for op in self.ops}
         return PlacementCosts(ops=ops, quantize=quantize, dequantize=dequantize)
 
@@ -200,7 +200,6 @@ class CutProblem:
         """
         net = FlowNetwork()
         # The source's side runs in integers: the cut then takes the operator's edge to the sink, at the int8 price.
-        net.add_vertex(_SOURCE), net.add_vertex(_SINK)
         for op in self.ops:
             cost = costs.ops[op.name]
             side = fixed.get(op.name)
@@ -270,9 +269,11 @@ class CutProblem:
             readers = [
                 reader.name
                 for _, reader in self.ops.list_consumers(tensor)
-                if reader is not None and reader.rule.compute and reader.name not in self.apart
+                if reader is not None
+                and reader.rule.compute
+                and reader.name not in self.apart
+                and fixed.get(reader.name) is not False
             ]
-            readers = [name for name in readers if fixed.get(name) is not False]
             # Any reader would do, but a cut can only say that one is needed, not one of several.
             # Without any, the edge to the sink keeps the operator float.
             if readers or fixed.get(op.name) is not True:
@@ -406,7 +407,6 @@ def find_balance(
     """
     costs = {name: problem.compute_costs(table) for name, table in tables.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
-
     float_us = {name: problem.time_us(kind, frozenset()) for name, kind in costs.items()}
     own_us = {name: problem.time_us(kind, own[name]) for name, kind in costs.items()}
 
@@ -489,11 +489,11 @@ def _cut_sums(
         losses = {forecast.cpu: forecast.loss for forecast in balances[-1].forecasts}
         least = min(losses.values())
         most = max(losses.values())
-        if weights or most - least < _EQUAL or most <= 1 + _EQUAL:
+        spread = most - least
+        if weights or spread < _EQUAL or most <= 1 + _EQUAL:
             break
         # From -1 to 1: the kind that loses most gains the whole step, the one that loses least gives it.
         middle = (most + least) / 2
-        spread = most - least
         logs = {
             name: log + step * 2 * (losses[name] - middle) / spread for name, log in logs.items()
         }

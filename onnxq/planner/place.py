@@ -457,6 +457,5 @@ def _adopt_existing(site: SitePlan, frozen: dict[Site, SitePlan]) -> SitePlan:
 def intersect_bounds(bounds: Iterable[Bound]) -> Bound:
     """The intersection of several bounds."""
     lows, highs = zip(*bounds, strict=True)
-    low = [value for value in lows if value is not None]
-    high = [value for value in highs if value is not None]
-    return (max(low) if low else None, min(high) if high else None)
+    low = max((value for value in lows if value is not None), default=None)
+    return low, min((value for value in highs if value is not None), default=None)

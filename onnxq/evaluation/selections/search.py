@@ -25,6 +25,7 @@ from onnxq.graph.scopes import (
     walk_graphs,
 )
 from onnxq.graph.storage import omit_weights, restore_weights
+from onnxq.graph.subgraph import find_needed
 from onnxq.sites import Names, TensorId
 
 # Routers of fused mixtures of experts, written out: the experts that such an operator picks become a tensor.
@@ -282,10 +283,7 @@ class _ChoiceWalk:
         """Fill the fields in."""
         self.makers = {name: node for node in self.graph.node for name in node.output if name}
         order = sort_nodes(self.graph)
-        self.needed = {value.name for value in self.graph.output}
-        for node in reversed(order):
-            if self.needed.intersection(node.output):
-                self.needed.update(list_reads(node))
+        self.needed = find_needed(self.graph, order)
         starts = [
             node.input[k]
             for node in self.graph.node

@@ -27,25 +27,25 @@ from onnxq.sites import TensorId, is_within
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
 _NEVER = (
-    *("Bernoulli", "Dropout", "Multinomial"),
     *RANDOM_OPS,
-    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
-    *(
-        "Optional",
-        "OptionalGetElement",
-        "OptionalHasElement",
-        "SequenceAt",
-        "SequenceConstruct",
-        "SequenceEmpty",
-    ),
-    *(
-        "SequenceErase",
-        "SequenceInsert",
-        "SequenceLength",
-        "SequenceMap",
-        "ConcatFromSequence",
-        "SplitToSequence",
-    ),
+    "Bernoulli",
+    "Dropout",
+    "Multinomial",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "Optional",
+    "OptionalGetElement",
+    "OptionalHasElement",
+    "SequenceAt",
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceErase",
+    "SequenceInsert",
+    "SequenceLength",
+    "SequenceMap",
+    "ConcatFromSequence",
+    "SplitToSequence",
 )
 # A folded tensor may be this much larger than the constants it comes from, or this large: a scalar blown up by Expand
 # or ConstantOfShape is cheaper to compute than to store.
@@ -407,16 +407,17 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
             editor.replace_input(edge, "")
         for t in group:
             editor.remove_initializer(t)
-        shared = deepcopy(plan.tensors[group[0]])
+        first = group[0]
+        shared = deepcopy(plan.tensors[first])
         # The innermost that is, or lies around, those of all.
         scope = next(
             scope
-            for scope in index.list_outwards(group[0].scope)
+            for scope in index.list_outwards(first.scope)
             if all(is_within(t.scope, scope) for t in group)
         )
-        shared.name = (
-            group[0].name if editor.is_free(group[0].name, scope) else editor.fresh(group[0].name)
-        )
+        # A copy has the name of the first.
+        if not editor.is_free(shared.name, scope):
+            shared.name = editor.fresh(shared.name)
         editor.add_tensor(scope, shared)
         for edge in edges:
             editor.replace_input(edge, shared.name)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxq.arrays import Array, ArrayDict, Shape
@@ -54,7 +53,7 @@ def infer_shape_values(index: GraphIndex) -> dict[TensorId, Array]:
     return {
         t: np.array(
             value.items[0] if value.scalar else value.items,
-            onnx.helper.tensor_dtype_to_np_dtype(index.find_dtype(t)),
+            helper.tensor_dtype_to_np_dtype(index.find_dtype(t)),
         )
         for t, value in known.items()
         if None not in value.items and index.find_dtype(t) in _INTEGERS and not index.is_constant(t)
@@ -218,7 +217,7 @@ def move_constant(node: NodeRef, source: Array, dtype: int, shape: Shape | None)
         fits = sorted(perm) == list(range(source.ndim))
         return np.ascontiguousarray(np.transpose(source, perm)) if fits else None
     if node.op_type == "Cast" and node.attrs.get("to") in _WIDER.get(dtype, ()):
-        return source.astype(onnx.helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
+        return source.astype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
     return None
 
 

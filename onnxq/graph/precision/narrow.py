@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-import onnx
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
 from onnxq.arrays import Array, Array64, are_scales, as_float64
 from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, NodeRef
@@ -59,15 +58,15 @@ def _read_schema(
 ) -> tuple[tuple[bool, ...], tuple[bool, ...], bool] | None:
     """For each formal input, then output: whether its type variable takes `narrow`; and whether the last repeats."""
     try:
-        schema = onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
+        schema = defs.get_schema(op_type, opset, "")
+    except defs.SchemaError:
         return None
     wanted = "tensor(float16)" if narrow == TensorProto.FLOAT16 else "tensor(bfloat16)"
     takes = {
         constraint.type_param_str: wanted in constraint.allowed_type_strs
         for constraint in schema.type_constraints
     }
-    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    variadic = defs.OpSchema.FormalParameterOption.Variadic
     repeats = bool(schema.inputs) and schema.inputs[-1].option == variadic
     inputs = tuple(takes.get(formal.type_str, False) for formal in schema.inputs)
     return inputs, tuple(takes.get(formal.type_str, False) for formal in schema.outputs), repeats
@@ -462,7 +461,7 @@ class _TypeWriter:
 
 def make_cast(source: str, target: str, to: int, name: str) -> NodeProto:
     """A Cast node."""
-    return onnx.helper.make_node("Cast", [source], [target], name=name, to=to)
+    return helper.make_node("Cast", [source], [target], name=name, to=to)
 
 
 def _set_attributes(node: NodeProto, kind: int) -> None:

@@ -42,7 +42,6 @@ def cut_casts(problem: PrecisionProblem, kept: Collection[str]) -> frozenset[str
     A tensor costs a Cast where it is made in one type and read in the other, however many read it.
     """
     net = FlowNetwork()
-    net.add_vertex(_WIDE), net.add_vertex(_NARROW)
     for name in problem.bindings:
         op_type = problem.index.find_node(name).op_type
         cost = _INFINITE if op_type in _HEAVY else _MOVED_COST if op_type in MOVES else _WIDE_COST
@@ -113,7 +112,6 @@ def choose_types(
     search = ReasonSearch(problem)
     reasons = search.find_kept() | dict(more or {})
     wide = cut_casts(problem, reasons)
-    order = [name for name in problem.bindings if name in wide]
     narrow = [name for name in problem.bindings if name not in wide]
     limited = tuple(
         edge for name in narrow for edge in search.list_limited(problem.index.find_node(name))
@@ -122,7 +120,9 @@ def choose_types(
         type=problem.kind,
         nodes=sum(bool(problem.list_writes(problem.index.find_node(name))) for name in narrow),
         kept=tuple(
-            reasons.get(name, KeptFloat32(node=name, reason=KeepReason.CASTS)) for name in order
+            reasons.get(name, KeptFloat32(node=name, reason=KeepReason.CASTS))
+            for name in problem.bindings
+            if name in wide
         ),
         limited=limited,
     )
