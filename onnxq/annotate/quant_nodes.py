@@ -137,8 +137,11 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
     ]
     if not left:
         return model, ()
-    text = f"{join_names(left, 3)}: no pair has their levels, so they are float operators"
-    return model, (Caution("W145", f"{len(left)} quantizers of QONNX are no pairs; {text}"),)
+    text = (
+        f"{len(left)} quantizers of QONNX are no pairs; {join_names(left, 3)}: no pair has their levels, so they are "
+        "float operators"
+    )
+    return model, (Caution("W145", text),)
 
 
 def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantizer:
@@ -258,7 +261,8 @@ class _Writer:
     """Writes pairs and float operators in the place of quantizers."""
 
     def __init__(self, index: GraphIndex, editor: Editor[ModelProto]) -> None:
-        self.index, self.editor = index, editor
+        self.index = index
+        self.editor = editor
 
     def write(self, quantizer: _Quantizer, spec: QuantSpec | None) -> None:
         """Put the pair of one quantizer, or its steps, in its place."""

@@ -59,7 +59,7 @@ def read_model(source: ModelSource) -> Model:
     if not has_quant_nodes(model.proto):
         return model
     proto, notes = read_quant_nodes(model.proto)
-    return replace(model, proto=proto, notes=(*model.notes, *notes))
+    return replace(model, proto=proto, notes=model.notes + notes)
 
 
 def _read_attributes(source: ModelSource) -> Model:
@@ -180,7 +180,7 @@ def read_named(source: ModelSource) -> tuple[ModelProto, Cautions]:
     """The model with every node named and functions that hold pairs inlined; and the warnings about it."""
     model = read_model(source)
     proto = name_nodes(model.proto)
-    notes = (*model.notes, *read_notes(proto).problems)
+    notes = model.notes + read_notes(proto).problems
     # Pairs in a function have one name however often it is called, so calls are inlined first.
     holders = [f for f in proto.functions if any(n.op_type in _PAIR_OPS for n in f.node)]
     if not holders:

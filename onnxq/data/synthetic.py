@@ -423,7 +423,9 @@ class _SampleDrawer:
     ) -> None:
         self._rows = rows
         self._lengths = lengths
-        self._inputs, self._shapes, self._seed = tuple(inputs), shapes, seed
+        self._inputs = tuple(inputs)
+        self._shapes = shapes
+        self._seed = seed
         listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         self._decoder = find_decoder(inputs)
         # Symbols of all axes, and the size of those that are as long as the caches.

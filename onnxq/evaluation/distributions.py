@@ -28,7 +28,8 @@ class Distribution:
     """The values of a tensor. axis: of its channels; None where it has none."""
 
     def __init__(self, axis: int | None) -> None:
-        self.axis, self.largest = axis, np.zeros(0, np.float32)
+        self.axis = axis
+        self.largest = np.zeros(0, np.float32)
         self._histogram = Histogram(_FINE)
 
     def add_weight(self, weight: Array, outputs: int) -> None:

@@ -125,8 +125,10 @@ class ConstantSwitches:
     """
 
     def __init__(self, source: ModelLike, *, large: bool) -> None:
-        self.source, self.proto = source, copy_proto(source)
-        self.on, self.off = ArrayDict(), ArrayDict()
+        self.source = source
+        self.proto = copy_proto(source)
+        self.on = ArrayDict()
+        self.off = ArrayDict()
         self.by_name = {
             node.name: node for _, graph in walk_graphs(self.proto.graph) for node in graph.node
         }
@@ -174,7 +176,8 @@ class ConstantSwitches:
 class _ToggleWork(ConstantSwitches):
     def __init__(self, real: GraphIndex, source: ModelLike) -> None:
         super().__init__(source, large=is_large_model(real.proto))
-        self.real, self.index = real, GraphIndex(source)
+        self.real = real
+        self.index = GraphIndex(source)
         self.switches: list[Switch] = []
         self.fixed: list[Refusal] = []
         self.branches: dict[str, NodeProto] = {}

@@ -77,11 +77,9 @@ class GraphIndex(Graph):
     def __init__(self, model: ModelLike) -> None:
         self.proto = proto = bare_proto(model)
         check_names(proto)
-        self._weights, self._libraries, self._provider = (
-            store_of(model),
-            list_libraries(model),
-            find_provider(model),
-        )
+        self._weights = store_of(model)
+        self._libraries = list_libraries(model)
+        self._provider = find_provider(model)
         self.opset: int = find_opset(proto)
         self.functions: Names = tuple(name_function(function) for function in proto.functions)
         # By scope: the scope around it.

@@ -37,7 +37,9 @@ class NodeWriter:
     """Writes nodes of one scope, and their constants, under names that begin with a prefix."""
 
     def __init__(self, editor: Editor[Any], scope: str, prefix: str) -> None:
-        self.editor, self.scope, self.prefix = editor, scope, prefix
+        self.editor = editor
+        self.scope = scope
+        self.prefix = prefix
 
     def add(
         self, op: str, inputs: list[str], output: str = "", *, name: str = "", **attrs: Any
@@ -127,7 +129,9 @@ class _OperatorWriter(NodeWriter):
         numbers: dict[TensorId, Names],
     ) -> None:
         super().__init__(editor, node.scope, node.name)
-        self.index, self.node, self.numbers = index, node, numbers
+        self.index = index
+        self.node = node
+        self.numbers = numbers
 
     def write(self, form: IntegerOperator) -> None:
         """Write the float operator of a form, and the pairs around it."""

@@ -335,8 +335,9 @@ def _settle_imports(proto: ModelProto) -> Cautions:
         replace_items(proto.opset_import, [*versions.values(), *added])
     texts = []
     if doubled:
-        twice = "a domain was imported in two versions"
-        texts.append(f"{twice}; the last one stays, as ONNX Runtime reads it")
+        texts.append(
+            "a domain was imported in two versions; the last one stays, as ONNX Runtime reads it"
+        )
     if added:
         texts.append(f"{', '.join(missing)} was not imported; it is now, as ONNX Runtime reads it")
     return tuple(Caution("W113", text) for text in texts)

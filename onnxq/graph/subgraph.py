@@ -45,7 +45,8 @@ class Cutter(Generic[M]):
     """
 
     def __init__(self, model: M, *, computed: bool = False) -> None:
-        self._model, self._proto = model, bare_proto(model)
+        self._model = model
+        self._proto = bare_proto(model)
         graph = self._proto.graph
         # By name. Sorted: a file need not list its nodes in an order that runs.
         self.nodes: dict[str, NodeProto] = {node.name: node for node in sort_nodes(graph)}
@@ -331,7 +332,7 @@ def cut_front(model: M, behind: Collection[str], types: Mapping[str, ValueInfoPr
     shown = {value.name for value in own}
     new = [types.get(name, ValueInfoProto(name=name)) for name in border if name not in shown]
     replace_items(graph.node, [node for node in graph.node if node.name not in behind])
-    replace_items(graph.output, [*own, *new])
+    replace_items(graph.output, own + new)
     remove_unneeded(graph)
     replace_items(graph.value_info, [value for value in graph.value_info if value.name not in lost])
     return rebuild(model, out)

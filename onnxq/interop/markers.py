@@ -110,7 +110,10 @@ class _Stripper:
         flow: Flow,
         engine: Target,
     ) -> None:
-        self.editor, self.index, self.markers, self.flow = Editor(proto), index, markers, flow
+        self.editor = Editor(proto)
+        self.index = index
+        self.markers = markers
+        self.flow = flow
         self.engine = engine
         # Base of a group -> the tensor under its lasting name.
         self.names: dict[TensorId, TensorId] = {}

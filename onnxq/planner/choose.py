@@ -124,7 +124,7 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
             if cost.int8_us < cost.float_us:
                 cause = "quantizing what it reads and dequantizing what it writes costs more than it saves"
             reasons[op.name] = LeftFloat(op.name, f"int8 would not pay: {cause}", "size")
-    warnings = (*balance.make_warnings(), *_warn_of_transposes(problem, balance.chosen))
+    warnings = balance.make_warnings() + _warn_of_transposes(problem, balance.chosen)
     return Choice(balance.chosen, _sort_reasons(ops, reasons), warnings)
 
 
@@ -303,7 +303,7 @@ def _decide_side(
     requests = problem.requests
     roles = ops.list_roles(op)
     closing = [(Role.ACTIVATION, op.out)] if op.closes_with_pair(problem.config.bias) else []
-    rule = requests.find_float_rule(op.node, [*roles, *closing])
+    rule = requests.find_float_rule(op.node, roles + closing)
     if op.name in ops.complete:
         if rule is None:
             return True, None

@@ -43,10 +43,14 @@ class Placer:
     """Builds the sites of one choice of operators."""
 
     def __init__(self, problem: PlacementProblem) -> None:
-        self.ops, self.requests = problem.ops, problem.requests
-        self.target, self.config, self.apart = problem.engine, problem.config, problem.apart
+        self.ops = problem.ops
+        self.requests = problem.requests
+        self.target = problem.engine
+        self.config = problem.config
+        self.apart = problem.apart
         self.widths = problem.widths
-        self.index, self.existing = self.ops.index, self.ops.existing
+        self.index = self.ops.index
+        self.existing = self.ops.existing
         self.out = Placement()
         self.weights_alone = self.config.mode == "weight-only"
         # The model's own pairs with the readers that this choice adds to them.
@@ -130,7 +134,7 @@ class Placer:
         yield from weights
         # Only beside integers on both sides has the accumulator a scale for the bias. The factors of a normalization
         # are no weight, but an operand.
-        factors = [*weights, *inputs[1:]]
+        factors = weights + inputs[1:]
         fixed = inputs and factors and not inputs[0].spec.dynamic
         stored = op.bias in self.existing.by_reader
         if op.bias is not None and not stored and fixed and self.config.bias == "int32":

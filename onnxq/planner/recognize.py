@@ -119,7 +119,9 @@ class _PatternSearch:
     def __init__(
         self, contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]
     ) -> None:
-        self.contents, self.index, self.sketches = contents, index, sketches
+        self.contents = contents
+        self.index = index
+        self.sketches = sketches
         self.by_size: defaultdict[int, list[TensorId]] = defaultdict(list)
         for tensor, sketch in sketches.items():
             self.by_size[sketch.size].append(tensor)
@@ -188,7 +190,8 @@ class _PatternSearch:
                 # have as many rows.
                 columns = slice(start, start + wanted.size // rows)
                 if wanted.is_alike(sketch_values(value[:, columns], constant=True)):
-                    placed[name], start = columns, columns.stop
+                    placed[name] = columns
+                    start = columns.stop
                     break
             else:
                 return {}

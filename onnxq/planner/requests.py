@@ -167,7 +167,7 @@ class Requests:
         """The rule that keeps this node in float32 beside narrower float types."""
         for rule in self.config.rules:
             role = rule.role[0] if rule.role else None
-            tensors = (TensorId(name) for name in (*node.inputs, *node.outputs) if name)
+            tensors = (TensorId(name) for name in node.inputs + node.outputs if name)
             chosen = rule.set.high_precision is not None
             if chosen and any(self._selects_tensor(rule, role, tensor, node) for tensor in tensors):
                 return rule
@@ -229,9 +229,7 @@ class Requests:
         for rule in self.config.rules:
             # Roles are known once tensors are placed; until then each tensor may have the rule's.
             role = rule.role[0] if rule.role else None
-            pairs = (
-                (node, name) for node in nodes for name in (*node.inputs, *node.outputs) if name
-            )
+            pairs = ((node, name) for node in nodes for name in node.inputs + node.outputs if name)
             if not any(
                 self._selects_tensor(rule, role, TensorId(name), node) for node, name in pairs
             ):
@@ -255,7 +253,7 @@ class Requests:
         known = {
             "node": {name for name, _ in words},
             "op": {op for _, ops in words for op in ops},
-            "tensor": {name for node in nodes for name in (*node.inputs, *node.outputs) if name},
+            "tensor": {name for node in nodes for name in node.inputs + node.outputs if name},
             "scope": {scope for graph in graphs for scope in graph.scopes},
         }
         for key, names in known.items():
@@ -298,7 +296,7 @@ class Requests:
 
 def _is_specific(rule: Rule) -> bool:
     """True for a rule that names nodes, operators or tensors, not all there are."""
-    return any(pattern != "*" for pattern in (*rule.node, *rule.op, *rule.tensor))
+    return any(pattern != "*" for pattern in rule.node + rule.op + rule.tensor)
 
 
 def _make_error(rule: Rule, cause: str, fix: str, *, code: str) -> ConfigError:

@@ -35,7 +35,10 @@ class Anchors:
         lasting: bool,
         recognized: Recognized | None = None,
     ) -> None:
-        self.index, self.known, self.lasting, self.recognized = index, known, lasting, recognized
+        self.index = index
+        self.known = known
+        self.lasting = lasting
+        self.recognized = recognized
         self.ids = compute_structural_ids(index)
         self.by_id: dict[str, list[TensorId]] = {}
         for tensor, anchor in self.ids.items():
@@ -138,7 +141,9 @@ def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> Site
 
 class _Mover:
     def __init__(self, plan: Plan, anchors: Anchors, recognized: Recognized) -> None:
-        self.anchors, self.recognized, self.index = anchors, recognized, anchors.index
+        self.anchors = anchors
+        self.recognized = recognized
+        self.index = anchors.index
         self.done: list[SitePlan] = []
         # The plan's sites as they are called here. taken: their opposite.
         self.moved: dict[Site, Site] = {}

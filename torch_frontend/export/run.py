@@ -167,7 +167,9 @@ def to_onnx(
     Raises PlanError before calibration, CalibrationError for qparams that cannot be stored, ModelError naming a
     quantizer that the graph lost, for a model in bfloat16, or if torch cannot export it.
     """
-    inner, wanted, mode = model, target or DEFAULT_TARGET, "static"
+    inner = model
+    wanted = target or DEFAULT_TARGET
+    mode = "static"
     if isinstance(model, Exportable):
         config = model.quant_config
         inner, wanted, mode = model.begin_export(), target or config.target, config.mode

@@ -90,7 +90,8 @@ class AdaRound(Quantizer):
 
     def forget_rounding(self) -> None:
         """Round to nearest again."""
-        self.v, self.soft = None, False
+        self.v = None
+        self.soft = False
 
     def share_up(self) -> Tensor:
         """h(v) in [0, 1], of the weight's shape."""

@@ -98,7 +98,8 @@ class MeanMagnitude:
     """Mean of |x| of each group; for an asymmetric spec also the range, which gives the zero point."""
 
     def __init__(self, spec: QuantSpec, role: Role, site: str) -> None:
-        self.spec, self.role = spec, role
+        self.spec = spec
+        self.role = role
         self._range = None if spec.symmetric else range_statistics(spec, ObserverSpec(), role, site)
         # [2, ...]: the sum of |x| and the number of elements of each group.
         self._sums: Tensor | None = None

@@ -106,13 +106,14 @@ def replace_batch_norms(model: fx.GraphModule, root: nn.Module) -> Outcomes:
             path = make_unique_path(model, scope_of(node), "batch_norm")
             modules[key] = path, _make_module(model, root, tensors, arguments)
         call_module(model, node, *modules[key])
-        node.args, node.kwargs = (arguments["input"],), {}
+        node.args = (arguments["input"],)
+        node.kwargs = {}
         sources += [source for source in tensors.values() if source is not None]
     # Reads that nothing uses any more go, and with them the attributes, which the new modules hold.
     for source in dict.fromkeys(sources):
         if not source.users:
             model.graph.erase_node(source)
-    read = {str(node.target) for node in model.graph.nodes if node.op == "get_attr"}
+    read = {str(node.target) for node in model.graph.find_nodes(op="get_attr")}
     for target in {str(source.target) for source in sources} - read:
         path, _, name = target.rpartition(".")
         delattr(model.get_submodule(path), name)
@@ -226,7 +227,7 @@ def find_layers(
 
     see_through: the value behind a batch norm's argument, where calls between the two compute nothing.
     """
-    calls = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
+    calls = Counter(str(node.target) for node in model.graph.find_nodes(op="call_module"))
     # How many modules hold each Parameter: a tied weight must not be scaled for one of them.
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     folds = []
@@ -288,7 +289,7 @@ def _find_factors(tensors: Mapping[str, Tensor | None], eps: float) -> tuple[Ten
     # In float64, so that folding rounds once.
     doubles = {key: value.detach().double() for key, value in tensors.items() if value is not None}
     mean = doubles["norm.running_mean"]
-    ones = torch.ones_like(doubles["norm.running_mean"])
+    ones = torch.ones_like(mean)
     factor = doubles.get("norm.weight", ones) / torch.sqrt(doubles["norm.running_var"] + eps)
     return factor, doubles.get("norm.bias", 0 * ones) - mean * factor
 

@@ -183,7 +183,9 @@ class Tracer(fx.Tracer):
     ) -> None:
         super().__init__()
         self.example = None if given is None else Example(given)
-        self.skip, self.opaque, self.fixed = tuple(skip), opaque, fixed or {}
+        self.skip = tuple(skip)
+        self.opaque = opaque
+        self.fixed = fixed or {}
         self.skipped: list[str] = []
         self.failed: str | None = None
 
@@ -294,7 +296,7 @@ def trace_model(
             failed[tracer.failed] = reason
             continue
         # A module that failed may no longer be called once its caller is opaque.
-        called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+        called = {str(node.target) for node in graph.find_nodes(op="call_module")}
         refusals = [_make_refusal(name, why) for name, why in failed.items() if name in called]
         modes = _compare_modes(root, tracer, graph, example)
         shaped = () if tracer.example is None else tuple(tracer.example.specialised)

@@ -217,8 +217,7 @@ def explain_missing(selection: Selection) -> str:
     cause = f"the quantized model has no tensor {selection.name!r}, which {maker} of the float model makes"
     if selection.obstacle:
         cause = f"the choice of {maker} is not taken from the float model, {selection.obstacle}"
-    rest = "it is compared on its own choices, whose rows need not be the float model's"
-    return f"{cause}: behind it ({behind}) {rest}"
+    return f"{cause}: behind it ({behind}) it is compared on its own choices, whose rows need not be the float model's"
 
 
 def name_own(choice: str) -> str:
@@ -299,7 +298,7 @@ class _ChoiceWalk:
             for name in list_captures(body)
         ]
         results = [value.name for value in self.graph.output]
-        self.places = self._trace([*starts, *(results if self.scope else ())])
+        self.places = self._trace(starts + (results if self.scope else []))
         self.truths = self._trace(results)
         for node in order:
             self._visit(node)
@@ -399,7 +398,8 @@ class _ChoiceWalk:
                 if node.op_type == "If" or not more:
                     break
                 changed |= more
-            self.found[:], self.judged = walk.found, walk.judged
+            self.found[:] = walk.found
+            self.judged = walk.judged
             walks.append(walk)
         return walks
 

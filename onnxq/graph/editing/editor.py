@@ -49,7 +49,9 @@ class Editor(Generic[M]):
         self._store = copy_store(model)
         self._wiring = wiring = import_wiring(proto)
         self._resolve = wiring.resolve_tensor
-        self._nodes, self._tensors, self._scopes = wiring.nodes, wiring.tensors, wiring.scopes
+        self._nodes = wiring.nodes
+        self._tensors = wiring.tensors
+        self._scopes = wiring.scopes
         self._names = list_names(proto)
         # New nodes by the node they are anchored to, in the order in which they were inserted.
         self._before: defaultdict[str, list[str]] = defaultdict(list)

@@ -134,7 +134,7 @@ def _infer_slice(values: _KnownValues, node: NodeRef) -> _Known | None:
         values.read_parameter(node, k, name)
         for k, name in enumerate(("starts", "ends", "axes", "steps"), start=1)
     ]
-    if data is None or data.scalar or any(part is None for part in parameters):
+    if data is None or data.scalar or None in parameters:
         return None
     starts, ends, axes, steps = (part or () for part in parameters)
     # Shapes are vectors: there is one axis to cut.

@@ -78,7 +78,7 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
     contrib = find_contrib(node, opset)
     if contrib is not None:
         return _bind_contrib(index, node, contrib)
-    if node.domain or node.op_type in (*CONTROL, *_FLOAT32_ONLY):
+    if node.domain or node.op_type in CONTROL + _FLOAT32_ONLY:
         return fixed
     if node.op_type == "Cast":
         # It takes any type; its result is in the type of an attribute, which is written anew.
@@ -284,7 +284,8 @@ class _TypeWriter:
 
     def write_graph(self, graph: GraphProto, scope: str) -> None:
         """Give every node of the graph, and of the bodies in it, the types it reads."""
-        self.graphs[scope], self.nodes[scope] = graph, []
+        self.graphs[scope] = graph
+        self.nodes[scope] = []
         for value in graph.input:
             tensor = TensorId(value.name, scope)
             if is_float32(self.index, tensor):
