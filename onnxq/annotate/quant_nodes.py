@@ -257,12 +257,12 @@ def _find_axis(scale: Array, rank: int | None) -> int | bool | None:
     return wide[0] + rank - scale.ndim
 
 
+@dataclass(eq=False)
 class _Writer:
     """Writes pairs and float operators in the place of quantizers."""
 
-    def __init__(self, index: GraphIndex, editor: Editor[ModelProto]) -> None:
-        self.index = index
-        self.editor = editor
+    index: GraphIndex
+    editor: Editor[ModelProto]
 
     def write(self, quantizer: _Quantizer, spec: QuantSpec | None) -> None:
         """Put the pair of one quantizer, or its steps, in its place."""

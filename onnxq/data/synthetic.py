@@ -16,7 +16,7 @@ from onnxq.data.sources import SampleSource
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes, walk_from
 from onnxq.runtime import Session
-from onnxq.sites import Lines, TensorId
+from onnxq.sites import Lines, NameSet, TensorId
 
 # Augmented samples: images inverted, mirrored, rotated, or with one quarter enlarged.
 # They replace images that calibration lacks. A late layer has few positions per image: 24 images give 1176 of them to
@@ -126,11 +126,11 @@ class DecoderInputs:
     decoder has one branch for each.
     """
 
-    past: frozenset[str]
+    past: NameSet
     new: str | int
-    whole: frozenset[str]
-    positions: frozenset[str]
-    switches: frozenset[str]
+    whole: NameSet
+    positions: NameSet
+    switches: NameSet
 
 
 def name_axis(value: ValueInfo, axis: int) -> str:

@@ -22,7 +22,7 @@ from onnxq.graph.integer_products import name_source, read_integer_products
 from onnxq.graph.light import M
 from onnxq.graph.names import name_nodes
 from onnxq.graph.qoperators import INTEGER_OPERATORS, MISSING_SCALE, IntegerOperator
-from onnxq.sites import Names, TensorId
+from onnxq.sites import Names, NameSet, TensorId
 
 # DequantizeLinear has an axis from here on.
 _OPSET = 13
@@ -55,7 +55,7 @@ class NodeWriter:
         return self.editor.add_constant(self.scope, f"{self.prefix}/constant", value)
 
 
-def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
+def read_integer_operators(proto: M, wanted: NameSet | None = None) -> M:
     """A copy in which operators on integers are float ones between pairs; the model itself without any.
 
     wanted: names of nodes; by default all but those that give out sums, whose numbers stand elsewhere, and the nodes
@@ -88,7 +88,7 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
     return editor.export()
 
 
-def _is_wanted(node: NodeRef, wanted: frozenset[str] | None) -> bool:
+def _is_wanted(node: NodeRef, wanted: NameSet | None) -> bool:
     form = INTEGER_OPERATORS.get(node.op_type)
     # No float operator of ONNX takes channels last.
     if form is None or node.attrs.get("channels_last", 0):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.interop.marker_nodes import Marker, check_shape
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, NameSet, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
 
 # Order of axes, as Transpose has it.
@@ -62,7 +62,7 @@ class Flow:
     # Result of each marker -> the float tensor that it stands for.
     bases: Mapping[TensorId, TensorId]
     # Names of the markers that stay as Identities.
-    carriers: frozenset[str]
+    carriers: NameSet
 
 
 def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:

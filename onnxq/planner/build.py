@@ -292,7 +292,7 @@ class OnnxPlacement(PlacementProblem):
 
     def placed(self, choice: Choice, how: PlacementChoice) -> Plan:
         """The plan for a choice of operators."""
-        placement = Placer(self).place(choice.chosen)
+        placement = Placer(self, choice.chosen).place()
         existing = self.ops.existing
         view = self.ops.index
         # The graph without its pairs lacks what nobody reads, and that needs no guard; between pairs the engine

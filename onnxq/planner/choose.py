@@ -10,7 +10,7 @@ from onnxq.config import Rule
 from onnxq.graph.scopes import walk_from
 from onnxq.planner.cut import Balance, CutProblem, Sides, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusal, Role, Unquantized
+from onnxq.sites import Caution, Cautions, LeftFloat, Names, NameSet, Refusal, Role, Unquantized
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"
@@ -27,7 +27,7 @@ _COPIED = "a loop computes on its weight in float, many times as often: in integ
 class Choice:
     """The operators that run in integers, why the others do not, and the warnings."""
 
-    chosen: frozenset[str]
+    chosen: NameSet
     reasons: tuple[Unquantized, ...] = ()
     warnings: Cautions = ()
 
@@ -63,7 +63,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
     return Forced(names, slowdown) if names else None
 
 
-def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
+def predict_times(problem: PlacementProblem, chosen: NameSet) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
     cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
     return [cut.time_us(cut.compute_costs(kind), chosen) for kind in problem.costs.values()]
@@ -128,7 +128,7 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     return Choice(balance.chosen, _sort_reasons(ops, reasons), warnings)
 
 
-def _warn_of_transposes(problem: PlacementProblem, chosen: frozenset[str]) -> Cautions:
+def _warn_of_transposes(problem: PlacementProblem, chosen: NameSet) -> Cautions:
     """A warning where matrices become Convs and their sizes are not fixed, so that engines carry the Transposes out."""
     # A file for one kind alone is the best that it can have.
     turned = [
@@ -433,13 +433,13 @@ STRATEGIES: Mapping[str, Test] = {
 }
 
 
-def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
+def list_strategies(problem: PlacementProblem) -> Mapping[str, NameSet]:
     """Named candidate placements, without doubles, the deterministic one ("rules") and "none" among them.
 
     The person's decisions hold in all of them; the exclusion rules do not: there the clock decides.
     """
     ops = problem.ops
-    wanted = dict[str, frozenset[str]]()
+    wanted = dict[str, NameSet]()
     if not problem.engine.costs:
         # All that computes is quantized by the rules: with fewer operators, and with attention.
         rules = choose_all(problem, attention=False).chosen
@@ -465,9 +465,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
     return _drop_doubles(balance.chosen, wanted)
 
 
-def _drop_doubles(
-    rules: frozenset[str], wanted: Mapping[str, frozenset[str]]
-) -> dict[str, frozenset[str]]:
+def _drop_doubles(rules: NameSet, wanted: Mapping[str, NameSet]) -> dict[str, NameSet]:
     placements = {"rules": rules, "none": frozenset()}
     for name, chosen in wanted.items():
         # What is placed alike would be timed twice.

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from onnxq.backends import Output
 from onnxq.backends.costs import Cost, MachineCosts, OpCase
 from onnxq.planner.problem import QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, Cautions, Names, TensorId
+from onnxq.sites import Caution, Cautions, Names, NameSet, TensorId
 
 # Whether an operator runs in integers, for those whose side is settled.
 Sides = Mapping[str, bool]
@@ -175,7 +175,7 @@ class CutProblem:
 
     ops: QuantizableOps
     dynamic: bool = False
-    apart: frozenset[str] = frozenset()
+    apart: NameSet = frozenset()
 
     def compute_costs(self, cpu: MachineCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
@@ -193,7 +193,7 @@ class CutProblem:
         ops = {op.name: self._find_op_cost(op, cpu) for op in self.ops}
         return PlacementCosts(ops=ops, quantize=quantize, dequantize=dequantize)
 
-    def minimum_cut(self, costs: PlacementCosts, fixed: Sides) -> frozenset[str]:
+    def minimum_cut(self, costs: PlacementCosts, fixed: Sides) -> NameSet:
         """Names of the operators that run in integers at the least predicted time.
 
         fixed: operators whose side is given (True int8, False float) by a rule or by the person.
@@ -213,7 +213,7 @@ class CutProblem:
         reached = net.source_side(_SOURCE, _SINK)
         return frozenset(op.name for op in self.ops if net.names[op.name] in reached)
 
-    def time_us(self, costs: PlacementCosts, chosen: frozenset[str]) -> float:
+    def time_us(self, costs: PlacementCosts, chosen: NameSet) -> float:
         """Predicted time of all operators with their pairs when `chosen` run in integers."""
         total = 0.0
         for name, cost in costs.ops.items():
@@ -297,7 +297,7 @@ def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) 
     return cpu.predict_node(case)
 
 
-def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) -> TensorUse | None:
+def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: NameSet) -> TensorUse | None:
     maker = ops.by_out.get(tensor)
     readers = []
     floats = []
@@ -383,7 +383,7 @@ class Forecast:
 class Balance:
     """A placement, the costs it is the minimum cut of, and its gain on each kind of CPU."""
 
-    chosen: frozenset[str]
+    chosen: NameSet
     costs: PlacementCosts
     forecasts: tuple[Forecast, ...]
 
@@ -410,7 +410,7 @@ def find_balance(
     float_us = {name: problem.time_us(kind, frozenset()) for name, kind in costs.items()}
     own_us = {name: problem.time_us(kind, own[name]) for name, kind in costs.items()}
 
-    def weigh(chosen: frozenset[str], blend: PlacementCosts) -> Balance:
+    def weigh(chosen: NameSet, blend: PlacementCosts) -> Balance:
         forecasts = (
             Forecast(name, float_us[name], problem.time_us(kind, chosen), own_us[name])
             for name, kind in costs.items()
@@ -468,7 +468,7 @@ def _cut_sums(
     own_us: Mapping[str, float],
     fixed: Sides,
     weights: Mapping[str, float],
-    weigh: Callable[[frozenset[str], PlacementCosts], Balance],
+    weigh: Callable[[NameSet, PlacementCosts], Balance],
 ) -> list[Balance]:
     """Cuts of weighted sums, that of equal weights first, until no kind loses anything or the steps are spent.
 

@@ -152,7 +152,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     )
     leaders = _find_leaders(problem)
     choice = choose_ops(problem, attention=config.attention == "quantized", sized=sized)
-    placement = Placer(problem).place(choice.chosen)
+    placement = Placer(problem, choice.chosen).place()
     kernels = (problem.engine.without_kernel(node) for node in graph.nodes)
     reasons = [
         *graph.reasons,

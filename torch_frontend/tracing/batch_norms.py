@@ -32,17 +32,9 @@ from torch_frontend.tracing.modules import (
 from torch_frontend.tracing.names import list_readers, read_name, scope_of
 from torch_frontend.tracing.values import shape_of
 
+_TENSORS = ("running_mean", "running_var", "weight", "bias")
 # The names of the arguments in order.
-BATCH_NORM = (
-    "input",
-    "running_mean",
-    "running_var",
-    "weight",
-    "bias",
-    "training",
-    "momentum",
-    "eps",
-)
+BATCH_NORM = ("input", *_TENSORS, "training", "momentum", "eps")
 _FUNCTIONS: dict[Any, Names] = {
     functional.batch_norm: BATCH_NORM,
     torch.batch_norm: (
@@ -57,7 +49,6 @@ _FUNCTIONS: dict[Any, Names] = {
         "cudnn_enabled",
     ),
 }
-_TENSORS = ("running_mean", "running_var", "weight", "bias")
 # Key of a node's meta: True if the call is in training mode when the model is.
 _FOLLOWS = "onnxq_follows_mode"
 # Batch norms, and what became of each.

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from onnxq.config import matches_any, suggest_names
 from onnxq.errors import ConfigError
-from onnxq.sites import Names, Refusal, Refusals
+from onnxq.sites import Names, NameSet, Refusal, Refusals
 from torch_frontend.qmodules import find_entry
 from torch_frontend.tracing.attention import TRACEABLE_FORMS, make_traceable
 from torch_frontend.tracing.batch_norms import compare_batch_norms
@@ -177,7 +177,7 @@ class Tracer(fx.Tracer):
     def __init__(
         self,
         skip: Sequence[str] = (),
-        opaque: frozenset[str] = frozenset(),
+        opaque: NameSet = frozenset(),
         fixed: Arguments = None,
         given: Arguments = None,
     ) -> None:

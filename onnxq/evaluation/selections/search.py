@@ -9,7 +9,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 from onnxq.graph import FLOAT_TENSORS, MICROSOFT, ModelLike, get_index, infer_shapes, name_nodes
-from onnxq.graph.base import counts_in_floats
+from onnxq.graph.base import LAYOUT_OPS, counts_in_floats
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import (
@@ -26,7 +26,7 @@ from onnxq.graph.scopes import (
 )
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import find_needed
-from onnxq.sites import Names, TensorId
+from onnxq.sites import Names, NameSet, TensorId
 
 # Routers of fused mixtures of experts, written out: the experts that such an operator picks become a tensor.
 # The operator picks the best experts of each row by itself, so that nobody sees which. In front of it the same choice
@@ -160,13 +160,7 @@ _SIZES = {
     "Upsample": (1,),
 }
 # They hand values on as they are.
-_MOVES = (
-    "Identity",
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "Transpose",
+_MOVES = LAYOUT_OPS | {
     "Slice",
     "Concat",
     "Split",
@@ -177,7 +171,7 @@ _MOVES = (
     "GatherND",
     "Cast",
     "CastLike",
-)
+}
 # The opset that has GatherElements. Older models keep values of a TopK in their own order.
 
 
@@ -230,7 +224,7 @@ def find_axis(node: NodeProto) -> int:
     return next((attr.i for attr in node.attribute if attr.name == "axis"), -1)
 
 
-def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], frozenset[str]]:
+def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], NameSet]:
     """The selections, in the order they run, and the outputs that they alone decide."""
     # Nothing chooses in most models, and looking for types takes longer than looking for operators.
     wanted = _CHOOSERS.keys() | _TESTS | _CASTS

@@ -23,7 +23,7 @@ from onnxq.graph.scopes import walk_from, walk_graphs, walk_nodes
 from onnxq.graph.shapes import infer_shapes
 from onnxq.graph.storage import SMALL_BYTES, count_tensor_bytes, omit_weights
 from onnxq.graph.values import encode_tensor, find_constant_attribute
-from onnxq.sites import TensorId, is_within
+from onnxq.sites import MaybeTensor, TensorId, is_within
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
 _NEVER = (
@@ -178,7 +178,7 @@ class _Folding:
                     nodes[node.name] = node
         return nodes
 
-    def _unpacks_weight(self, node: NodeRef, read: TensorId | None) -> bool:
+    def _unpacks_weight(self, node: NodeRef, read: MaybeTensor) -> bool:
         """A Cast that makes bytes of a quantized weight's 4 bits: they are packed to keep the file small."""
         packed = self.index.find_dtype(read) in (TensorProto.INT4, TensorProto.UINT4)
         readers = self.index.readers(node.result) if node.op_type == "Cast" and packed else ()
@@ -252,7 +252,7 @@ class _Folding:
     def _move_weight(self, t: TensorId) -> Array | None:
         """The value of a weight that is only transposed, reshaped or widened, perhaps several times."""
         chain = []
-        at: TensorId | None = t
+        at: MaybeTensor = t
         while at is not None and not self.weights.is_constant(at):
             maker = self.index.find_producer(at)
             if maker is None or not maker.inputs:

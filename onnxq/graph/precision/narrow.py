@@ -23,7 +23,7 @@ from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, rename_tensors, replace_items
 from onnxq.graph.shapes import Contrib, find_contrib, infer_shapes
 from onnxq.graph.values import decode_tensor, encode_tensor
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, MaybeTensor, NameSet, TensorId
 from onnxq.spec import FLOAT_TYPES
 
 FLOAT = int(TensorProto.FLOAT)
@@ -129,7 +129,7 @@ def _bind_contrib(index: GraphIndex, node: NodeRef, contrib: Contrib) -> Binding
     return Binding(able, tuple(follows))
 
 
-def is_float32(index: GraphIndex, tensor: TensorId | None) -> bool:
+def is_float32(index: GraphIndex, tensor: MaybeTensor) -> bool:
     """True for a tensor whose type is known to be float32."""
     return index.find_dtype(tensor) == FLOAT
 
@@ -174,7 +174,7 @@ class _NodeTypes:
 
     index: GraphIndex
     narrow: int
-    wide: frozenset[str] | None
+    wide: NameSet | None
     limited: frozenset[Edge]
     interface: Mapping[str, int]
     known: dict[str, int] = field(default_factory=dict)
@@ -197,7 +197,7 @@ class _NodeTypes:
             able = bind_types(self.index, node, self.narrow, self.index.opset).able
         return self.narrow if able else FLOAT
 
-    def of_tensor(self, tensor: TensorId | None) -> int:
+    def of_tensor(self, tensor: MaybeTensor) -> int:
         """The type that an input or a computed tensor is made in."""
         if tensor is None or not is_float32(self.index, tensor):
             return FLOAT

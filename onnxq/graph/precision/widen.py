@@ -31,7 +31,7 @@ from onnxq.graph.precision.narrow import FLOAT, MOVES, TYPE_NAMES, make_cast
 from onnxq.graph.scopes import rename_reads, replace_items, walk_graphs, walk_nodes
 from onnxq.graph.shapes import infer_shapes, is_custom
 from onnxq.graph.values import decode_tensor, encode_tensor
-from onnxq.sites import TensorId
+from onnxq.sites import NameSet, TensorId
 
 NARROW = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
 # They read tables stored in a narrow type, for networks that compute in float32.
@@ -55,7 +55,7 @@ class SourceTypes:
     computes: int = 0
     interface: Mapping[str, int] = field(default_factory=dict)
     stored: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    fixed: frozenset[str] = frozenset()
+    fixed: NameSet = frozenset()
 
     @property
     def narrow(self) -> bool:

@@ -10,7 +10,7 @@ from onnxq.plan import KeepReason, KeptFloat32, Plan, PrecisionPlan
 from onnxq.planner.build import OnnxPlacement, find_node_ids
 from onnxq.planner.cut import FlowNetwork
 from onnxq.planner.precision.reasons import PrecisionProblem, ReasonSearch, round_figure
-from onnxq.sites import TensorId
+from onnxq.sites import NameSet, TensorId
 from onnxq.spec import FloatType
 
 # What most of the time goes into; it is narrow unless there is a reason.
@@ -36,7 +36,7 @@ _NARROW = ("narrow",)
 _FLOAT = FloatType.FLOAT32.onnx_type
 
 
-def cut_casts(problem: PrecisionProblem, kept: Collection[str]) -> frozenset[str]:
+def cut_casts(problem: PrecisionProblem, kept: Collection[str]) -> NameSet:
     """The kept nodes, and those between that are better in float32 with them.
 
     A tensor costs a Cast where it is made in one type and read in the other, however many read it.
