@@ -311,13 +311,14 @@ def _decide_side(
             f"already quantized in the model, and kept so, though {rule.describe()} leaves it float"
         )
         return True, Refusal(op.name, reason, "quantize the float model", KEPT, "R115")
+    reason = ""
     if op.name in ops.partial:
         reason = (
             f"its weight is already quantized in the model, {ops.partial[op.name]}: kept as it is"
         )
-        return False, LeftFloat(op.name, reason, KEPT, "F107")
-    if op.out in ops.existing.by_tensor and ops.index.is_output(op.out):
+    elif op.out in ops.existing.by_tensor and ops.index.is_output(op.out):
         reason = "the model gives its result out in float beside a pair that is kept"
+    if reason:
         return False, LeftFloat(op.name, reason, KEPT, "F107")
     if op.name in problem.refused:
         return False, problem.refused[op.name]

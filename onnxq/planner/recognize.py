@@ -180,7 +180,8 @@ class _PatternSearch:
     def _split_columns(self, value: Array, parts: Mapping[str, str]) -> dict[str, slice]:
         """The columns in which the weights of nodes stand; {} where they do not make up all of the value."""
         placed: dict[str, slice] = {}
-        start, (rows, end) = 0, value.shape
+        start = 0
+        rows, end = value.shape
         while start < end:
             for name, weight in parts.items():
                 wanted = self.contents.tensors.get(weight)

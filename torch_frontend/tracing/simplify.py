@@ -208,7 +208,8 @@ def _write_product(
     columns = set(b) - set(a)
     if any(len(set(term)) != len(term) for term in terms) or len(summed) != 1 or len(columns) != 1:
         return None
-    (k,), (n,) = summed, columns
+    (k,) = summed
+    (n,) = columns
     batch = b.replace(k, "").replace(n, "")
     rows = a.replace(k, "").removeprefix(batch)
     if (

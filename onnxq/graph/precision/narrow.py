@@ -163,7 +163,7 @@ def write_types(
     out = copy_proto(model)
     store = copy_store(model)
     apart = None if wide is None else frozenset(wide)
-    types = _NodeTypes(index, narrow, apart, frozenset(limited), dict(interface or {}))
+    types = _NodeTypes(index, narrow, apart, frozenset(limited), interface or {})
     _TypeWriter(index, types, store, list_names(out)).write_graph(out.graph, "")
     return rebuild(model, out, store)
 

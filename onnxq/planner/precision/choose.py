@@ -110,7 +110,7 @@ def choose_types(
 ) -> PrecisionPlan:
     """The float types of every node. more: nodes to keep in float32 besides."""
     search = ReasonSearch(problem)
-    reasons = search.find_kept() | dict(more or {})
+    reasons = {**search.find_kept(), **(more or {})}
     wide = cut_casts(problem, reasons)
     narrow = [name for name in problem.bindings if name not in wide]
     limited = tuple(
