@@ -17,11 +17,12 @@ from onnxq.graph import GraphIndex
 from onnxq.interop.marker_nodes import Marker, check_shape
 from onnxq.sites import Edge, NameSet, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
+from onnxq.wording import join_names
 
 # Order of axes, as Transpose has it.
 Perm = tuple[int, ...]
-# Names listed in an error.
-_SHOWN = 8
+# Names listed in an error, behind the first.
+_OTHERS = 7
 
 
 @dataclass(eq=False)
@@ -137,8 +138,9 @@ def _find_output_markers(groups: Sequence[MarkerGroup], index: GraphIndex) -> li
             and maker is not None
             and not index.is_output(group.base)
             and len(group.outputs) == 1
+            and maker.scope == group.outputs[0].node.scope
         )
-        if not free or (maker is not None and maker.scope != group.outputs[0].node.scope):
+        if not free:
             markers.extend(group.outputs)
     return markers
 
@@ -204,7 +206,5 @@ def check_quantizers(
 
 def _list_others(sites: Sequence[str]) -> str:
     """The sites after the first, as the end of an error's cause."""
-    if len(sites) == 1:
-        return ""
-    rest = f" and {len(sites) - _SHOWN} more" if len(sites) > _SHOWN else ""
-    return f"; the same holds for {', '.join(sites[1:_SHOWN])}{rest}"
+    others = sites[1:]
+    return f"; the same holds for {join_names(others, _OTHERS)}" if others else ""

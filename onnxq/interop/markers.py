@@ -112,6 +112,7 @@ class _Stripper:
     ) -> None:
         self.editor = Editor(proto)
         self.index = index
+        self.order = {node.name: k for k, node in enumerate(index.nodes)}
         self.markers = markers
         self.flow = flow
         self.engine = engine
@@ -203,8 +204,9 @@ class _Stripper:
 
     def _place_group(self, group: MarkerGroup, taken: set[Site]) -> SitePlan:
         tensor = self.turned.get((group.base, group.perm), self.names.get(group.base, group.base))
-        order = {node.name: k for k, node in enumerate(self.index.nodes)}
-        edges = sorted(dict.fromkeys(group.edges), key=lambda edge: (order[edge.node], edge.index))
+        edges = sorted(
+            dict.fromkeys(group.edges), key=lambda edge: (self.order[edge.node], edge.index)
+        )
         readers = tuple(
             replace(edge, node=self.stand_ins.get(edge.node, edge.node)) for edge in edges
         )
