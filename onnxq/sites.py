@@ -63,10 +63,13 @@ class Edge:
         return f"{self.scope}::{text}" if self.scope else text
 
 
+# None for a tensor that is not there.
+MaybeTensor = TensorId | None
 Site = TensorId | Edge
 Edges = tuple[Edge, ...]
 # Of nodes, tensors or operators.
 Names = tuple[str, ...]
+NameSet = frozenset[str]
 # Of a text for people: notes, an account, the end of a log.
 Lines = tuple[str, ...]
 # An object of a JSON or YAML file, as it is read or to be written.

@@ -43,7 +43,7 @@ def annotate_model(
     if form:
         proto, pairs, stay = rewrite_pairs(proto, pairs, form)
     model, pairs = write_named_bits(proto, pairs, rename=rename, bits_attribute=bits_attribute)
-    warnings = (*warnings, *lost, *stay, *warn_unbound(pairs))
+    warnings += lost + stay + warn_unbound(pairs)
     if bits_attribute:
         warnings = (*warnings, BITS_ATTRIBUTE_WARNING)
     # Without the option the attribute is removed, since engines refuse it; its value stays as metadata.

@@ -187,6 +187,17 @@ class Numbers:
         zero = np.zeros(self.scale.shape) if self.zero_point is None else self.zero_point
         return QParams(self.scale.astype(np.float32), zero.astype(np.int32))
 
+    @property
+    def spec(self) -> QuantSpec:
+        """All levels of the type. The scheme does not matter: the zero point is given."""
+        return QuantSpec(
+            bits=self.element_type.bits,
+            signed=self.element_type.signed,
+            symmetric=False,
+            granularity=self.granularity,
+            storage=self.storage,
+        )
+
 
 def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     """The scale, zero point, type and granularity of a chain."""
@@ -211,7 +222,8 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
         storage = _find_type_name(index, chain.source)
     return Numbers(
         scale=None if scale is None else as_float64(scale),
-        zero_point=None if zero is None else _to_int64(zero),
+        # int4 and narrower come as ml_dtypes, which cast to int64 but do not compare with it.
+        zero_point=None if zero is None else as_int64(zero),
         storage=storage,
         granularity=grain,
     )
@@ -279,14 +291,11 @@ def is_quantizer_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> bool
 def _float_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> Levels | None:
     """The levels that the Clip in front of a chain leaves; None for one that fills the container, and without one."""
     bounds = None if chain.outer is None else _read_bounds(index, chain.outer)
-    if (
-        bounds is None
-        or qparams.scale is None
-        or qparams.scale.size != 1
-        or not float(qparams.scale.flat[0]) > 0
-    ):
+    if bounds is None or qparams.scale is None or qparams.scale.size != 1:
         return None
-    scale = float(qparams.scale.flat[0])
+    scale = qparams.scale.item()
+    if not scale > 0:
+        return None
     zero = 0 if qparams.zero_point is None else int(qparams.zero_point.flat[0])
     ends = [bound / scale + zero for bound in bounds]
     if not all(
@@ -310,7 +319,7 @@ def find_used_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> Level
     value = None if qparams.element_type.is_float else index.find_constant(chain.source)
     if value is None:
         return None
-    codes = _to_int64(value) if chain.quantize is None else _quantize_constant(value, qparams)
+    codes = as_int64(value) if chain.quantize is None else _quantize_constant(value, qparams)
     return (int(codes.min()), int(codes.max())) if codes is not None and codes.any() else None
 
 
@@ -334,28 +343,13 @@ def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     qparams = chain_qparams.qparams
     if qparams is None or not (qparams.scale > 0).all() or not are_finite(value):
         return None
-    width = chain_qparams.element_type.bits
-    signed = chain_qparams.element_type.signed
-    # The scheme does not matter: the zero point is given.
-    spec = QuantSpec(
-        bits=width, signed=signed, symmetric=False, granularity=chain_qparams.granularity
-    )
-    return as_int64(quantize(value, qparams, spec))
+    return as_int64(quantize(value, qparams, chain_qparams.spec))
 
 
 def _read_bounds(index: GraphIndex, clip: NodeRef) -> Interval | None:
     """Both ends of a Clip that has both; None for another."""
     low, high = index.read_clip(clip) or (0.0, math.inf)
     return (low, high) if -math.inf < low < high < math.inf else None
-
-
-def _to_int64(array: Array) -> Integers:
-    # int4 and narrower come as ml_dtypes, which cast to int64 but do not compare with it.
-    return (
-        np.asarray(array).astype(np.float64).astype(np.int64)
-        if array.dtype.kind == "V"
-        else array.astype(np.int64)
-    )
 
 
 def _find_storage(index: GraphIndex, chain: Chain) -> str:

@@ -145,7 +145,7 @@ class _PairFinder:
             and (known.spec, known.qparams) == (site.spec, site.qparams)
         ):
             # A second DequantizeLinear, or a second pair with the same numbers: one site.
-            site = replace(known, consumers=(*known.named_consumers, *edges))
+            site = replace(known, consumers=known.named_consumers + edges)
         self.sites[site.site] = site
         if result.scope == source.scope:
             self.by_tensor.setdefault(source, site.site)
@@ -179,7 +179,8 @@ class _PairFinder:
             return None
         qparams = chain_qparams.qparams
         assert qparams is not None
-        scale, zero = qparams.scale, qparams.zero_point
+        scale = qparams.scale
+        zero = qparams.zero_point
         # Tools write the one scale of a tensor with shape [] or [1].
         if spec.has_one_scale and scale.size == zero.size == 1:
             scale = scale.reshape(())

@@ -20,7 +20,7 @@ from onnx import TensorProto
 from onnxq.arrays import Array
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE, NodeRefs
-from onnxq.sites import Edge, Edges, Names, Role, Site, TensorId, split_scope
+from onnxq.sites import Edge, MaybeTensor, Names, Role, Site, TensorId, split_scope
 
 # ONNX Runtime has operators of these names in a domain of its own.
 _DOMAINS = ("", "com.microsoft")
@@ -42,7 +42,7 @@ class Chain:
     unpacks a constant of 4 bits, or the Gather in front of a Mul that dequantizes rows.
     """
 
-    source: TensorId | None
+    source: MaybeTensor
     outer: NodeRef | None
     quantize: NodeRef | None
     inner: NodeRef | None
@@ -151,7 +151,7 @@ def _make_chain(
     quantize: NodeRef | None,
     inner: NodeRef | None,
     dequantize: NodeRef | None,
-    stored: TensorId | None,
+    stored: MaybeTensor,
 ) -> Chain:
     if quantize is None:
         return Chain(stored, None, None, inner, dequantize)
@@ -163,9 +163,7 @@ def _make_chain(
     return Chain(source, None, quantize, inner, dequantize)
 
 
-def _find_packed(
-    index: GraphIndex, stored: TensorId | None
-) -> tuple[NodeRef | None, TensorId | None]:
+def _find_packed(index: GraphIndex, stored: MaybeTensor) -> tuple[NodeRef | None, MaybeTensor]:
     """(Cast or Transpose, constant) for one of 4 bits behind a Cast, or integers that are turned; else (None, it)."""
     maker = _find_producer(index, stored, "Cast", "Transpose")
     source = index.find_input(maker, 0)
@@ -178,14 +176,9 @@ def _find_packed(
     )
 
 
-def _find_producer(index: GraphIndex, tensor: TensorId | None, *op_types: str) -> NodeRef | None:
+def _find_producer(index: GraphIndex, tensor: MaybeTensor, *op_types: str) -> NodeRef | None:
     node = index.find_producer(tensor)
     return node if _is_op(node, *op_types) else None
-
-
-def list_readers(index: GraphIndex, chain: Chain) -> Edges:
-    """The inputs that read the result of the chain."""
-    return index.list_consumers(chain.last.result)
 
 
 def list_operators(index: GraphIndex, chain: Chain) -> Names:
@@ -228,7 +221,7 @@ def find_site(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
         return chain.last.result
     if chain.source is None:
         return TensorId(chain.quantize.inputs[0], chain.quantize.scope)
-    edges = list_readers(index, chain)
+    edges = index.list_consumers(chain.last.result)
     if len(edges) == 1 and _count_pairs(index, chain.source) > 1:
         return edges[0]
     return chain.source

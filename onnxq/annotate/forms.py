@@ -81,7 +81,9 @@ class _FormWriter:
     """Rewrites pairs one after the other."""
 
     def __init__(self, index: GraphIndex, editor: Editor[Any], form: str) -> None:
-        self.index, self.form, self.editor = index, form, editor
+        self.index = index
+        self.form = form
+        self.editor = editor
         self.pairs = PairWriter(editor, index, frozenset(), frozenset(), {})
 
     def rewrite_pair(self, chain: Chain, pair: PairInfo) -> str:

@@ -179,13 +179,10 @@ def find_operands(index: GraphIndex, sums: IntegerSums | None = None) -> Iterato
             continue
         read = _read_pair_operand if product.reads is Data.PAIR else _read_stored_operand
         for k in product.weights:
-            operand = (
-                read(index, node, product, k, sums.pair_weights)
-                if max(k, product.data) < len(node.inputs)
-                else None
-            )
-            if operand is not None:
-                yield operand
+            if max(k, product.data) < len(node.inputs):
+                operand = read(index, node, product, k, sums.pair_weights)
+                if operand is not None:
+                    yield operand
 
 
 def _read_stored_operand(

@@ -137,8 +137,11 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
     ]
     if not left:
         return model, ()
-    text = f"{join_names(left, 3)}: no pair has their levels, so they are float operators"
-    return model, (Caution("W145", f"{len(left)} quantizers of QONNX are no pairs; {text}"),)
+    text = (
+        f"{len(left)} quantizers of QONNX are no pairs; {join_names(left, 3)}: no pair has their levels, so they are "
+        "float operators"
+    )
+    return model, (Caution("W145", text),)
 
 
 def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantizer:
@@ -254,23 +257,23 @@ def _find_axis(scale: Array, rank: int | None) -> int | bool | None:
     return wide[0] + rank - scale.ndim
 
 
+@dataclass(eq=False)
 class _Writer:
     """Writes pairs and float operators in the place of quantizers."""
 
-    def __init__(self, index: GraphIndex, editor: Editor[ModelProto]) -> None:
-        self.index, self.editor = index, editor
+    index: GraphIndex
+    editor: Editor[ModelProto]
 
     def write(self, quantizer: _Quantizer, spec: QuantSpec | None) -> None:
         """Put the pair of one quantizer, or its steps, in its place."""
         node = quantizer.node
         name = node.inputs[0]
-        source = name
         value = self.index.input_value(node, 0)
         if value is not None:
             value = _apply_steps(quantizer.steps, value.astype(np.float32), _compute)
         if spec is None:
             source = (
-                self._write_steps(quantizer, source)
+                self._write_steps(quantizer, name)
                 if value is None
                 else self._add(node, name, "rounded", value)
             )
@@ -297,7 +300,7 @@ class _Writer:
                 node, name, "quantized", np.clip(codes, spec.qmin, spec.qmax), spec
             )
         else:
-            source = source if quantizer.exact else self._write_steps(quantizer, source)
+            source = name if quantizer.exact else self._write_steps(quantizer, name)
             source = self._write_quantize(node, name, source, inputs, attrs, spec, quantizer.grid)
         self.editor.replace_node(node, DEQUANTIZE, [source, *inputs], attrs=attrs)
 
@@ -312,7 +315,7 @@ class _Writer:
         grid: _Grid,
     ) -> str:
         editor = self.editor
-        result = self.editor.fresh(f"{base}/quantized")
+        result = editor.fresh(f"{base}/quantized")
         name = editor.fresh(f"{base}/{QUANTIZE}")
         editor.insert_node(
             node.scope,

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, helper
 
 from onnxq.annotate.bits import (
     Inspection,
@@ -60,7 +59,7 @@ def read_model(source: ModelSource) -> Model:
     if not has_quant_nodes(model.proto):
         return model
     proto, notes = read_quant_nodes(model.proto)
-    return replace(model, proto=proto, notes=(*model.notes, *notes))
+    return replace(model, proto=proto, notes=model.notes + notes)
 
 
 def _read_attributes(source: ModelSource) -> Model:
@@ -107,7 +106,7 @@ def list_pair_nodes(proto: ModelProto) -> list[NodeProto]:
 def set_attribute(node: NodeProto, bits: int) -> None:
     """Set the attribute `bits` of a node."""
     drop_attribute(node)
-    node.attribute.append(onnx.helper.make_attribute(ATTRIBUTE, bits))
+    node.attribute.append(helper.make_attribute(ATTRIBUTE, bits))
 
 
 def drop_attribute(node: NodeProto) -> int | None:
@@ -181,7 +180,7 @@ def read_named(source: ModelSource) -> tuple[ModelProto, Cautions]:
     """The model with every node named and functions that hold pairs inlined; and the warnings about it."""
     model = read_model(source)
     proto = name_nodes(model.proto)
-    notes = (*model.notes, *read_notes(proto).problems)
+    notes = model.notes + read_notes(proto).problems
     # Pairs in a function have one name however often it is called, so calls are inlined first.
     holders = [f for f in proto.functions if any(n.op_type in _PAIR_OPS for n in f.node)]
     if not holders:

@@ -21,7 +21,7 @@ from onnxq.annotate.bits import (
     read_noted_bits,
     read_notes,
 )
-from onnxq.annotate.find import find_chains, find_site, list_readers
+from onnxq.annotate.find import find_chains, find_site
 from onnxq.annotate.read import describe_pair, find_pairs
 from onnxq.annotate.write import find_contradiction, make_record, warn_of_sites
 from onnxq.errors import PlanError, dump_json
@@ -81,14 +81,15 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[PairInfos, C
         if beside is None and notes.find_record(chain):
             continue
         # An edge is the site where other readers of the tensor have a pair of another kind, or none.
-        sites = (find_site(index, chain, None), *list_readers(index, chain))
+        result = chain.last.result
+        sites = (find_site(index, chain, None), *index.list_consumers(result))
         # In the order in which they are trusted.
         ways = {
             Origin.NAME: next(
                 (loose[node.name] for node in reversed(chain.nodes) if node.name in loose), None
             ),
             Origin.TENSOR: next(filter(None, map(by_site.get, map(str, sites))), None),
-            Origin.STRUCTURE: by_structure.get(ids.get(chain.last.result, "")),
+            Origin.STRUCTURE: by_structure.get(ids.get(result, "")),
         }
         origin, record = next(
             ((origin, note) for origin, note in ways.items() if note), (Origin.NAME, {})

@@ -220,6 +220,8 @@ def warn_unbound(pairs: PairInfos) -> Cautions:
     ]
     if not loose:
         return ()
-    names = join_names(loose, 3)
-    text = "noted narrower than their type, but nothing bounds their levels: an engine that does not read the note"
-    return (Caution("W106", f"{text} computes with all of them ({len(loose)}: {names})"),)
+    text = (
+        "noted narrower than their type, but nothing bounds their levels: an engine that does not read the note "
+        f"computes with all of them ({len(loose)}: {join_names(loose, 3)})"
+    )
+    return (Caution("W106", text),)

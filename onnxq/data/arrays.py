@@ -41,7 +41,9 @@ class DeflatedArray:
     def __init__(
         self, path: Path, member: zipfile.ZipInfo, header: int, dtype: DType, shape: Shape
     ) -> None:
-        self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
+        self.dtype = dtype
+        self.shape = shape
+        self.ndim = len(shape)
         name = member.filename.removesuffix(".npy")
         self._where = f"{path}, array {name!r}"
         # Open as long as the array.
@@ -53,7 +55,8 @@ class DeflatedArray:
         file = tempfile.TemporaryFile(prefix="onnxq-")  # noqa: SIM115, as old as the array
         weakref.finalize(self, file.close)
         file.truncate(shape[0] * self._row)  # sparse: rows that are never read take no space
-        self._file, self._values = file, np.memmap(file, dtype, "r", 0, shape)
+        self._file = file
+        self._values = np.memmap(file, dtype, "r", 0, shape)
         self._there = np.zeros(shape[0], np.bool_)
 
     def __getitem__(self, key: Any) -> Array:
@@ -113,7 +116,9 @@ class ScatteredArray:
     """
 
     def __init__(self, file: IO[bytes], dtype: DType, shape: Shape) -> None:
-        self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
+        self.dtype = dtype
+        self.shape = shape
+        self.ndim = len(shape)
         # The mapping outlives the file object.
         self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._values = np.frombuffer(self._mapping, dtype).reshape(shape, order="F")

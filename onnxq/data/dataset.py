@@ -70,8 +70,11 @@ class Dataset:
             raise refuse_empty(title)
         self.inputs: ValueInfos = tuple(inputs)
         self.synthetic = synthetic
-        self._source, self._title, self._extend = source, title, extend
-        self._indices, self._spare = tuple(indices), spare
+        self._source = source
+        self._title = title
+        self._extend = extend
+        self._indices = tuple(indices)
+        self._spare = spare
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -138,7 +141,7 @@ class Dataset:
         spare = _choose_items(rng, self._spare, holdout)
         free = [i for position, i in enumerate(self._indices) if position not in keep]
         own = _choose_items(rng, free, min(holdout - len(spare), len(self) - 1))
-        validation = sorted([*spare, *own]) or self._indices
+        validation = sorted(spare + own) or self._indices
         return self._choose([i for i in self._indices if i not in frozenset(own)]), self._choose(
             validation
         )
@@ -184,14 +187,13 @@ class Dataset:
         return self._choose([self._indices[position] for position in positions])
 
     def _choose(self, indices: Sequence[int], extend: Extend | None = None) -> Dataset:
-        extend = extend or self._extend
         return Dataset(
             self._source,
             self.inputs,
             indices,
             title=self._title,
             synthetic=self.synthetic,
-            extend=extend,
+            extend=extend or self._extend,
         )
 
     def _batch_axes(self) -> dict[str, int] | None:

@@ -118,15 +118,15 @@ def _place_image(image_module: Any, image: Any, config: ImageConfig) -> Any:
         return image.resize((width, height), method)
     ratios = (height / image.height, width / image.width)
     if config.crop == "pad":
-        inner = _scale_image(image, min(ratios), (height, width), method)
+        inner = _scale_image(image, min(ratios), config.size, method)
         fill = config.fill if image.mode == "L" else (config.fill,) * 3
         canvas = image_module.new(image.mode, (width, height), fill)
         canvas.paste(inner, ((width - inner.width) // 2, (height - inner.height) // 2))
         return canvas
-    ratio = config.resize / min(image.size) if config.resize is not None else max(ratios)
-    resized = _scale_image(
-        image, ratio, None if config.resize is not None else (height, width), method
-    )
+    if config.resize is None:
+        resized = _scale_image(image, max(ratios), config.size, method)
+    else:
+        resized = _scale_image(image, config.resize / min(image.size), None, method)
     # Rounded as by torchvision's CenterCrop.
     left = round((resized.width - width) / 2.0)
     top = round((resized.height - height) / 2.0)

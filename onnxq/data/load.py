@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+from onnx import TensorProto, numpy_helper
 
 from onnxq.arrays import Array, Arrays
 from onnxq.config import DataConfig
@@ -65,7 +65,7 @@ def read_set(folder: Path, inputs: Inputs) -> Feeds:
 
 def read_tensor(path: Path) -> tuple[str, Array]:
     """Read name and values of a TensorProto file."""
-    tensor = onnx.TensorProto()
+    tensor = TensorProto()
     try:
         data = read_input(path, DataError, limit=_MOST_BYTES)
     except OSError as error:
@@ -75,7 +75,7 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         tensor.ParseFromString(data)
     except Exception as error:  # protobuf's DecodeError; its package has no types
         raise DataError(path, "is not an ONNX tensor", fix, code="Q206") from error
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+    if tensor.data_location == TensorProto.EXTERNAL:
         raise DataError(
             path,
             "keeps its values in another file",
@@ -84,13 +84,13 @@ def read_tensor(path: Path) -> tuple[str, Array]:
         )
     # Values of a sequence stand where a tensor tells its segment, which nobody writes.
     if (
-        tensor.data_type not in onnx.TensorProto.DataType.values()
+        tensor.data_type not in TensorProto.DataType.values()
         or not tensor.data_type
         or tensor.HasField("segment")
     ):
         raise DataError(path, "is not an ONNX tensor", fix, code="Q206")
     try:
-        return tensor.name, onnx.numpy_helper.to_array(tensor)
+        return tensor.name, numpy_helper.to_array(tensor)
     except (ValueError, TypeError) as error:
         raise DataError(
             path, f"is damaged ({error})", "copy or make it again", code="Q204"
@@ -137,8 +137,11 @@ class _Opener:
             arrays = name_arrays(source, self.inputs, "data")
             return divide_arrays(arrays, self.inputs, "data"), "arrays" if named else "array"
         if isinstance(source, (list, tuple)):
-            feeds = [name_arrays(item, self.inputs, f"item {k}") for k, item in enumerate(source)]
-            return self.join_feeds({f"item {k}": feed for k, feed in enumerate(feeds)}), "samples"
+            feeds = {
+                f"item {k}": name_arrays(item, self.inputs, f"item {k}")
+                for k, item in enumerate(source)
+            }
+            return self.join_feeds(feeds), "samples"
         if isinstance(source, Iterable):
             return spool_samples(
                 source, self.inputs, "data", self.config.samples, self.tick
@@ -261,7 +264,7 @@ class _Opener:
                 read_lazily,
                 sets,
                 lambda path: read_set(path, self.inputs),
-                lambda path: str(path.name),
+                lambda path: path.name,
             )
         if npz:
             layouts[".npz files"] = partial(self._join_files, npz)

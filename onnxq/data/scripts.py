@@ -38,7 +38,8 @@ def guard_user_code(where: str, folder: Path | None = None) -> Iterator[None]:
     if added:
         sys.path.insert(0, beside)
     # Nothing is written beside the user's files, Python's bytecode neither.
-    bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    bytecode = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     try:
         yield
     except OnnxqError:  # has its subject and fix already

@@ -32,7 +32,7 @@ from onnxq.errors import DataError
 from onnxq.files import ScratchFolder
 from onnxq.graph import ValueInfo
 from onnxq.progress import Tick
-from onnxq.sites import Lines
+from onnxq.sites import Lines, NameSet
 
 T = TypeVar("T")
 # Names of dynamic axes: those that exporters write for the batch, "batch_size" (Hugging Face), "batch", "N", "bs"; and
@@ -69,14 +69,14 @@ class Cut:
         return np.asarray(array[(slice(None),) * self.axis + (rows,)])
 
 
-def find_batch_symbols(inputs: Inputs) -> frozenset[str]:
+def find_batch_symbols(inputs: Inputs) -> NameSet:
     """Collect the symbols of dynamic axes 0."""
     return frozenset(
         value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)
     )
 
 
-def find_batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
+def find_batch_axis(value: ValueInfo, symbols: NameSet) -> int | None:
     """Find the dynamic axis along which samples are joined.
 
     Axis 0 if it is dynamic, else the axis with one of `symbols`; None for a scalar or a fixed batch.
@@ -89,7 +89,7 @@ def find_batch_axis(value: ValueInfo, symbols: frozenset[str]) -> int | None:
 
 
 def find_cut(
-    shape: Sequence[int], value: ValueInfo, symbols: frozenset[str], where: str, *, feed: bool
+    shape: Sequence[int], value: ValueInfo, symbols: NameSet, where: str, *, feed: bool
 ) -> Cut:
     """Find the samples in an array of this shape.
 

@@ -16,7 +16,7 @@ from onnxq.data.sources import SampleSource
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes, walk_from
 from onnxq.runtime import Session
-from onnxq.sites import Lines, TensorId
+from onnxq.sites import Lines, NameSet, TensorId
 
 # Augmented samples: images inverted, mirrored, rotated, or with one quarter enlarged.
 # They replace images that calibration lacks. A late layer has few positions per image: 24 images give 1176 of them to
@@ -126,11 +126,11 @@ class DecoderInputs:
     decoder has one branch for each.
     """
 
-    past: frozenset[str]
+    past: NameSet
     new: str | int
-    whole: frozenset[str]
-    positions: frozenset[str]
-    switches: frozenset[str]
+    whole: NameSet
+    positions: NameSet
+    switches: NameSet
 
 
 def name_axis(value: ValueInfo, axis: int) -> str:
@@ -423,7 +423,9 @@ class _SampleDrawer:
     ) -> None:
         self._rows = rows
         self._lengths = lengths
-        self._inputs, self._shapes, self._seed = tuple(inputs), shapes, seed
+        self._inputs = tuple(inputs)
+        self._shapes = shapes
+        self._seed = seed
         listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
         self._decoder = find_decoder(inputs)
         # Symbols of all axes, and the size of those that are as long as the caches.

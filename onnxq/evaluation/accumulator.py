@@ -57,8 +57,11 @@ class AxisSums:
     """Sums of each slice of one axis, [slices] each. squared: of each sample's noise squared. count: values a slice."""
 
     def __init__(self, size: int) -> None:
-        self.signal, self.noise, self.squared = np.zeros(size), np.zeros(size), np.zeros(size)
-        self.low, self.high = np.full(size, np.inf), np.full(size, -np.inf)
+        self.signal = np.zeros(size)
+        self.noise = np.zeros(size)
+        self.squared = np.zeros(size)
+        self.low = np.full(size, np.inf)
+        self.high = np.full(size, -np.inf)
         self.count = self.samples = 0
 
     @classmethod
@@ -73,8 +76,10 @@ class AxisSums:
         sums = cls(size)
         sums.signal, sums.noise = (array.reshape(shape).sum(axis=(0, 2)) for array in squares)
         sums.squared = np.square(sums.noise)
-        sums.low, sums.high = values.min(axis=(0, 2)), values.max(axis=(0, 2))
-        sums.count, sums.samples = reference.size // size, 1
+        sums.low = values.min(axis=(0, 2))
+        sums.high = values.max(axis=(0, 2))
+        sums.count = reference.size // size
+        sums.samples = 1
         return sums
 
     def add(self, other: AxisSums) -> None:

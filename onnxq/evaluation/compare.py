@@ -322,7 +322,8 @@ class FloatOutputs:
     """
 
     def __init__(self, proto: ModelLike, samples: Dataset, *, threads: int | None = 0) -> None:
-        self.proto, self.samples = proto, samples
+        self.proto = proto
+        self.samples = samples
         self.selections = find_selections(proto)
         if threads is None:
             # Operators of most networks are too small to be shared out among cores. Of a large model one run at a time
@@ -451,7 +452,8 @@ class MatchedRunner:
 
     def __init__(self, reference: ReferenceRunner, runner: ModelRunner) -> None:
         self.agreement = AgreementSums(reference.selections)
-        self._reference, self._runner = reference, runner
+        self._reference = reference
+        self._runner = runner
 
     def run(self, feeds: Feeds, /) -> ArrayDict:
         """Return all outputs by name, without its own choices."""

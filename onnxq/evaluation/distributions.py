@@ -14,7 +14,7 @@ from onnxq.observers import Histogram
 from onnxq.observers.base import Values
 from onnxq.progress import Progress
 from onnxq.runtime import Session, tap_tensors
-from onnxq.sites import TensorId
+from onnxq.sites import MaybeTensor
 from onnxq.spec import PerChannel
 
 # Intervals of a histogram, and channels or groups of neighbouring ones.
@@ -28,7 +28,8 @@ class Distribution:
     """The values of a tensor. axis: of its channels; None where it has none."""
 
     def __init__(self, axis: int | None) -> None:
-        self.axis, self.largest = axis, np.zeros(0, np.float32)
+        self.axis = axis
+        self.largest = np.zeros(0, np.float32)
         self._histogram = Histogram(_FINE)
 
     def add_weight(self, weight: Array, outputs: int) -> None:
@@ -105,16 +106,16 @@ class Distribution:
 
 def observe_distributions(
     model: ModelLike,
-    pairs: Iterable[tuple[PairInfo, TensorId | None]],
+    pairs: Iterable[tuple[PairInfo, MaybeTensor]],
     samples: Dataset,
     progress: Progress,
-) -> dict[TensorId | None, Distribution]:
+) -> dict[MaybeTensor, Distribution]:
     """The distributions of tensors of a float model that pairs quantize: of weights, and of activations on samples.
 
     pairs: each with its tensor in the float model; None where that has none.
     """
     index = get_index(model)
-    distributions: dict[TensorId | None, Distribution] = {}
+    distributions: dict[MaybeTensor, Distribution] = {}
     for pair, tensor in pairs:
         if tensor is None or tensor in distributions or pair.role.is_bias:
             continue

@@ -27,7 +27,10 @@ class MetricModel:
     """
 
     def __init__(self, proto: ModelLike, folder: Path, *, optimize: bool, threads: int) -> None:
-        self._proto, self._folder, self._optimize, self._threads = proto, folder, optimize, threads
+        self._proto = proto
+        self._folder = folder
+        self._optimize = optimize
+        self._threads = threads
 
     @cached_property
     def path(self) -> str:

@@ -80,7 +80,8 @@ class Decoder:
     """
 
     def __init__(self, session: Session, name: str, inputs: Inputs | None = None) -> None:
-        self.session, self.name = session, name
+        self.session = session
+        self.name = name
         names = [value.name for value in session.outputs]
         self.parts = find_text_inputs(inputs or session.inputs, names)
         self._logits = find_logits(session.outputs, self.parts, name)
@@ -174,11 +175,9 @@ class TextErrors:
             self._add_block(decoders, blocks, ids[start + 1 : start + 1 + len(blocks[0])])
             start += len(blocks[0])
         self.rows = max(1, _BLOCK // blocks[0].shape[1])
-        self.windows, self.tokens, self.size = (
-            self.windows + 1,
-            self.tokens + start,
-            self.size + window.size,
-        )
+        self.windows = self.windows + 1
+        self.tokens = self.tokens + start
+        self.size = self.size + window.size
 
     def _add_block(
         self, decoders: Sequence[Decoder], blocks: Sequence[Array], targets: Array

@@ -155,7 +155,8 @@ class _PartRunner(Cutter[ModelLike]):
 
     def __init__(self, model: ModelLike, threads: int, types: GraphIndex | None = None) -> None:
         super().__init__(model, computed=True)
-        self._threads, self._typed = threads, types
+        self._threads = threads
+        self._typed = types
 
     def run_part(
         self,

@@ -80,7 +80,7 @@ def list_groups(
     if "segment" in wanted:
         for parts in _SEGMENTS:
             for segment in split_segments(nodes, parts):
-                groups.setdefault(("segment", frozenset(segment.switches)), segment)
+                groups.setdefault(("segment", segment.setting), segment)
     if "site" in wanted:
         for switch in switches:
             # A node that reads only this site has the figures already.
@@ -239,10 +239,10 @@ def _list_prefixes(toggled: ToggledModel) -> dict[str, Setting]:
     nodes = group_by_node(toggled.switches)
     names = list(nodes)
     size = max(1, -(-len(names) // _PREFIXES))
-    ends = [*range(size - 1, len(names) - 1, size), *([len(names) - 1] if names else [])]
+    prefixes = (names[:end] for end in range(size, len(names) + size, size))
     return {
-        names[k]: frozenset(switch for name in names[: k + 1] for switch in nodes[name])
-        for k in ends
+        prefix[-1]: frozenset(switch for name in prefix for switch in nodes[name])
+        for prefix in prefixes
     }
 
 

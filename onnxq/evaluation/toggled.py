@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from onnxq.annotate.bits import read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains
@@ -35,7 +34,6 @@ from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
 from onnxq.sites import Edge, Names, Refusal, Refusals, Role, TensorId
-from onnxq.spec import QuantSpec
 
 # Operators whose constants passes rewrite: weights, biases, and the Add that holds a MatMul's bias.
 _CORRECTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
@@ -127,8 +125,10 @@ class ConstantSwitches:
     """
 
     def __init__(self, source: ModelLike, *, large: bool) -> None:
-        self.source, self.proto = source, copy_proto(source)
-        self.on, self.off = ArrayDict(), ArrayDict()
+        self.source = source
+        self.proto = copy_proto(source)
+        self.on = ArrayDict()
+        self.off = ArrayDict()
         self.by_name = {
             node.name: node for _, graph in walk_graphs(self.proto.graph) for node in graph.node
         }
@@ -176,7 +176,8 @@ class ConstantSwitches:
 class _ToggleWork(ConstantSwitches):
     def __init__(self, real: GraphIndex, source: ModelLike) -> None:
         super().__init__(source, large=is_large_model(real.proto))
-        self.real, self.index = real, GraphIndex(source)
+        self.real = real
+        self.index = GraphIndex(source)
         self.switches: list[Switch] = []
         self.fixed: list[Refusal] = []
         self.branches: dict[str, NodeProto] = {}
@@ -338,15 +339,7 @@ class _ToggleWork(ConstantSwitches):
         plain = self._find_float_constant([lookup.make_edge(0)])
         if plain is None or stored is None or qparams is None or plain.shape != stored.shape:
             return ""
-        kind = stored_qparams.element_type
-        spec = QuantSpec(
-            bits=kind.bits,
-            signed=kind.signed,
-            # The zero point is given, whatever the scheme.
-            symmetric=False,
-            granularity=stored_qparams.granularity,
-            storage=stored_qparams.storage,
-        )
+        spec = stored_qparams.spec
         rounded = dequantize(stored.astype(spec.numpy_storage), qparams, spec)
         feed = self.add_input(f"onnxq/{lookup.name}", rounded, as_float32(plain))
         ids = self.by_name[lookup.name].input[1]
@@ -433,5 +426,5 @@ def _dequantize_constant(index: GraphIndex, chain: Chain) -> Array | None:
             helper.make_node(node.op_type, *names, node.name, domain=node.domain, **node.attrs)
         )
     out = chain.last.outputs[0]
-    proto = assemble_model(index.proto, nodes, (), [onnx.ValueInfoProto(name=out)], tensors)
+    proto = assemble_model(index.proto, nodes, (), [ValueInfoProto(name=out)], tensors)
     return np.asarray(Session(proto, optimize=False).run({})[out])

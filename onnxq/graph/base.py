@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Array, Integers, Interval, Shape, as_int64
-from onnxq.sites import Edge, Edges, Names, Site, TensorId
+from onnxq.sites import Edge, Edges, MaybeTensor, Names, Site, TensorId
 
 QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
@@ -175,62 +175,62 @@ class Graph(ABC):
         """The node of this name."""
 
     @abstractmethod
-    def resolve_tensor(self, tensor: str, scope: str) -> TensorId | None:
+    def resolve_tensor(self, tensor: str, scope: str) -> MaybeTensor:
         """The tensor that this name means when read from `scope`; None for "" and for a name nobody defines."""
 
     @abstractmethod
-    def find_producer(self, t: TensorId | None) -> NodeRef | None:
+    def find_producer(self, t: MaybeTensor) -> NodeRef | None:
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
 
     @abstractmethod
-    def list_consumers(self, t: TensorId | None) -> Edges:
+    def list_consumers(self, t: MaybeTensor) -> Edges:
         """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
 
     @abstractmethod
-    def is_output(self, t: TensorId | None) -> bool:
+    def is_output(self, t: MaybeTensor) -> bool:
         """True when the tensor is an output of the graph or subgraph it is defined in."""
 
     @abstractmethod
-    def is_constant(self, t: TensorId | None) -> bool:
+    def is_constant(self, t: MaybeTensor) -> bool:
         """True when the tensor has a value before the graph runs."""
 
     @abstractmethod
-    def find_constant(self, t: TensorId | None) -> Array | None:
+    def find_constant(self, t: MaybeTensor) -> Array | None:
         """The read-only value of a constant tensor, else None."""
 
     @abstractmethod
-    def find_shape(self, t: TensorId | None) -> Dims | None:
+    def find_shape(self, t: MaybeTensor) -> Dims | None:
         """The declared or inferred shape; None when even the rank is unknown."""
 
     @abstractmethod
-    def find_dtype(self, t: TensorId | None) -> int:
+    def find_dtype(self, t: MaybeTensor) -> int:
         """The declared or inferred onnx.TensorProto dtype, 0 when unknown."""
 
-    def find_input(self, node: NodeRef | None, k: int) -> TensorId | None:
+    def find_input(self, node: NodeRef | None, k: int) -> MaybeTensor:
         """The tensor that a node reads at input k; None where it has none there."""
         if node is None or k >= len(node.inputs):
             return None
         return self.resolve_tensor(node.inputs[k], node.scope)
 
-    def find_at(self, site: Site) -> TensorId | None:
+    def find_at(self, site: Site) -> MaybeTensor:
         """The tensor of a site; None for an input that is not connected."""
         if isinstance(site, TensorId):
             return site
         return self.find_input(self.find_node(site.node), site.index)
 
-    def find_sizes(self, t: TensorId | None) -> Shape | None:
+    def find_sizes(self, t: MaybeTensor) -> Shape | None:
         """The shape of a tensor whose sizes are all known as numbers; None for another."""
         shape = self.find_shape(t)
         if shape is None or not all(isinstance(size, int) for size in shape):
             return None
         return tuple(size for size in shape if isinstance(size, int))
 
-    def find_rank(self, t: TensorId | None) -> int | None:
+    def find_rank(self, t: MaybeTensor) -> int | None:
         """The rank of a tensor where it is known."""
         shape = self.find_shape(t)
         return None if shape is None else len(shape)
 
-    def list_inputs(self, node: NodeRef) -> list[TensorId | None]:
+    def list_inputs(self, node: NodeRef) -> list[MaybeTensor]:
         """The tensor of each input of a node; None where one is left out."""
         return [self.resolve_tensor(name, node.scope) for name in node.inputs]
 
@@ -292,7 +292,7 @@ class Graph(ABC):
         makers = map(self.find_producer, self.list_reads(node))
         return [maker for maker in makers if maker is not None]
 
-    def readers(self, t: TensorId | None) -> list[NodeRef]:
+    def readers(self, t: MaybeTensor) -> list[NodeRef]:
         """The nodes that read the tensor, in the order the model runs in; one that reads it twice is there twice."""
         return [self.find_node(edge.node) for edge in self.list_consumers(t)]
 
@@ -316,7 +316,7 @@ class Graph(ABC):
         node = self.find_node(edge.node)
         return None if op_types and not node.is_onnx(*op_types) else (node, edge.index)
 
-    def walk_back(self, t: TensorId | None, op_types: Container[str]) -> Iterator[TensorId]:
+    def walk_back(self, t: MaybeTensor, op_types: Container[str]) -> Iterator[TensorId]:
         """The tensor, then those that it was made of by ONNX's operators of these types, each through its input 0."""
         while t is not None:
             yield t
@@ -325,7 +325,7 @@ class Graph(ABC):
                 return
             t = self.find_input(maker, 0)
 
-    def find_origin(self, t: TensorId | None, op_types: Container[str]) -> TensorId | None:
+    def find_origin(self, t: MaybeTensor, op_types: Container[str]) -> MaybeTensor:
         """The last tensor of `walk_back`."""
         *_, origin = (None, *self.walk_back(t, op_types))
         return origin

@@ -104,8 +104,7 @@ def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
     opset = find_opset(named)
     if opset:
         return named if opset >= minimum else _convert_opset(named, minimum)
-    result = ModelProto()
-    result.CopyFrom(named)
+    result = deepcopy(named)
     result.opset_import.append(helper.make_opsetid("", minimum))
     return result
 
@@ -358,7 +357,7 @@ def _declare_stored(graph: GraphProto) -> None:
     known = {value.name for value in (*graph.input, *graph.output, *graph.value_info)}
     stored = [tensor for tensor in graph.initializer if tensor.name not in known]
     graph.value_info.extend(
-        onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in stored
+        helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in stored
     )
 
 

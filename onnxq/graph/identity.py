@@ -155,12 +155,10 @@ def _hash_leaf(index: GraphIndex, t: TensorId, colours: Colours) -> str:
     """A constant, or the input of a subgraph, which is known by its parent's inputs and its own position."""
     if index.is_constant(t):
         shape = index.find_shape(t) or ()
+        sizes = index.find_sizes(t)
         content: bytes | memoryview = b""
         # Small integers, such as axes and shapes, are structure; floats are weights.
-        if (
-            all(isinstance(d, int) for d in shape)
-            and np.prod([d for d in shape if isinstance(d, int)]) <= _STRUCTURAL
-        ):
+        if sizes is not None and np.prod(sizes) <= _STRUCTURAL:
             array = index.find_constant(t)
             content = (
                 view_content(array) if array is not None and array.dtype.kind in "iub" else b""

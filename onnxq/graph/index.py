@@ -52,7 +52,7 @@ from onnxq.graph.values import (
     read_constant_type,
     read_declared_type,
 )
-from onnxq.sites import Edge, Edges, Names, TensorId
+from onnxq.sites import Edge, Edges, MaybeTensor, Names, TensorId
 
 _T = TypeVar("_T")
 # Without shape inference these still say something about the rank of what they write.
@@ -77,11 +77,9 @@ class GraphIndex(Graph):
     def __init__(self, model: ModelLike) -> None:
         self.proto = proto = bare_proto(model)
         check_names(proto)
-        self._weights, self._libraries, self._provider = (
-            store_of(model),
-            list_libraries(model),
-            find_provider(model),
-        )
+        self._weights = store_of(model)
+        self._libraries = list_libraries(model)
+        self._provider = find_provider(model)
         self.opset: int = find_opset(proto)
         self.functions: Names = tuple(name_function(function) for function in proto.functions)
         # By scope: the scope around it.
@@ -94,13 +92,13 @@ class GraphIndex(Graph):
         self.named: dict[str, NodeRef] = {}
         # Of Constant nodes, by their output.
         self._literals: dict[TensorId, AttributeProto] = {}
-        self._producer: dict[TensorId | None, str] = {}
-        self._consumers: defaultdict[TensorId | None, list[Edge]] = defaultdict(list)
-        self._outputs: set[TensorId | None] = set()
+        self._producer: dict[MaybeTensor, str] = {}
+        self._consumers: defaultdict[MaybeTensor, list[Edge]] = defaultdict(list)
+        self._outputs: set[MaybeTensor] = set()
         # Read from inner scopes.
-        self._captured: set[TensorId | None] = set()
+        self._captured: set[MaybeTensor] = set()
         self._initializers: dict[TensorId, Stored] = {}
-        self._types: dict[TensorId | None, tuple[int, Dims | None]] = {}
+        self._types: dict[MaybeTensor, tuple[int, Dims | None]] = {}
         # Set by identity.py: structural ids, which cost several passes over the graph.
         self.colours: dict[TensorId, str] | None = None
         # By the tensor that stores it: all that Identity makes of one share its array.
@@ -131,7 +129,7 @@ class GraphIndex(Graph):
         """The node of this name. Raises ModelError with the nearest names."""
         return look_up(self.named, name, "node of this name")
 
-    def resolve_tensor(self, tensor: str, scope: str) -> TensorId | None:
+    def resolve_tensor(self, tensor: str, scope: str) -> MaybeTensor:
         """The tensor that this name means when read from `scope`: defined there or in the nearest scope around it.
 
         None for "" and for a name nobody defines.
@@ -151,19 +149,19 @@ class GraphIndex(Graph):
             yield at
             at = self._outer.get(at)
 
-    def find_producer(self, t: TensorId | None) -> NodeRef | None:
+    def find_producer(self, t: MaybeTensor) -> NodeRef | None:
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
         return self.named.get(self._producer.get(t, ""))
 
-    def list_consumers(self, t: TensorId | None) -> Edges:
+    def list_consumers(self, t: MaybeTensor) -> Edges:
         """Every node input that reads the tensor, also from inner scopes, in the order the model runs in."""
         return tuple(self._consumers.get(t, ()))
 
-    def is_output(self, t: TensorId | None) -> bool:
+    def is_output(self, t: MaybeTensor) -> bool:
         """True when the tensor is an output of the graph or subgraph it is defined in."""
         return t in self._outputs
 
-    def captured(self, t: TensorId | None) -> bool:
+    def captured(self, t: MaybeTensor) -> bool:
         """True when an inner scope reads the tensor, as a node input or as that subgraph's output."""
         return t in self._captured
 
@@ -182,7 +180,7 @@ class GraphIndex(Graph):
         """True for an initializer that one node input alone reads, so that it may take another value."""
         return self.find_producer(t) is None and self.find_sole_reader(t) is not None
 
-    def find_onnx_producer(self, t: TensorId | None, *op_types: str) -> NodeRef | None:
+    def find_onnx_producer(self, t: MaybeTensor, *op_types: str) -> NodeRef | None:
         """The node that makes a tensor, when it is an operator of ONNX of one of these types (any, if none given)."""
         node = self.find_producer(t)
         if node is None or node.domain or (op_types and node.op_type not in op_types):
@@ -218,11 +216,11 @@ class GraphIndex(Graph):
         least = 0 if node is None else _LEAST_RANK.get(node.op_type, 0)
         return least if (rank := self.find_rank(t)) is None else rank
 
-    def is_constant(self, t: TensorId | None) -> bool:
+    def is_constant(self, t: MaybeTensor) -> bool:
         """True for an initializer that no caller can override, a Constant node's output, or Identity of one."""
         return self._constant_source(t) is not None
 
-    def find_constant(self, t: TensorId | None) -> Array | None:
+    def find_constant(self, t: MaybeTensor) -> Array | None:
         """The read-only value of a constant tensor (bfloat16, float8 and sub-byte types as ml_dtypes), else None."""
         source = self._constant_source(t)
         if source is None:
@@ -241,7 +239,7 @@ class GraphIndex(Graph):
             self._decoded[origin] = value
         return self._decoded[origin]
 
-    def locate_constant(self, t: TensorId | None) -> Array | StoredArray | None:
+    def locate_constant(self, t: MaybeTensor) -> Array | StoredArray | None:
         """As `constant`, but of a value that lies in a file where that is: nothing of it is read."""
         source = self._constant_source(t)
         stored = None if source is None else source[1]
@@ -253,11 +251,11 @@ class GraphIndex(Graph):
             else self.find_constant(t)
         )
 
-    def find_shape(self, t: TensorId | None) -> Dims | None:
+    def find_shape(self, t: MaybeTensor) -> Dims | None:
         """The declared or inferred shape: ints, symbolic names, None for an unknown dim; None when nothing is known."""
         return self._types.get(t, (0, None))[1]
 
-    def find_dtype(self, t: TensorId | None) -> int:
+    def find_dtype(self, t: MaybeTensor) -> int:
         """The declared or inferred onnx.TensorProto dtype, 0 when unknown."""
         return self._types.get(t, (0, None))[0]
 
@@ -354,9 +352,7 @@ class GraphIndex(Graph):
                 if tensor.scope != scope:
                     self._captured.add(tensor)
 
-    def _constant_source(
-        self, t: TensorId | None
-    ) -> tuple[TensorId, Stored | AttributeProto] | None:
+    def _constant_source(self, t: MaybeTensor) -> tuple[TensorId, Stored | AttributeProto] | None:
         # No endless walk: nodes that read their own results are refused when they are sorted.
         while t is not None:
             stored = self._initializers.get(t) or self._literals.get(t)

@@ -22,7 +22,7 @@ from onnxq.graph.integer_products import name_source, read_integer_products
 from onnxq.graph.light import M
 from onnxq.graph.names import name_nodes
 from onnxq.graph.qoperators import INTEGER_OPERATORS, MISSING_SCALE, IntegerOperator
-from onnxq.sites import Names, TensorId
+from onnxq.sites import Names, NameSet, TensorId
 
 # DequantizeLinear has an axis from here on.
 _OPSET = 13
@@ -37,7 +37,9 @@ class NodeWriter:
     """Writes nodes of one scope, and their constants, under names that begin with a prefix."""
 
     def __init__(self, editor: Editor[Any], scope: str, prefix: str) -> None:
-        self.editor, self.scope, self.prefix = editor, scope, prefix
+        self.editor = editor
+        self.scope = scope
+        self.prefix = prefix
 
     def add(
         self, op: str, inputs: list[str], output: str = "", *, name: str = "", **attrs: Any
@@ -53,7 +55,7 @@ class NodeWriter:
         return self.editor.add_constant(self.scope, f"{self.prefix}/constant", value)
 
 
-def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
+def read_integer_operators(proto: M, wanted: NameSet | None = None) -> M:
     """A copy in which operators on integers are float ones between pairs; the model itself without any.
 
     wanted: names of nodes; by default all but those that give out sums, whose numbers stand elsewhere, and the nodes
@@ -86,7 +88,7 @@ def read_integer_operators(proto: M, wanted: frozenset[str] | None = None) -> M:
     return editor.export()
 
 
-def _is_wanted(node: NodeRef, wanted: frozenset[str] | None) -> bool:
+def _is_wanted(node: NodeRef, wanted: NameSet | None) -> bool:
     form = INTEGER_OPERATORS.get(node.op_type)
     # No float operator of ONNX takes channels last.
     if form is None or node.attrs.get("channels_last", 0):
@@ -127,7 +129,9 @@ class _OperatorWriter(NodeWriter):
         numbers: dict[TensorId, Names],
     ) -> None:
         super().__init__(editor, node.scope, node.name)
-        self.index, self.node, self.numbers = index, node, numbers
+        self.index = index
+        self.node = node
+        self.numbers = numbers
 
     def write(self, form: IntegerOperator) -> None:
         """Write the float operator of a form, and the pairs around it."""
@@ -152,20 +156,19 @@ class _OperatorWriter(NodeWriter):
         attrs = {} if form.op in _FREE_OF_ATTRIBUTES else self.node.attrs
         attrs = {key: value for key, value in attrs.items() if key not in _OWN}
         out = self.node.outputs[0]
-        name = self.node.name
+
+        def write_float(output: str = "") -> str:
+            return self.add(form.op, operands, output, name=self.node.name, **attrs)
+
         # The operator gives integers: Round takes the float rounding off its products.
         if form.sums:
-            made = self.add("Round", [self.add(form.op, operands, name=name, **attrs)])
-            self.add("Cast", [made], out, to=int(TensorProto.INT32))
+            self.add("Cast", [self.add("Round", [write_float()])], out, to=int(TensorProto.INT32))
         elif any(result):
-            made = self.add(
-                form.op, operands, self.editor.fresh(self.name_float(out)), name=name, **attrs
-            )
-            self.quantize(made, out, result)
+            self.quantize(write_float(self.editor.fresh(self.name_float(out))), out, result)
         elif form.float_bias and any(bias):
-            self.add("Add", [self.add(form.op, operands, name=name, **attrs), *bias], out)
+            self.add("Add", [write_float(), *bias], out)
         else:
-            self.add(form.op, operands, out, name=name, **attrs)
+            write_float(out)
 
     def move(self) -> None:
         """Let the node move floats, where the numbers of what it moves are known."""

@@ -173,7 +173,7 @@ def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: Nod
         qparams += names
     # The kernel has no such attribute: it takes sequences first, which 0 means.
     attrs = {key: value for key, value in node.attrs.items() if key != "layout"}
-    editor.replace_node(node, _LSTM, [*inputs, *qparams], domain=MICROSOFT, attrs=attrs)
+    editor.replace_node(node, _LSTM, inputs + qparams, domain=MICROSOFT, attrs=attrs)
 
 
 def _add_constants(

@@ -280,7 +280,7 @@ def add_libraries(model: ModelLike, libraries: Names, provider: str = "") -> Mod
     """
     if not libraries and not provider:
         return model
-    known = (*list_libraries(model), *libraries)
+    known = list_libraries(model) + libraries
     return LightModel(
         bare_proto(model), store_of(model) or WeightStore(), known, provider or find_provider(model)
     )

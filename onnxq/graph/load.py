@@ -5,13 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto, TensorProto
+from onnx import IR_VERSION, ModelProto, TensorProto, checker, defs, helper
 
 from onnxq.errors import ModelError, suggest_files
 from onnxq.files import check_input_kind, explain_unreadable, read_input
@@ -104,7 +103,7 @@ def load_model(source: ModelSource, *, lazy: bool = False) -> Model:
         path = Path(source)
         subject = str(path)
         if lazy:
-            proto, store, read = read_lazily(path, _read_file, _parse_model)
+            proto, store, read = _read_lazily(path)
         else:
             proto = _parse_model(_read_file(path), path)
             read = load_external(proto, path)
@@ -135,8 +134,8 @@ def check_structure(proto: ModelProto, subject: str) -> None:
     set_contrib_apart(light)
     _declare_unknown(light)
     try:
-        onnx.checker.check_model(light)
-    except (onnx.checker.ValidationError, ValueError) as error:
+        checker.check_model(light)
+    except (checker.ValidationError, ValueError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         where = next((line for line in lines[1:] if line.startswith("==> Context")), "")
         cause = f"{lines[0] if lines else error}{f' ({where[4:]})' if where else ''}"
@@ -154,7 +153,7 @@ def _declare_unknown(light: ModelProto) -> None:
     """
     for value in light.graph.output:
         if value.type.WhichOneof("value") is None:
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
     for value in (*light.graph.input, *light.graph.output):
         inner = value.type
         while (kind := inner.WhichOneof("value")) in ("sequence_type", "optional_type"):
@@ -255,7 +254,7 @@ def _check_text(proto: ModelProto, subject: str) -> None:
     waiting = [proto]
     while waiting:
         message = waiting.pop()
-        if isinstance(message, onnx.TensorProto):
+        if isinstance(message, TensorProto):
             # Not its other fields: to list them is to copy the weights.
             waiting.extend((*message.external_data, *message.metadata_props))
             texts = [message.name, message.doc_string]
@@ -273,10 +272,10 @@ def _check_text(proto: ModelProto, subject: str) -> None:
 
 
 def _check_versions(proto: ModelProto, subject: str) -> None:
-    newest = onnx.defs.onnx_opset_version()
+    newest = defs.onnx_opset_version()
     mine = f"newer than the installed onnx {onnx.__version__} knows"
     fix = "pip install --upgrade onnx onnxruntime"
-    if proto.ir_version > onnx.IR_VERSION:
+    if proto.ir_version > IR_VERSION:
         raise ModelError(subject, f"has IR version {proto.ir_version}, {mine}", fix, code="Q104")
     if proto.ir_version < 3 or not proto.opset_import:
         cause = "is from before opsets (IR version below 3)"
@@ -289,7 +288,7 @@ def _check_versions(proto: ModelProto, subject: str) -> None:
 
 def _check_types(proto: ModelProto, subject: str) -> None:
     """onnx.checker lets an input or output pass whose element type it does not know."""
-    known = {0, *onnx.helper.get_all_tensor_dtypes()}
+    known = {0, *helper.get_all_tensor_dtypes()}
     for kind, values in (("input", proto.graph.input), ("output", proto.graph.output)):
         for value in values:
             if value.type.tensor_type.elem_type not in known:
@@ -330,14 +329,15 @@ def _settle_imports(proto: ModelProto) -> Cautions:
         if node.domain == "ai.onnx":
             node.domain = ""
     missing = sorted({node.domain for node in walk_nodes(proto.graph)} - {"", *versions})
-    added = [onnx.helper.make_opsetid(domain, _find_newest(domain)) for domain in missing]
+    added = [helper.make_opsetid(domain, _find_newest(domain)) for domain in missing]
     doubled = len(versions) < len(proto.opset_import)
     if doubled or added:
         replace_items(proto.opset_import, [*versions.values(), *added])
     texts = []
     if doubled:
-        twice = "a domain was imported in two versions"
-        texts.append(f"{twice}; the last one stays, as ONNX Runtime reads it")
+        texts.append(
+            "a domain was imported in two versions; the last one stays, as ONNX Runtime reads it"
+        )
     if added:
         texts.append(f"{', '.join(missing)} was not imported; it is now, as ONNX Runtime reads it")
     return tuple(Caution("W113", text) for text in texts)
@@ -345,9 +345,7 @@ def _settle_imports(proto: ModelProto) -> Cautions:
 
 def _find_newest(domain: str) -> int:
     """The newest version of a domain that onnx knows, 1 of others."""
-    known = (
-        schema.since_version for schema in onnx.defs.get_all_schemas() if schema.domain == domain
-    )
+    known = (schema.since_version for schema in defs.get_all_schemas() if schema.domain == domain)
     return max(known, default=1)
 
 
@@ -381,7 +379,7 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
     lacking = (
         [op_type for op_type in nodes if not _find_version(op_type, declared)] if declared else []
     )
-    newer = range(declared + 1, onnx.defs.onnx_opset_version() + 1)
+    newer = range(declared + 1, defs.onnx_opset_version() + 1)
     # 0 for an operator that onnx does not know at all: the checker tells of it.
     late = {
         op_type: next((version for version in newer if _find_version(op_type, version)), 0)
@@ -408,7 +406,7 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
     for entry in proto.opset_import:
         if entry.domain in OWN_DOMAINS:
             entry.version = opset
-    needed = onnx.helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
+    needed = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
     proto.ir_version = max(proto.ir_version, needed)
     return (
         Caution(
@@ -421,8 +419,8 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
 def _find_version(op_type: str, opset: int) -> int:
     """The version of one of ONNX's own operators at an opset; 0 where it is not there."""
     try:
-        return int(onnx.defs.get_schema(op_type, opset, "").since_version)
-    except onnx.defs.SchemaError:
+        return int(defs.get_schema(op_type, opset, "").since_version)
+    except defs.SchemaError:
         return 0
 
 
@@ -430,17 +428,12 @@ def _find_version(op_type: str, opset: int) -> int:
 _WORTH_MAPPING = 1 << 26
 
 
-def read_lazily(
-    path: Path, read: Callable[[Path], bytes], parse: Callable[[bytes, Path], ModelProto]
-) -> tuple[ModelProto, WeightStore, ReadBytes]:
-    """A model file with stubs for its large weights, their store, and the bytes in use of each data file.
-
-    read: all bytes of a file, with the errors for one that is none. parse: the model in bytes, likewise.
-    """
+def _read_lazily(path: Path) -> tuple[ModelProto, WeightStore, ReadBytes]:
+    """A model file with stubs for its large weights, their store, and the bytes in use of each data file."""
     store = WeightStore()
     worth = os.path.isfile(path) and _WORTH_MAPPING <= path.stat().st_size <= MESSAGE_LIMIT
-    mapped = _read_mapped(path, parse) if worth else None
-    proto, inside = mapped or (parse(read(path), path), {})
+    mapped = _read_mapped(path) if worth else None
+    proto, inside = mapped or (_parse_model(_read_file(path), path), {})
     opened = {}
 
     def keep(tensor: TensorProto, extent: Extent) -> bool:
@@ -459,9 +452,7 @@ def read_lazily(
     return proto, store, read_bytes
 
 
-def _read_mapped(
-    path: Path, parse: Callable[[bytes, Path], ModelProto]
-) -> tuple[ModelProto, dict[int, StoredArray]] | None:
+def _read_mapped(path: Path) -> tuple[ModelProto, dict[int, StoredArray]] | None:
     """The model without its large initializers, and these by their numbers; None for a file that is damaged."""
     check_input_kind(path, ModelError)
     file = open_data(path)
@@ -471,7 +462,7 @@ def _read_mapped(
             skeleton, left_out = read_skeleton(data, SMALLEST_STUB)
         except ValueError:
             return None
-        proto = parse(skeleton, path)
+        proto = _parse_model(skeleton, path)
         for number, (offset, length) in left_out.items():
             tensor = proto.graph.initializer[number]
             # External data that also has bytes of its own is for the checks to refuse.
@@ -490,5 +481,5 @@ def _can_stay(tensor: TensorProto, length: int) -> bool:
 
 def _describe_array(tensor: TensorProto, file: OpenFile, offset: int) -> StoredArray:
     return StoredArray(
-        file, offset, onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)
+        file, offset, helper.tensor_dtype_to_np_dtype(tensor.data_type), tuple(tensor.dims)
     )

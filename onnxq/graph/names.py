@@ -103,7 +103,8 @@ def _propose_short(_scope: str, node: NodeProto) -> str:
 
 
 def _propose_scoped(scope: str, node: NodeProto) -> str:
-    return f"{scope}/{_propose_short(scope, node)}" if scope else _propose_short(scope, node)
+    short = _propose_short(scope, node)
+    return f"{scope}/{short}" if scope else short
 
 
 def _serialize_unnamed(node: NodeProto) -> bytes:

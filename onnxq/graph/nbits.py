@@ -93,8 +93,10 @@ class Blocks:
         filled = np.zeros((columns, count * self.size), np.uint8)
         filled[:, :depth] = self.codes.T
         packed = pack_bits(filled.reshape(columns, count, self.size), self.bits)
-        zero = None if self.zero is None else np.ascontiguousarray(self.zero.T)
-        zero = zero if zero is None or zero.dtype != np.uint8 else pack_bits(zero, self.bits)
+        zero = self.zero
+        if zero is not None:
+            zero = np.ascontiguousarray(zero.T)
+            zero = pack_bits(zero, self.bits) if zero.dtype == np.uint8 else zero
         return packed, np.ascontiguousarray(self.scale.T), zero
 
 
@@ -134,10 +136,10 @@ def write_nbits(
         if (least := minima.get(pair.name)) is not None:
             blocks = replace(blocks, zero=(-least / blocks.scale).astype(blocks.scale.dtype))
         # One that others repeat is stored in the main graph, with the first of them.
-        leader = leaders.get(pair.name)
-        stored = constants.get(pair.name) or constants.get(leader or "")
-        scope = pair.scope if leader is None else ""
-        constants[pair.name] = stored or _store_blocks(editor, pair, blocks, scope)
+        name = leaders.get(pair.name, pair.name)
+        if name not in constants:
+            scope = "" if name in leaders else pair.scope
+            constants[name] = _store_blocks(editor, pair, blocks, scope)
         depth, columns = blocks.codes.shape
         attrs = {"K": depth, "N": columns, "bits": blocks.bits, "block_size": blocks.size}
         if accuracy_level:
@@ -145,7 +147,7 @@ def write_nbits(
         editor.replace_node(
             node,
             OPERATOR,
-            [node.inputs[0], *constants[pair.name]],
+            [node.inputs[0], *constants[name]],
             domain=MICROSOFT,
             attrs=attrs,
             metadata=notes[pair.name],
@@ -202,11 +204,9 @@ def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
 
 def _read_pair(index: GraphIndex, pair: NodeRef, bits: int) -> Blocks:
     values, scale, zero = (index.input_value(pair, k) for k in range(3))
-    stored = index.find_input(pair, 0)
     assert values is not None
     assert scale is not None
-    assert stored is not None
-    offset, width = _STORED[index.find_dtype(stored)]
+    offset, width = _STORED[index.find_dtype(index.find_input(pair, 0))]
     # 2 bits around 0 are -2 to 1, so that the middle is that of their width; 3 bits, and 5 to 7, fill up the next.
     narrow = width
     if bits <= 4:
@@ -361,10 +361,5 @@ def _read_product(index: GraphIndex, node: NodeRef) -> Blocks | None:
     codes = unpack_bits(packed.reshape(columns, count, -1), bits, size).reshape(columns, -1)[
         :, :depth
     ]
-    zeros = (
-        None
-        if zero is None
-        else np.ascontiguousarray(unpack_bits(zero.reshape(columns, -1), bits, count).T)
-    )
-    scale = scale.reshape(columns, count).T
-    return Blocks(np.ascontiguousarray(codes.T), np.ascontiguousarray(scale), zeros, bits, size)
+    zeros = None if zero is None else unpack_bits(zero.reshape(columns, -1), bits, count).T
+    return Blocks(codes.T, scale.reshape(columns, count).T, zeros, bits, size)

@@ -142,9 +142,7 @@ class _QOperatorWriter:
     def _move_codes(self, node: NodeRef) -> bool:
         source = self._read_half(self.index.maker(node, 0, DEQUANTIZE), node.scope)
         behind = [self._find_behind(node, k) for k in range(len(node.outputs))]
-        results = [
-            None if chain is None else self._read_half(chain[-1], node.scope) for chain in behind
-        ]
+        results = [self._read_half(chain[-1], node.scope) if chain else None for chain in behind]
         if source is None or any(result is None or not source.equals(result) for result in results):
             return False
         # Interpolated values lie between the codes.
@@ -154,7 +152,6 @@ class _QOperatorWriter:
         if node.op_type == "MaxPool" and (self.opset < _POOL_OPSET or len(node.outputs) > 1):
             return False
         for k, chain in enumerate(behind):
-            assert chain is not None
             # The node makes the codes under the name that the QuantizeLinear gave them.
             self.editor.remove_node(chain[-1].name)
             self.editor.replace_output(node.name, k, chain[-1].outputs[0])
@@ -182,12 +179,8 @@ class _QOperatorWriter:
         if len(halves) < len(taken) or not self._has_kernel(node, halves):
             return False
         chain = self._find_behind(node, 0)
-        result = None if chain is None else self._read_half(chain[-1], node.scope)
-        if (
-            chain is None
-            or result is None
-            or not self._takes_result(chain, result, halves[taken[0]])
-        ):
+        result = self._read_half(chain[-1], node.scope) if chain else None
+        if result is None or not self._takes_result(chain, result, halves[taken[0]]):
             chain = ()
             result = None
         bias = self._find_bias(node, halves) if form.bias else ""
@@ -262,19 +255,19 @@ class _QOperatorWriter:
         flat = node.op_type == "Conv" or len(shape) == 2
         return flat and pair.read_int("axis", 1) % len(shape) == axis % len(shape)
 
-    def _find_behind(self, node: NodeRef, k: int) -> NodeRefs | None:
-        """The QuantizeLinear that alone reads output k, behind the Relu or Clip of a product; None for another."""
+    def _find_behind(self, node: NodeRef, k: int) -> NodeRefs:
+        """The QuantizeLinear that alone reads output k, behind the Relu or Clip of a product; () for another."""
         chain = []
         result = node.make_result(k)
         while True:
             reader, k = self.index.find_reader(result) or (None, 0)
             if reader is None or k:
-                return None
+                return ()
             chain.append(reader)
             if reader.is_onnx(QUANTIZE):
                 return tuple(chain)
             if not reader.is_onnx("Relu", "Clip") or len(chain) > 1 or node.op_type in _MOVES:
-                return None
+                return ()
             result = reader.result
 
     def _takes_result(self, chain: NodeRefs, result: _Pair, data: _Pair) -> bool:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper, shape_inference
 
 from onnxq.graph.base import MICROSOFT, NodeRef
 from onnxq.graph.index import find_opset
@@ -193,7 +192,7 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
     write_stand_ins(light)
     _repeat_constants(light.graph, {})
     try:
-        inferred = onnx.shape_inference.infer_shapes(
+        inferred = shape_inference.infer_shapes(
             light, check_type=False, strict_mode=False, data_prop=True
         )
     except (

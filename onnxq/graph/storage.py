@@ -242,7 +242,8 @@ class OpenFile:
     """A file that is closed with the last array in it. folder: a temporary one that goes with it."""
 
     def __init__(self, path: Path, flags: int, folder: ScratchFolder | None = None) -> None:
-        self.path, self._folder = path.resolve(), folder
+        self.path = path.resolve()
+        self._folder = folder
         self.descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600)
         self._end = weakref.finalize(self, os.close, self.descriptor)
 

@@ -45,7 +45,8 @@ class Cutter(Generic[M]):
     """
 
     def __init__(self, model: M, *, computed: bool = False) -> None:
-        self._model, self._proto = model, bare_proto(model)
+        self._model = model
+        self._proto = bare_proto(model)
         graph = self._proto.graph
         # By name. Sorted: a file need not list its nodes in an order that runs.
         self.nodes: dict[str, NodeProto] = {node.name: node for node in sort_nodes(graph)}
@@ -279,16 +280,21 @@ def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[Functi
     return [like.functions[k] for k in sorted(called)]
 
 
-def remove_unneeded(graph: GraphProto) -> None:
-    """Take out, in place, the nodes and initializers that no output of the graph depends on: ORT computes them all."""
+def find_needed(graph: GraphProto, order: Sequence[NodeProto]) -> set[str]:
+    """The tensors that the outputs of a graph depend on, themselves included. order: its nodes, as they run."""
     needed = {value.name for value in graph.output}
-    nodes = []
     # Backwards, so that all readers of a tensor are seen before its maker.
-    for node in reversed(sort_nodes(graph)):
+    for node in reversed(order):
         if needed.intersection(node.output):
             needed.update(list_reads(node))
-            nodes.append(node)
-    replace_items(graph.node, reversed(nodes))
+    return needed
+
+
+def remove_unneeded(graph: GraphProto) -> None:
+    """Take out, in place, the nodes and initializers that no output of the graph depends on: ORT computes them all."""
+    order = sort_nodes(graph)
+    needed = find_needed(graph, order)
+    replace_items(graph.node, [node for node in order if needed.intersection(node.output)])
     replace_items(
         graph.initializer, [tensor for tensor in graph.initializer if tensor.name in needed]
     )
@@ -326,7 +332,7 @@ def cut_front(model: M, behind: Collection[str], types: Mapping[str, ValueInfoPr
     shown = {value.name for value in own}
     new = [types.get(name, ValueInfoProto(name=name)) for name in border if name not in shown]
     replace_items(graph.node, [node for node in graph.node if node.name not in behind])
-    replace_items(graph.output, [*own, *new])
+    replace_items(graph.output, own + new)
     remove_unneeded(graph)
     replace_items(graph.value_info, [value for value in graph.value_info if value.name not in lost])
     return rebuild(model, out)

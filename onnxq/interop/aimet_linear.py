@@ -94,7 +94,8 @@ def _refuse(entry: TensorScale) -> str:
 def _write(version: str, entries: Sequence[TensorScale]) -> bytes:
     rows = []
     for entry in entries:
-        spec, (scale, zero) = entry.spec, list_numbers(entry)
+        spec = entry.spec
+        scale, zero = list_numbers(entry)
         row = {"name": entry.name, "output_dtype": spec.kind, "y_scale": scale}
         # AIMET leaves zeros out, and takes a missing one for them.
         if np.any(entry.zero_point):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,17 @@ class ScaleTable:
         return self.own_names is not None and self.own_names.match(name) is not None
 
 
+def refuse_non_int8(entry: TensorScale) -> str:
+    """Why a format of scales of symmetric int8 has no place for an entry; "" where it has."""
+    if entry.role.is_constant:
+        return "the format has scales of activations only"
+    if entry.readers:
+        return "the format has one scale for all that reads a tensor"
+    spec = entry.spec
+    fits = spec.bits == 8 and spec.signed and spec.has_one_scale and not spec.is_float
+    return "" if fits and not np.any(entry.zero_point) else "the format has symmetric int8 only"
+
+
 @dataclass(frozen=True, eq=False)
 class ImportFormat:
     """One format of such files.
@@ -101,21 +112,10 @@ class ImportFormat:
     recognizes: Callable[[bytes], bool]
     parse: Callable[[bytes, str], ScaleTable]
     write: Callable[[Sequence[TensorScale]], bytes] | None = None
-    refuse: Callable[[TensorScale], str] = field(default=lambda entry: refuse_non_int8(entry))
+    refuse: Callable[[TensorScale], str] = refuse_non_int8
     title: str = ""
     mark: str = ""
     limits: str = ""
-
-
-def refuse_non_int8(entry: TensorScale) -> str:
-    """Why a format of scales of symmetric int8 has no place for an entry; "" where it has."""
-    if entry.role.is_constant:
-        return "the format has scales of activations only"
-    if entry.readers:
-        return "the format has one scale for all that reads a tensor"
-    spec = entry.spec
-    fits = spec.bits == 8 and spec.signed and spec.has_one_scale and not spec.is_float
-    return "" if fits and not np.any(entry.zero_point) else "the format has symmetric int8 only"
 
 
 class NoGridError(ValueError):

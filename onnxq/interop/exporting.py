@@ -200,7 +200,7 @@ def list_uncovered(index: GraphIndex, entries: Iterable[str]) -> Names:
     for node in index.nodes:
         if node.scope or node.op_type == "Constant":
             continue
-        for name in (*node.inputs, *node.outputs):
+        for name in node.inputs + node.outputs:
             tensor = index.resolve_tensor(name, "") if name else None
             if index.find_dtype(tensor) in FLOAT_TENSORS and _is_data(index, tensor):
                 tensors.setdefault(name)

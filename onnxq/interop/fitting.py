@@ -66,10 +66,11 @@ def _spread_scale(
     theirs = spec.granularity
     # One scale serves channels as well as a row of equal ones.
     if isinstance(mine, PerTensor):
-        count = shape[theirs.axis] if isinstance(theirs, PerChannel) else None
         if isinstance(theirs, PerBlock):
             return None, "one scale, and the target has blocks"
-        return (scale if count is None else np.full(count, scale, np.float32)), ""
+        if isinstance(theirs, PerChannel):
+            scale = np.full(shape[theirs.axis], scale, np.float32)
+        return scale, ""
     if type(mine) is not type(theirs) or isinstance(theirs, PerTensor):
         return None, "its scales are not of the parts that the target has scales for"
     axis = theirs.axis % len(shape)
@@ -150,7 +151,8 @@ def _list_changes(entry: TensorScale, site: SitePlan) -> JsonObject:
         and type(own.granularity) is not type(spec.granularity)
         and not own.has_one_scale
     ):
-        blocks = own.granularity if isinstance(own.granularity, PerBlock) else None
-        changes |= {"granularity": "channel" if blocks is None else "block"}
-        changes |= {} if blocks is None else {"block_size": blocks.size}
+        if isinstance(own.granularity, PerBlock):
+            changes |= {"granularity": "block", "block_size": own.granularity.size}
+        else:
+            changes["granularity"] = "channel"
     return changes

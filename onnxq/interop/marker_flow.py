@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex
 from onnxq.interop.marker_nodes import Marker, check_shape
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, NameSet, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
+from onnxq.wording import join_names
 
 # Order of axes, as Transpose has it.
 Perm = tuple[int, ...]
-# Names listed in an error.
-_SHOWN = 8
+# Names listed in an error, behind the first.
+_OTHERS = 7
 
 
 @dataclass(eq=False)
@@ -62,13 +63,12 @@ class Flow:
     # Result of each marker -> the float tensor that it stands for.
     bases: Mapping[TensorId, TensorId]
     # Names of the markers that stay as Identities.
-    carriers: frozenset[str]
+    carriers: NameSet
 
 
 def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
     """The groups of markers, each on its float tensor. Raises ModelError for numbers that do not fit the tensor."""
     by_result = {marker.result: marker for marker in markers}
-    by_node = {marker.node.name: marker for marker in markers}
     carriers = {
         m.node.name
         for m in markers
@@ -82,7 +82,7 @@ def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
         for marker in markers:
             base = bases.get(marker.source, marker.source)
             bases[marker.result] = marker.result if marker.node.name in carriers else base
-        groups = _group_markers(markers, by_node, index, bases, carriers)
+        groups = _group_markers(markers, index, bases, carriers)
         homeless = [m for m in _find_output_markers(groups, index) if m.node.name not in carriers]
         if not homeless:
             break
@@ -97,13 +97,13 @@ def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
 
 def _group_markers(
     markers: Sequence[Marker],
-    by_node: Mapping[str, Marker],
     index: GraphIndex,
     bases: Mapping[TensorId, TensorId],
     carriers: set[str],
 ) -> list[MarkerGroup]:
     """The groups in the order of their first markers."""
     groups = []
+    bypassed = {marker.node.name for marker in markers} - carriers
     on: dict[TensorId, list[MarkerGroup]] = defaultdict(list)
     for marker in markers:
         base = bases[marker.result]
@@ -114,19 +114,14 @@ def _group_markers(
             groups.append(group)
         if marker.site not in group.sites:
             group.sites.append(marker.site)
-        passed = [
-            e
-            for e in index.list_consumers(marker.result)
-            if e.node not in by_node or e.node in carriers
-        ]
-        group.edges.extend(passed)
+        group.edges.extend(e for e in index.list_consumers(marker.result) if e.node not in bypassed)
         if index.is_output(marker.result) and marker.node.name not in carriers:
             group.outputs.append(marker)
     # Of several groups on one tensor none may claim all its readers, nor may one that misses some.
     for base, sharing in on.items():
         stays = base in bases and bases[base] == base
-        raw = [e for e in index.list_consumers(base) if e.node not in by_node or e.node in carriers]
-        alone = len(sharing) == 1 and set(raw) <= set(sharing[0].edges)
+        raw = {e for e in index.list_consumers(base) if e.node not in bypassed}
+        alone = len(sharing) == 1 and raw <= set(sharing[0].edges)
         sharing[0].whole = (
             alone and (stays or not index.is_output(base)) and not index.captured(base)
         )
@@ -143,8 +138,9 @@ def _find_output_markers(groups: Sequence[MarkerGroup], index: GraphIndex) -> li
             and maker is not None
             and not index.is_output(group.base)
             and len(group.outputs) == 1
+            and maker.scope == group.outputs[0].node.scope
         )
-        if not free or (maker is not None and maker.scope != group.outputs[0].node.scope):
+        if not free:
             markers.extend(group.outputs)
     return markers
 
@@ -210,7 +206,5 @@ def check_quantizers(
 
 def _list_others(sites: Sequence[str]) -> str:
     """The sites after the first, as the end of an error's cause."""
-    if len(sites) == 1:
-        return ""
-    rest = f" and {len(sites) - _SHOWN} more" if len(sites) > _SHOWN else ""
-    return f"; the same holds for {', '.join(sites[1:_SHOWN])}{rest}"
+    others = sites[1:]
+    return f"; the same holds for {join_names(others, _OTHERS)}" if others else ""

@@ -216,8 +216,7 @@ def check_shape(marker: Marker, shape: Dims | None) -> None:
             "use an axis it has",
         )
     expected = shape_scales(shape, grain)
-    fits = len(expected) == len(actual)
-    if not fits or any(
+    if len(expected) != len(actual) or any(
         isinstance(e, int) and e != a for e, a in zip(expected, actual, strict=True)
     ):
         raise _fault(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
+from onnx import ModelProto, helper
 
 from onnxq.backends import Target
 from onnxq.backends import find_target as engine_of
@@ -39,7 +39,7 @@ _NATIVE_BITS = 4
 class Marked:
     """The float network without markers, and a calibrated plan for it."""
 
-    model: onnx.ModelProto
+    model: ModelProto
     plan: Plan
     # Name of each quantizer -> its sites in the plan.
     sites: Mapping[str, tuple[Site, ...]]
@@ -104,13 +104,17 @@ class _Stripper:
 
     def __init__(
         self,
-        proto: onnx.ModelProto,
+        proto: ModelProto,
         index: GraphIndex,
         markers: tuple[Marker, ...],
         flow: Flow,
         engine: Target,
     ) -> None:
-        self.editor, self.index, self.markers, self.flow = Editor(proto), index, markers, flow
+        self.editor = Editor(proto)
+        self.index = index
+        self.order = {node.name: k for k, node in enumerate(index.nodes)}
+        self.markers = markers
+        self.flow = flow
         self.engine = engine
         # Base of a group -> the tensor under its lasting name.
         self.names: dict[TensorId, TensorId] = {}
@@ -119,7 +123,7 @@ class _Stripper:
         # Marker -> the Identity in its place.
         self.stand_ins: dict[str, str] = {}
 
-    def strip_markers(self) -> tuple[onnx.ModelProto, SitePlans]:
+    def strip_markers(self) -> tuple[ModelProto, SitePlans]:
         """The float model, and the site of every group in it."""
         for marker in self.markers:
             if marker.node.name not in self.flow.carriers:
@@ -200,8 +204,9 @@ class _Stripper:
 
     def _place_group(self, group: MarkerGroup, taken: set[Site]) -> SitePlan:
         tensor = self.turned.get((group.base, group.perm), self.names.get(group.base, group.base))
-        order = {node.name: k for k, node in enumerate(self.index.nodes)}
-        edges = sorted(dict.fromkeys(group.edges), key=lambda edge: (order[edge.node], edge.index))
+        edges = sorted(
+            dict.fromkeys(group.edges), key=lambda edge: (self.order[edge.node], edge.index)
+        )
         readers = tuple(
             replace(edge, node=self.stand_ins.get(edge.node, edge.node)) for edge in edges
         )
@@ -246,7 +251,7 @@ def _choose_storage(spec: QuantSpec, engine: Target, op_type: str) -> QuantSpec:
     return packed if engine.capability(packed, Role.WEIGHT, op_type) is not None else spec
 
 
-def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
+def _keeps_sites(sites: Iterable[SitePlan], proto: ModelProto) -> bool:
     """True when the model still has every site and every reader of it."""
     index = GraphIndex(proto)
     nodes = index.named
@@ -269,7 +274,7 @@ def _keeps_sites(sites: Iterable[SitePlan], proto: onnx.ModelProto) -> bool:
 
 
 def _make_plan(
-    proto: onnx.ModelProto,
+    proto: ModelProto,
     sites: SitePlans,
     engine: Target,
     name: str,
@@ -302,7 +307,7 @@ def _make_plan(
 
 def _narrow_plan(plan: Plan, kind: FloatType) -> Plan:
     """The plan of a network that was trained in a narrow type: its levels are those of scales of that type."""
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.onnx_type)
+    dtype = helper.tensor_dtype_to_np_dtype(kind.onnx_type)
     sites = []
     for site in plan.sites:
         if site.qparams is not None:

@@ -132,11 +132,12 @@ def match_scales(
     numbers = {}
     by_site = plan.by_site
     for key, (entry, through) in taken.items():
-        problem = _find_change(by_site[key], before, prepared)
-        value = None if problem else prepared.find_shape(by_site[key].quantized_tensor)
+        site = by_site[key]
+        problem = _find_change(site, before, prepared)
+        value = None if problem else prepared.find_shape(site.quantized_tensor)
         shape = tuple(d if isinstance(d, int) else 0 for d in value or ())
         qparams, kept = (
-            (None, problem) if problem else fit_numbers(entry, by_site[key], table.origin, shape)
+            (None, problem) if problem else fit_numbers(entry, site, table.origin, shape)
         )
         if qparams is None:
             left[entry.name] = kept
@@ -412,8 +413,10 @@ def list_consumers(sites: Iterable[SitePlan], index: GraphIndex) -> dict[str, st
     tensors: dict[str, str] = {}
     for site in sites:
         tensor = site.quantized_tensor
-        edges = index.list_consumers(tensor) if site.consumers is None else site.consumers
+        names = [edge.node for edge in site.find_readers(index)]
         maker = index.find_producer(tensor) if site.consumers is None else None
-        for name in [edge.node for edge in edges] + ([maker.name] if maker is not None else []):
+        if maker is not None:
+            names.append(maker.name)
+        for name in names:
             tensors.setdefault(name, tensor.name)
     return tensors

@@ -19,7 +19,7 @@ from onnxq.errors import CalibrationError
 from onnxq.graph import Graph, GraphIndex, NodeRefs, walk_all_nodes
 from onnxq.interop.checkpoints import Checkpoint, CheckpointWeight, WeightCodes
 from onnxq.progress import Task, count_items
-from onnxq.sites import Causes, Names, TensorId
+from onnxq.sites import Causes, Names, NameSet, TensorId
 
 # Exports hold a checkpoint's values in one of these types, or rounded through it.
 _TYPES = (np.float32, np.float16, bfloat16)
@@ -45,7 +45,7 @@ class NetworkWeight:
     shape: tuple[int, int]
 
     @property
-    def ops(self) -> frozenset[str]:
+    def ops(self) -> NameSet:
         """The operators that read it."""
         return frozenset(node.op_type for node in self.nodes)
 

@@ -54,9 +54,9 @@ _LEAST_SHARE = 0.05
 _GOOD_ROWS_DB = 30.0
 # Rows looked at for that, evenly spread: a table may have gigabytes.
 _JUDGED_ROWS = 4096
-# Bits of the types that tables have.
 # The structural id of each tensor.
 Ids = Mapping[TensorId, str]
+# Bits of the types that tables have.
 _WIDTHS = {FloatType.FLOAT32.onnx_type: 32, FloatType.FLOAT16.onnx_type: 16}
 
 
@@ -292,7 +292,8 @@ class OnnxPlacement(PlacementProblem):
 
     def placed(self, choice: Choice, how: PlacementChoice) -> Plan:
         """The plan for a choice of operators."""
-        placement, existing = Placer(self).place(choice.chosen), self.ops.existing
+        placement = Placer(self, choice.chosen).place()
+        existing = self.ops.existing
         view = self.ops.index
         # The graph without its pairs lacks what nobody reads, and that needs no guard; between pairs the engine
         # quantizes as the model came, and goes on to.
@@ -301,11 +302,11 @@ class OnnxPlacement(PlacementProblem):
         floats = tuple(
             name for name in guarded if name in live and not is_between_pairs(view, existing, name)
         )
-        placed = (*placement.existing, *placement.sites)
+        placed = placement.existing + placement.sites
         anchored, nodes = anchor_sites(self.index, placed, floats, self.ids)
         count = len(placement.existing)
         sites = anchored[count:]
-        refusals, left_float = split_unquantized((*choice.reasons, *self.base.unquantized))
+        refusals, left_float = split_unquantized(choice.reasons + self.base.unquantized)
         opset = max(self.base.opset, placement.opset, find_needed_opset(sites, self.index))
         plan = replace(
             self.base,
@@ -420,8 +421,10 @@ def _find_unreadable(
     cautions = _find_unknown(engine, index)
     if not unreadable:
         return cautions
-    line = f"{len(unreadable)} of the pairs that the model came with are kept, though {engine.name} does not read them"
-    text = f"{line}, e.g. {unreadable[0]}: quantize the float model for {engine.name}"
+    text = (
+        f"{len(unreadable)} of the pairs that the model came with are kept, though {engine.name} does not read them, "
+        f"e.g. {unreadable[0]}: quantize the float model for {engine.name}"
+    )
     return (Caution("W125", text), *cautions)
 
 

@@ -10,7 +10,7 @@ from onnxq.config import Rule
 from onnxq.graph.scopes import walk_from
 from onnxq.planner.cut import Balance, CutProblem, Sides, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, Cautions, LeftFloat, Names, Refusal, Role, Unquantized
+from onnxq.sites import Caution, Cautions, LeftFloat, Names, NameSet, Refusal, Role, Unquantized
 
 # The rule that reasons name where a rule of the configuration decides.
 BY_PERSON = "configuration"
@@ -27,7 +27,7 @@ _COPIED = "a loop computes on its weight in float, many times as often: in integ
 class Choice:
     """The operators that run in integers, why the others do not, and the warnings."""
 
-    chosen: frozenset[str]
+    chosen: NameSet
     reasons: tuple[Unquantized, ...] = ()
     warnings: Cautions = ()
 
@@ -63,7 +63,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
     return Forced(names, slowdown) if names else None
 
 
-def predict_times(problem: PlacementProblem, chosen: frozenset[str]) -> list[float]:
+def predict_times(problem: PlacementProblem, chosen: NameSet) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
     cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
     return [cut.time_us(cut.compute_costs(kind), chosen) for kind in problem.costs.values()]
@@ -124,11 +124,11 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
             if cost.int8_us < cost.float_us:
                 cause = "quantizing what it reads and dequantizing what it writes costs more than it saves"
             reasons[op.name] = LeftFloat(op.name, f"int8 would not pay: {cause}", "size")
-    warnings = (*balance.make_warnings(), *_warn_of_transposes(problem, balance.chosen))
+    warnings = balance.make_warnings() + _warn_of_transposes(problem, balance.chosen)
     return Choice(balance.chosen, _sort_reasons(ops, reasons), warnings)
 
 
-def _warn_of_transposes(problem: PlacementProblem, chosen: frozenset[str]) -> Cautions:
+def _warn_of_transposes(problem: PlacementProblem, chosen: NameSet) -> Cautions:
     """A warning where matrices become Convs and their sizes are not fixed, so that engines carry the Transposes out."""
     # A file for one kind alone is the best that it can have.
     turned = [
@@ -303,7 +303,7 @@ def _decide_side(
     requests = problem.requests
     roles = ops.list_roles(op)
     closing = [(Role.ACTIVATION, op.out)] if op.closes_with_pair(problem.config.bias) else []
-    rule = requests.find_float_rule(op.node, [*roles, *closing])
+    rule = requests.find_float_rule(op.node, roles + closing)
     if op.name in ops.complete:
         if rule is None:
             return True, None
@@ -311,13 +311,14 @@ def _decide_side(
             f"already quantized in the model, and kept so, though {rule.describe()} leaves it float"
         )
         return True, Refusal(op.name, reason, "quantize the float model", KEPT, "R115")
+    reason = ""
     if op.name in ops.partial:
         reason = (
             f"its weight is already quantized in the model, {ops.partial[op.name]}: kept as it is"
         )
-        return False, LeftFloat(op.name, reason, KEPT, "F107")
-    if op.out in ops.existing.by_tensor and ops.index.is_output(op.out):
+    elif op.out in ops.existing.by_tensor and ops.index.is_output(op.out):
         reason = "the model gives its result out in float beside a pair that is kept"
+    if reason:
         return False, LeftFloat(op.name, reason, KEPT, "F107")
     if op.name in problem.refused:
         return False, problem.refused[op.name]
@@ -433,13 +434,13 @@ STRATEGIES: Mapping[str, Test] = {
 }
 
 
-def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
+def list_strategies(problem: PlacementProblem) -> Mapping[str, NameSet]:
     """Named candidate placements, without doubles, the deterministic one ("rules") and "none" among them.
 
     The person's decisions hold in all of them; the exclusion rules do not: there the clock decides.
     """
     ops = problem.ops
-    wanted = dict[str, frozenset[str]]()
+    wanted = dict[str, NameSet]()
     if not problem.engine.costs:
         # All that computes is quantized by the rules: with fewer operators, and with attention.
         rules = choose_all(problem, attention=False).chosen
@@ -465,9 +466,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, frozenset[str]]:
     return _drop_doubles(balance.chosen, wanted)
 
 
-def _drop_doubles(
-    rules: frozenset[str], wanted: Mapping[str, frozenset[str]]
-) -> dict[str, frozenset[str]]:
+def _drop_doubles(rules: NameSet, wanted: Mapping[str, NameSet]) -> dict[str, NameSet]:
     placements = {"rules": rules, "none": frozenset()}
     for name, chosen in wanted.items():
         # What is placed alike would be timed twice.

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from onnxq.backends import Output
 from onnxq.backends.costs import Cost, MachineCosts, OpCase
 from onnxq.planner.problem import QuantizableOp, QuantizableOps
-from onnxq.sites import Caution, Cautions, Names, TensorId
+from onnxq.sites import Caution, Cautions, Names, NameSet, TensorId
 
 # Whether an operator runs in integers, for those whose side is settled.
 Sides = Mapping[str, bool]
@@ -175,32 +175,31 @@ class CutProblem:
 
     ops: QuantizableOps
     dynamic: bool = False
-    apart: frozenset[str] = frozenset()
+    apart: NameSet = frozenset()
 
     def compute_costs(self, cpu: MachineCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
-        quantize = {}
-        dequantize: dict[TensorId, float] = {}
-        for use in self.uses:
+        quantize = {
             # A pair that the model came with runs in any case.
-            quantize[use.tensor] = 0.0
-            if not use.paired:
-                us = cpu.predict_quantize(
-                    use.elements, from_conv=use.from_conv, dynamic=self.dynamic
-                )
-                quantize[use.tensor] = us
-            dequantize[use.tensor] = cpu.predict_dequantize(use.elements, to_conv=use.to_conv)
+            use.tensor: 0.0
+            if use.paired
+            else cpu.predict_quantize(use.elements, from_conv=use.from_conv, dynamic=self.dynamic)
+            for use in self.uses
+        }
+        dequantize = {
+            use.tensor: cpu.predict_dequantize(use.elements, to_conv=use.to_conv)
+            for use in self.uses
+        }
         ops = {op.name: self._find_op_cost(op, cpu) for op in self.ops}
         return PlacementCosts(ops=ops, quantize=quantize, dequantize=dequantize)
 
-    def minimum_cut(self, costs: PlacementCosts, fixed: Sides) -> frozenset[str]:
+    def minimum_cut(self, costs: PlacementCosts, fixed: Sides) -> NameSet:
         """Names of the operators that run in integers at the least predicted time.
 
         fixed: operators whose side is given (True int8, False float) by a rule or by the person.
         """
         net = FlowNetwork()
         # The source's side runs in integers: the cut then takes the operator's edge to the sink, at the int8 price.
-        net.add_vertex(_SOURCE), net.add_vertex(_SINK)
         for op in self.ops:
             cost = costs.ops[op.name]
             side = fixed.get(op.name)
@@ -214,7 +213,7 @@ class CutProblem:
         reached = net.source_side(_SOURCE, _SINK)
         return frozenset(op.name for op in self.ops if net.names[op.name] in reached)
 
-    def time_us(self, costs: PlacementCosts, chosen: frozenset[str]) -> float:
+    def time_us(self, costs: PlacementCosts, chosen: NameSet) -> float:
         """Predicted time of all operators with their pairs when `chosen` run in integers."""
         total = 0.0
         for name, cost in costs.ops.items():
@@ -270,9 +269,11 @@ class CutProblem:
             readers = [
                 reader.name
                 for _, reader in self.ops.list_consumers(tensor)
-                if reader is not None and reader.rule.compute and reader.name not in self.apart
+                if reader is not None
+                and reader.rule.compute
+                and reader.name not in self.apart
+                and fixed.get(reader.name) is not False
             ]
-            readers = [name for name in readers if fixed.get(name) is not False]
             # Any reader would do, but a cut can only say that one is needed, not one of several.
             # Without any, the edge to the sink keeps the operator float.
             if readers or fixed.get(op.name) is not True:
@@ -296,7 +297,7 @@ def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) 
     return cpu.predict_node(case)
 
 
-def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: frozenset[str]) -> TensorUse | None:
+def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: NameSet) -> TensorUse | None:
     maker = ops.by_out.get(tensor)
     readers = []
     floats = []
@@ -382,7 +383,7 @@ class Forecast:
 class Balance:
     """A placement, the costs it is the minimum cut of, and its gain on each kind of CPU."""
 
-    chosen: frozenset[str]
+    chosen: NameSet
     costs: PlacementCosts
     forecasts: tuple[Forecast, ...]
 
@@ -406,11 +407,10 @@ def find_balance(
     """
     costs = {name: problem.compute_costs(table) for name, table in tables.items()}
     own = {name: problem.minimum_cut(costs[name], fixed) for name in costs}
-
     float_us = {name: problem.time_us(kind, frozenset()) for name, kind in costs.items()}
     own_us = {name: problem.time_us(kind, own[name]) for name, kind in costs.items()}
 
-    def weigh(chosen: frozenset[str], blend: PlacementCosts) -> Balance:
+    def weigh(chosen: NameSet, blend: PlacementCosts) -> Balance:
         forecasts = (
             Forecast(name, float_us[name], problem.time_us(kind, chosen), own_us[name])
             for name, kind in costs.items()
@@ -468,7 +468,7 @@ def _cut_sums(
     own_us: Mapping[str, float],
     fixed: Sides,
     weights: Mapping[str, float],
-    weigh: Callable[[frozenset[str], PlacementCosts], Balance],
+    weigh: Callable[[NameSet, PlacementCosts], Balance],
 ) -> list[Balance]:
     """Cuts of weighted sums, that of equal weights first, until no kind loses anything or the steps are spent.
 
@@ -489,11 +489,11 @@ def _cut_sums(
         losses = {forecast.cpu: forecast.loss for forecast in balances[-1].forecasts}
         least = min(losses.values())
         most = max(losses.values())
-        if weights or most - least < _EQUAL or most <= 1 + _EQUAL:
+        spread = most - least
+        if weights or spread < _EQUAL or most <= 1 + _EQUAL:
             break
         # From -1 to 1: the kind that loses most gains the whole step, the one that loses least gives it.
         middle = (most + least) / 2
-        spread = most - least
         logs = {
             name: log + step * 2 * (losses[name] - middle) / spread for name, log in logs.items()
         }

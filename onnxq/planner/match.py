@@ -75,7 +75,7 @@ def fit_plan(
         precision=_move_types(plan.precision, anchors),
     )
     done, lines = mend_sums(bind_sums(done, index), index)
-    return replace(done, warnings=tuple(dict.fromkeys((*done.warnings, *orphans, *lines))))
+    return replace(done, warnings=tuple(dict.fromkeys(done.warnings + orphans + lines)))
 
 
 def _explain_weights(plan: Plan) -> PlanError:
@@ -146,7 +146,7 @@ def _suggest_names(site: SitePlan, index: GraphIndex) -> str:
     if isinstance(site.site, Edge):
         return suggest_names(site.site.node, {node.name for node in index.nodes})
     name = site.site.name
-    known = {tensor for node in index.nodes for tensor in (*node.inputs, *node.outputs)} - {""}
+    known = {tensor for node in index.nodes for tensor in node.inputs + node.outputs} - {""}
     if name in known:
         return f"a tensor {name!r} is there, but made otherwise: take `anchor` out of this site to go by its name alone"
     return suggest_names(name, known)

@@ -13,7 +13,7 @@ from onnxq.numerics import qparams_from_range
 from onnxq.plan import Bound, SitePlan
 from onnxq.planner.problem import PlacementProblem, QuantizableOp
 from onnxq.planner.requests import Match
-from onnxq.sites import Caution, Edge, Edges, Names, Role, Site, TensorId
+from onnxq.sites import Caution, Edge, Edges, Names, NameSet, Role, Site, TensorId
 from onnxq.spec import RULED, ObserverSpec, PerChannel, PerTensor, QParams, QuantSpec, describe_spec
 
 # The inputs that read a pair; None: all that read its tensor.
@@ -42,27 +42,30 @@ class Placement:
 class Placer:
     """Builds the sites of one choice of operators."""
 
-    def __init__(self, problem: PlacementProblem) -> None:
-        self.ops, self.requests = problem.ops, problem.requests
-        self.target, self.config, self.apart = problem.engine, problem.config, problem.apart
+    def __init__(self, problem: PlacementProblem, chosen: NameSet) -> None:
+        self.ops = problem.ops
+        self.requests = problem.requests
+        self.target = problem.engine
+        self.config = problem.config
+        self.apart = problem.apart
         self.widths = problem.widths
-        self.index, self.existing = self.ops.index, self.ops.existing
+        self.index = self.ops.index
+        self.existing = self.ops.existing
+        # Their pairs make them run in integers, so that their neighbours can count on it.
+        self.chosen = chosen | self.ops.complete
         self.out = Placement()
         self.weights_alone = self.config.mode == "weight-only"
         # The model's own pairs with the readers that this choice adds to them.
         self.shared = {site.site: site for site in self.existing.sites}
 
-    def place(self, chosen: frozenset[str]) -> Placement:
+    def place(self) -> Placement:
         """All sites of the chosen operators. Those that the model's own pairs quantize already need none."""
-        complete = self.ops.complete
-        # Their pairs make them run in integers, so that their neighbours can count on it.
-        chosen = chosen | complete
-        picked = [op for op in self.ops if op.name in chosen]
-        new = [op for op in picked if op.name not in complete]
-        activations = {} if self.weights_alone else self._find_activations(picked, chosen)
+        picked = [op for op in self.ops if op.name in self.chosen]
+        new = [op for op in picked if op.name not in self.ops.complete]
+        activations = {} if self.weights_alone else self._find_activations(picked)
         placed: dict[Site, SitePlan] = {}
         for op in new:
-            for site in self._list_sites(op, chosen, activations):
+            for site in self._list_sites(op, activations):
                 # The first to ask for a pair decides on it: operators come in the order in which they run.
                 placed.setdefault(site.site, site)
         sites = share_scales(new, [self.shared.get(name, site) for name, site in placed.items()])
@@ -75,9 +78,7 @@ class Placer:
         self.out.warnings += self.requests.warn_of_unapplied()
         return self.out
 
-    def _find_activations(
-        self, picked: list[QuantizableOp], chosen: frozenset[str]
-    ) -> dict[TensorId, Readers]:
+    def _find_activations(self, picked: list[QuantizableOp]) -> dict[TensorId, Readers]:
         """Tensors with a pair -> the edges that read it; None when the pair sits at an int8 producer."""
         activations = {}
         for op in picked:
@@ -86,19 +87,19 @@ class Placer:
             apart = op.name in self.apart
             for _, tensor in () if op.rule.joins or apart else op.data:
                 if tensor not in activations:
-                    activations[tensor] = self._find_readers(tensor, chosen)
+                    activations[tensor] = self._find_readers(tensor)
             if op.closes_with_pair(self.config.bias) and not apart:
                 activations[op.out] = None
         return activations
 
-    def _find_readers(self, tensor: TensorId, chosen: frozenset[str]) -> Readers:
+    def _find_readers(self, tensor: TensorId) -> Readers:
         maker = self.ops.find_integer_maker(tensor)
-        if maker is not None and maker.name in chosen:
+        if maker is not None and maker.name in self.chosen:
             return None
-        return self._find_quantized_readers(tensor, chosen)
+        return self._find_quantized_readers(tensor)
 
-    def _find_quantized_readers(self, tensor: TensorId, chosen: frozenset[str]) -> Edges:
-        beside = chosen - self.apart
+    def _find_quantized_readers(self, tensor: TensorId) -> Edges:
+        beside = self.chosen - self.apart
         return tuple(
             edge
             for edge, op in self.ops.list_consumers(tensor)
@@ -109,11 +110,11 @@ class Placer:
         return self.index.find_node(edge.node).op_type in self.target.reads_pairs
 
     def _list_sites(
-        self, op: QuantizableOp, chosen: frozenset[str], activations: dict[TensorId, Readers]
+        self, op: QuantizableOp, activations: dict[TensorId, Readers]
     ) -> Iterator[SitePlan]:
         apart = op.name in self.apart and not self.weights_alone
         inputs = [
-            self._place_activation(op, edge, tensor, activations.get(tensor), chosen)
+            self._place_activation(op, edge, tensor, activations.get(tensor))
             for edge, tensor in op.data
             if apart or tensor in activations
         ]
@@ -122,21 +123,21 @@ class Placer:
             # The NPU reads and writes an operator's activations in one width, and runs a second
             # pair behind the first as a Convert.
             inputs = [
-                self._convert_input(op, edge, site, chosen)
+                self._convert_input(op, edge, site)
                 for (edge, _), site in zip(op.data, inputs, strict=True)
             ]
             yield from inputs
-        weights = [self._place_weight(op, edge, chosen) for edge in op.weights]
+        weights = [self._place_weight(op, edge) for edge in op.weights]
         yield from weights
         # Only beside integers on both sides has the accumulator a scale for the bias. The factors of a normalization
         # are no weight, but an operand.
-        factors = [*weights, *inputs[1:]]
+        factors = weights + inputs[1:]
         fixed = inputs and factors and not inputs[0].spec.dynamic
         stored = op.bias in self.existing.by_reader
         if op.bias is not None and not stored and fixed and self.config.bias == "int32":
             yield self._place_bias(op, op.bias, inputs[0], factors[0])
         if op.out in activations and activations[op.out] is None:
-            yield self._place_activation(op, None, op.out, None, chosen)
+            yield self._place_activation(op, None, op.out, None)
 
     def _place_activation(
         self,
@@ -144,7 +145,6 @@ class Placer:
         edge: Edge | None,
         tensor: TensorId,
         readers: Readers,
-        chosen: frozenset[str],
     ) -> SitePlan:
         """The pair of a tensor; inside a body that captures it, a pair of its own for each reader."""
         maker = self.ops.by_out.get(tensor)
@@ -155,14 +155,13 @@ class Placer:
         if pair is not None and not apart:
             return self._share_pair(pair, tensor, readers)
         if self.target.whole:
-            match, spec = self._find_widest(op if edge is None else maker, tensor, chosen)
+            match, spec = self._find_widest(op if edge is None else maker, tensor)
         else:
             # The one that asks comes first, then its maker, then the other readers; a pair that its maker's kernel
             # writes is read like any other. A rule may name any of them.
             nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
             nodes += [
-                self.index.find_node(reader.node)
-                for reader in self._find_quantized_readers(tensor, chosen)
+                self.index.find_node(reader.node) for reader in self._find_quantized_readers(tensor)
             ]
             match = self.requests.match(Role.ACTIVATION, tensor, nodes)
             own = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
@@ -196,23 +195,23 @@ class Placer:
         return replace(planned, role=role, bound=bound, qparams=qparams)
 
     def _find_widest(
-        self, maker: QuantizableOp | None, tensor: TensorId, chosen: frozenset[str]
+        self, maker: QuantizableOp | None, tensor: TensorId
     ) -> tuple[Match, QuantSpec]:
         """The request and spec of the operator that makes a tensor; where none does, the widest of its readers'."""
-        if maker is not None and maker.name in chosen:
-            return self._find_own(maker, None, tensor, chosen)
+        if maker is not None and maker.name in self.chosen:
+            return self._find_own(maker, None, tensor)
         readers = [
             (op, edge)
             for edge, op in self.ops.list_consumers(tensor)
-            if op is not None and op.name in chosen
+            if op is not None and op.name in self.chosen
         ]
         # Beside others of its width, what moves values says how: it cannot move a second operand's.
         readers.sort(key=lambda reader: not reader[0].rule.shares)
-        own = (self._find_own(op, edge, tensor, chosen) for op, edge in readers)
+        own = (self._find_own(op, edge, tensor) for op, edge in readers)
         return max(own, key=lambda request: request[1].bits)
 
     def _find_own(
-        self, op: QuantizableOp, edge: Edge | None, tensor: TensorId, chosen: frozenset[str]
+        self, op: QuantizableOp, edge: Edge | None, tensor: TensorId
     ) -> tuple[Match, QuantSpec]:
         """The request and spec for what an operator reads at an input, or makes (None).
 
@@ -221,27 +220,27 @@ class Placer:
         # The NPU moves values in the width that they have: a conversion is an operator more.
         source = op
         maker: QuantizableOp | None = op
-        while maker is not None and maker.name in chosen and maker.rule.shares:
+        while maker is not None and maker.name in self.chosen and maker.rule.shares:
             source = maker
             maker = self.ops.by_out.get(maker.data[0][1])
         asking = (
             [maker]
-            if maker is not None and maker.name in chosen
-            else self._list_final(source.data[0][1], chosen)
+            if maker is not None and maker.name in self.chosen
+            else self._list_final(source.data[0][1])
         )
         own = (self._find_request(one, tensor) for one in asking or [op])
         match, spec = max(own, key=lambda request: request[1].bits)
         return match, spec if edge is None else op.rule.adapt(edge.index, spec)
 
-    def _list_final(self, tensor: TensorId, chosen: frozenset[str]) -> list[QuantizableOp]:
+    def _list_final(self, tensor: TensorId) -> list[QuantizableOp]:
         """The operators that read a tensor, or what others moved of it."""
         readers = [
-            op for _, op in self.ops.list_consumers(tensor) if op is not None and op.name in chosen
+            op
+            for _, op in self.ops.list_consumers(tensor)
+            if op is not None and op.name in self.chosen
         ]
         return [
-            one
-            for op in readers
-            for one in (self._list_final(op.out, chosen) if op.rule.shares else [op])
+            one for op in readers for one in (self._list_final(op.out) if op.rule.shares else [op])
         ]
 
     def _find_request(self, op: QuantizableOp, tensor: TensorId) -> tuple[Match, QuantSpec]:
@@ -255,12 +254,10 @@ class Placer:
             )
         return match, self.requests.make_spec(match, Role.ACTIVATION, op.node)
 
-    def _convert_input(
-        self, op: QuantizableOp, edge: Edge, pair: SitePlan, chosen: frozenset[str]
-    ) -> SitePlan:
+    def _convert_input(self, op: QuantizableOp, edge: Edge, pair: SitePlan) -> SitePlan:
         """The pair that an input reads: that of its tensor, or a second one behind it in the operator's own width."""
         tensor = pair.quantized_tensor
-        match, spec = self._find_own(op, edge, tensor, chosen)
+        match, spec = self._find_own(op, edge, tensor)
         # A pair that the model came with is read as it is.
         if spec == pair.spec or pair.dequantize:
             return pair
@@ -281,7 +278,7 @@ class Placer:
         self.shared[pair.site] = replace(shared, consumers=tuple(consumers))
         return self.shared[pair.site]
 
-    def _place_weight(self, op: QuantizableOp, edge: Edge, chosen: frozenset[str]) -> SitePlan:
+    def _place_weight(self, op: QuantizableOp, edge: Edge) -> SitePlan:
         """The weight's site: the tensor itself, or the edge when its readers need different copies; the model's own."""
         pair = self.existing.by_reader.get(edge)
         if pair is not None:
@@ -294,7 +291,7 @@ class Placer:
         alike = tensor.scope == op.node.scope
         for reader in self.index.list_consumers(tensor):
             other = self.ops.by_name.get(reader.node)
-            if other is not None and other.name in chosen and reader in other.weights:
+            if other is not None and other.name in self.chosen and reader in other.weights:
                 readers.append(reader)
                 alike = (
                     alike
@@ -457,6 +454,5 @@ def _adopt_existing(site: SitePlan, frozen: dict[Site, SitePlan]) -> SitePlan:
 def intersect_bounds(bounds: Iterable[Bound]) -> Bound:
     """The intersection of several bounds."""
     lows, highs = zip(*bounds, strict=True)
-    low = [value for value in lows if value is not None]
-    high = [value for value in highs if value is not None]
-    return (max(low) if low else None, min(high) if high else None)
+    low = max((value for value in lows if value is not None), default=None)
+    return low, min((value for value in highs if value is not None), default=None)

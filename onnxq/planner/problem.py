@@ -205,7 +205,7 @@ class QuantizableOps:
         readers = []
         for edge in self.index.list_consumers(tensor):
             op = self.by_name.get(edge.node)
-            reads_data = op is not None and any(edge == data for data, _ in op.data)
+            reads_data = op is not None and edge in dict(op.data)
             readers.append((edge, op if reads_data else None))
         return readers
 
@@ -461,8 +461,10 @@ def _refuse_scale(requests: Requests, engine: Target, op: QuantizableOp) -> Refu
     matches = (requests.match(Role.ACTIVATION, tensor, (op.node,)) for _, tensor in op.data)
     if all(_can_be_dynamic(match.request) for match in matches):
         return None
-    kind = f"{engine.name} runs {op.node.op_type} in integers"
-    reason = f"{kind} only on scales of each run: 8-bit asymmetric uint8, one a tensor"
+    reason = (
+        f"{engine.name} runs {op.node.op_type} in integers only on scales of each run: 8-bit asymmetric uint8, "
+        "one a tensor"
+    )
     fix = "leave `dynamic`, bits, scheme, signed and granularity of its activations as they are in ort-int8"
     return Refusal(op.name, reason, fix, op.rule.name, "R101")
 

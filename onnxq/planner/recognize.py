@@ -119,7 +119,9 @@ class _PatternSearch:
     def __init__(
         self, contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]
     ) -> None:
-        self.contents, self.index, self.sketches = contents, index, sketches
+        self.contents = contents
+        self.index = index
+        self.sketches = sketches
         self.by_size: defaultdict[int, list[TensorId]] = defaultdict(list)
         for tensor, sketch in sketches.items():
             self.by_size[sketch.size].append(tensor)
@@ -178,7 +180,8 @@ class _PatternSearch:
     def _split_columns(self, value: Array, parts: Mapping[str, str]) -> dict[str, slice]:
         """The columns in which the weights of nodes stand; {} where they do not make up all of the value."""
         placed: dict[str, slice] = {}
-        start, (rows, end) = 0, value.shape
+        start = 0
+        rows, end = value.shape
         while start < end:
             for name, weight in parts.items():
                 wanted = self.contents.tensors.get(weight)
@@ -188,7 +191,8 @@ class _PatternSearch:
                 # have as many rows.
                 columns = slice(start, start + wanted.size // rows)
                 if wanted.is_alike(sketch_values(value[:, columns], constant=True)):
-                    placed[name], start = columns, columns.stop
+                    placed[name] = columns
+                    start = columns.stop
                     break
             else:
                 return {}

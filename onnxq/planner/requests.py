@@ -9,11 +9,19 @@ from onnxq.backends import Target, find_target
 from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import Graph, GraphIndex, NodeRef, walk_from
-from onnxq.sites import Caution, Names, Refusal, Role, TensorId
+from onnxq.sites import Caution, Names, NameSet, Refusal, Role, TensorId
 from onnxq.spec import ObserverSpec, QuantSpec
 
-# The output-channel axis of a weight, by operator: the only one engines compute per channel.
-_WEIGHT_AXIS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "LSTM": 1, "GRU": 1, "Gather": 0}
+# Axes of a weight, by operator: of output channels, the only one engines compute per channel, and of the reduction,
+# along which weights are blocked.
+_WEIGHT_AXES = {
+    "Conv": (0, 1),
+    "ConvTranspose": (1, 0),
+    "MatMul": (1, 0),
+    "LSTM": (1, 2),
+    "GRU": (1, 2),
+    "Gather": (0, 1),
+}
 # Operators between a projection and the output that it makes, beside constants: biases, scales, caps, types.
 _BEHIND_SCORES = (
     "Add",
@@ -27,8 +35,6 @@ _BEHIND_SCORES = (
     "Squeeze",
     "Unsqueeze",
 )
-# The reduction axis, along which weights are blocked.
-_BLOCK_AXIS = {"Conv": 1, "ConvTranspose": 0, "MatMul": 0, "LSTM": 2, "GRU": 2, "Gather": 1}
 # Tables of embeddings by `embeddings`. Least squared error brings 1 dB at 4 bits, nothing at 8 (all-MiniLM-L6).
 _TABLES = {
     "int8": TensorConfig(granularity="channel"),
@@ -38,7 +44,7 @@ _TABLES = {
 }
 
 
-def list_looped(index: GraphIndex, engine: Target, closed: Collection[str]) -> frozenset[str]:
+def list_looped(index: GraphIndex, engine: Target, closed: Collection[str]) -> NameSet:
     """Names of nodes in closed bodies of loops that the engine quantizes on scales of each run, without ranges."""
     return frozenset(
         node.name
@@ -76,9 +82,9 @@ class Requests:
 
     config: Config
     graph: Graph
-    paths: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    paths: dict[tuple[str, str], NameSet] = field(default_factory=dict)
     applied: set[int] = field(default_factory=set)
-    looped: frozenset[str] = frozenset()
+    looped: NameSet = frozenset()
 
     def __post_init__(self) -> None:
         for rule in self.config.rules:
@@ -98,9 +104,8 @@ class Requests:
     def weight_axis(self, node: NodeRef, *, blocked: bool) -> int:
         """Axis of the weight's scales (output channels), or along which blocks run (reduction)."""
         if node.op_type == "Gemm":
-            transposed = node.is_transposed
-            return int(transposed) if blocked else int(not transposed)
-        return (_BLOCK_AXIS if blocked else _WEIGHT_AXIS)[node.op_type]
+            return int(node.is_transposed == blocked)
+        return _WEIGHT_AXES[node.op_type][blocked]
 
     def match(self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
@@ -167,7 +172,7 @@ class Requests:
         """The rule that keeps this node in float32 beside narrower float types."""
         for rule in self.config.rules:
             role = rule.role[0] if rule.role else None
-            tensors = (TensorId(name) for name in (*node.inputs, *node.outputs) if name)
+            tensors = (TensorId(name) for name in node.inputs + node.outputs if name)
             chosen = rule.set.high_precision is not None
             if chosen and any(self._selects_tensor(rule, role, tensor, node) for tensor in tensors):
                 return rule
@@ -229,9 +234,7 @@ class Requests:
         for rule in self.config.rules:
             # Roles are known once tensors are placed; until then each tensor may have the rule's.
             role = rule.role[0] if rule.role else None
-            pairs = (
-                (node, name) for node in nodes for name in (*node.inputs, *node.outputs) if name
-            )
+            pairs = ((node, name) for node in nodes for name in node.inputs + node.outputs if name)
             if not any(
                 self._selects_tensor(rule, role, TensorId(name), node) for node, name in pairs
             ):
@@ -255,7 +258,7 @@ class Requests:
         known = {
             "node": {name for name, _ in words},
             "op": {op for _, ops in words for op in ops},
-            "tensor": {name for node in nodes for name in (*node.inputs, *node.outputs) if name},
+            "tensor": {name for node in nodes for name in node.inputs + node.outputs if name},
             "scope": {scope for graph in graphs for scope in graph.scopes},
         }
         for key, names in known.items():
@@ -264,7 +267,7 @@ class Requests:
                 return f"{key} {patterns[0]!r}: {suggest_names(patterns[0].strip('/*'), names)}"
         return "each selector matches something, but never on one node: loosen one of them"
 
-    def _find_nodes_between(self, first: str, last: str, *, rule: Rule) -> frozenset[str]:
+    def _find_nodes_between(self, first: str, last: str, *, rule: Rule) -> NameSet:
         """Nodes on a path from `first` to `last` (tensor or node names), both ends included."""
         # What can be reached from the one end and leads to the other lies on a path.
         after = walk_from(self._find_ends(first, rule), self._list_readers)
@@ -298,7 +301,7 @@ class Requests:
 
 def _is_specific(rule: Rule) -> bool:
     """True for a rule that names nodes, operators or tensors, not all there are."""
-    return any(pattern != "*" for pattern in (*rule.node, *rule.op, *rule.tensor))
+    return any(pattern != "*" for pattern in rule.node + rule.op + rule.tensor)
 
 
 def _make_error(rule: Rule, cause: str, fix: str, *, code: str) -> ConfigError:

@@ -35,7 +35,10 @@ class Anchors:
         lasting: bool,
         recognized: Recognized | None = None,
     ) -> None:
-        self.index, self.known, self.lasting, self.recognized = index, known, lasting, recognized
+        self.index = index
+        self.known = known
+        self.lasting = lasting
+        self.recognized = recognized
         self.ids = compute_structural_ids(index)
         self.by_id: dict[str, list[TensorId]] = {}
         for tensor, anchor in self.ids.items():
@@ -138,7 +141,9 @@ def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> Site
 
 class _Mover:
     def __init__(self, plan: Plan, anchors: Anchors, recognized: Recognized) -> None:
-        self.anchors, self.recognized, self.index = anchors, recognized, anchors.index
+        self.anchors = anchors
+        self.recognized = recognized
+        self.index = anchors.index
         self.done: list[SitePlan] = []
         # The plan's sites as they are called here. taken: their opposite.
         self.moved: dict[Site, Site] = {}
@@ -147,14 +152,11 @@ class _Mover:
         self.claims: dict[tuple[str, int], Site] = {}
         for site in plan.sites:
             where = site.site
-            if site.consumers is not None:
-                edges = [(edge.node, edge.index) for edge in site.consumers]
-            elif isinstance(where, TensorId):
-                edges = [*recognized.readers.get(where.name, ())]
-            else:
-                edges = []
+            edges = [(edge.node, edge.index) for edge in site.named_consumers]
             if isinstance(where, Edge):
                 edges.append((where.node, where.index))
+            elif site.consumers is None:
+                edges += recognized.readers.get(where.name, ())
             self.claims.update(dict.fromkeys(edges, where))
 
     def move_site(self, site: SitePlan) -> None:
@@ -307,11 +309,10 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
             read_once = same and len(parts[part].consumers or ()) == 1
             alone = read_once and claims.get((part, 0)) == claims.get((first, 0))
             if not alone or name in scaled:
-                how = "is quantized in another way than the other parts"
                 how = (
                     f"the plan scales {str(scaled[name])!r}, which is computed of it"
                     if alone
-                    else how
+                    else "is quantized in another way than the other parts"
                 )
                 cause = f"is a part of {str(tensor)!r} here, and {how}"
                 fix = "leave its MatMul one of its own when the file is rewritten, or plan this model again"
@@ -340,13 +341,8 @@ def _spread_scale(site: SitePlan, columns: slice) -> SitePlan:
 def _join_sites(value: Array, parts: Sequence[tuple[SitePlan, slice]]) -> SitePlan:
     """One site for a matrix whose columns have sites of one spec."""
     qparams = [site.qparams for site, _ in parts if site.qparams is not None]
-    scale, zero = (
-        np.concatenate(column_parts, -1)
-        for column_parts in zip(
-            *((part_qparams.scale, part_qparams.zero_point) for part_qparams in qparams),
-            strict=True,
-        )
-    )
+    scale = np.concatenate([part_qparams.scale for part_qparams in qparams], -1)
+    zero = np.concatenate([part_qparams.zero_point for part_qparams in qparams], -1)
     values = None
     if any(site.values is not None for site, _ in parts):
         # Integers that were chosen stay; the others are those that rounding gives.

@@ -238,7 +238,7 @@ def test_rules_select_a_tensor_by_what_makes_it_and_by_what_reads_it() -> None:
     for node in ("a", "y"):
         problem = draft(proto, {"node": node, "role": "activation", "set": {"bits": 5, "quantize": True}}, FORCE)
         assert problem.default().site(TensorId("a")).spec.bits == 5
-        behind = Placer(problem).place(frozenset({"a", "y"})).rules
+        behind = Placer(problem, frozenset({"a", "y"})).place().rules
         assert {str(site): rule.set.bits for site, rule in behind.items()} == {
             "x": 5 if node == "a" else None, "w": None, "a": 5, "v": None, "y": 5 if node == "y" else None,
         }  # fmt: skip

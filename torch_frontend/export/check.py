@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from onnxq.arrays import Array
 from onnxq.errors import OnnxqError
-from onnxq.evaluation.accumulator import ErrorAccumulator
+from onnxq.evaluation.accumulator import measure_error
 from onnxq.runtime import Feeds, Session
 from torch_frontend.quantizers import override_switches, quantizers_of
 from torch_frontend.tracing.modules import Inputs, as_inputs
@@ -103,10 +103,8 @@ def _compare(model: nn.Module, file: Path, inputs: Inputs) -> ExportCheck:
         return ExportCheck(not_run=error.fault)
     if [value.shape for value in runs[0]] != [value.shape for value in wanted]:
         return ExportCheck(not_run="its outputs are not those of the module")
-    errors = [_measure(wanted, run) for run in runs]
-    return ExportCheck(
-        errors[0][0], errors[1][0], max(errors[0][1], errors[1][1]), _measure(plain, wanted)[0]
-    )
+    (written, distance), (optimized, other) = (_measure(wanted, run) for run in runs)
+    return ExportCheck(written, optimized, max(distance, other), _measure(plain, wanted)[0])
 
 
 def _measure(wanted: Arrays, got: Arrays) -> tuple[float, float]:
@@ -115,10 +113,9 @@ def _measure(wanted: Arrays, got: Arrays) -> tuple[float, float]:
     most = 0.0
     for expected, value in zip(wanted, got, strict=True):
         if expected.dtype.kind == "f" and expected.size:
-            sums = ErrorAccumulator()
-            sums.update(expected, value)
-            worst = min(worst, sums.result().whole_db)
-            most = max(most, sums.result().max_abs)
+            accuracy = measure_error(expected, value)
+            worst = min(worst, accuracy.whole_db)
+            most = max(most, accuracy.max_abs)
     return worst, most
 
 

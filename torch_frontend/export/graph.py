@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import onnx
 import torch
+from onnx import ModelProto, NodeProto
 from torch import Tensor, fx, nn
 
 from onnxq.errors import ModelError, PlanError
@@ -29,7 +29,7 @@ _KEPT = ("namespace",)
 
 def export_with_markers(
     model: nn.Module, inputs: Inputs, *, opset: int | None, **options: Any
-) -> onnx.ModelProto:
+) -> ModelProto:
     """The model as torch exports it, markers included. options: of torch.onnx.export.
 
     Raises ModelError if torch cannot export it.
@@ -57,7 +57,7 @@ def export_with_markers(
         raise ModelError(
             type(model).__name__, "torch.onnx.export gave nothing", "update torch", code="Q122"
         )
-    proto: onnx.ModelProto = program.model_proto
+    proto: ModelProto = program.model_proto
     return clean_up_model(proto)
 
 
@@ -87,7 +87,7 @@ def batch_dims(inputs: Inputs) -> Any:
     return tuple(dims(value) for value in inputs.args)
 
 
-def clean_up_model(proto: onnx.ModelProto) -> onnx.ModelProto:
+def clean_up_model(proto: ModelProto) -> ModelProto:
     """Name nodes `<module path>/<operator>`; of torch's metadata keep the scopes that viewers group by; in place."""
     # The metadata hold stack traces with paths of this machine.
     del proto.graph.metadata_props[:]
@@ -106,7 +106,7 @@ def clean_up_model(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
-def _name_node(node: onnx.NodeProto) -> str:
+def _name_node(node: NodeProto) -> str:
     """`<module path>/<operator>` of a node; without the path for calls of the model's own forward."""
     scopes = map_entries(node.metadata_props).get(_SCOPES, "[]")
     try:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
+from onnx import ModelProto
 from torch import nn
 
 import onnxq
@@ -46,7 +46,7 @@ class Exportable(nn.Module):
 
 
 def write_all(
-    models: dict[Path, onnx.ModelProto], texts: dict[Path, str], *, overwrite: bool
+    models: dict[Path, ModelProto], texts: dict[Path, str], *, overwrite: bool
 ) -> tuple[Path, ...]:
     """Write everything into folders beside the targets, then move it into place; return the files, data files too.
 
@@ -134,8 +134,8 @@ class Exported:
     torch on the example inputs; None where it was not run.
     """
 
-    model: onnx.ModelProto
-    float_model: onnx.ModelProto
+    model: ModelProto
+    float_model: ModelProto
     plan: Plan
     sites: Mapping[str, tuple[Site, ...]]
     files: tuple[Path, ...] = ()
@@ -167,7 +167,9 @@ def to_onnx(
     Raises PlanError before calibration, CalibrationError for qparams that cannot be stored, ModelError naming a
     quantizer that the graph lost, for a model in bfloat16, or if torch cannot export it.
     """
-    inner, wanted, mode = model, target or DEFAULT_TARGET, "static"
+    inner = model
+    wanted = target or DEFAULT_TARGET
+    mode = "static"
     if isinstance(model, Exportable):
         config = model.quant_config
         inner, wanted, mode = model.begin_export(), target or config.target, config.mode

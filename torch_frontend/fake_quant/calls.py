@@ -73,7 +73,8 @@ def prepare_backward(
     call.y, call.dscale, call.dzero_point = (
         None if t is None else t.data_ptr() for t in (dx, dscale, dzero)
     )
-    call.grad_scale, call.zero_point_grad_scale = grid.grad_scale, grid.zero_point_grad_scale
+    call.grad_scale = grid.grad_scale
+    call.zero_point_grad_scale = grid.zero_point_grad_scale
     if grid.edge == "clip":
         call.flags |= Flag.EDGE_CLIP
     return Prepared(call, layout, [dx, dscale, dzero], (x, dy, *qparams), backward=True)
@@ -110,14 +111,16 @@ def _start_call(
     order = layout.order if grid.block_size else None
     qparams = _convert_qparam(scale, width, order), _convert_qparam(zero_point, width, order)
     call = KernelCall()
-    call.x, call.scale, call.zero_point = x.data_ptr(), qparams[0].data_ptr(), qparams[1].data_ptr()
-    call.outer, call.channels, call.inner, call.block = (
-        layout.outer,
-        layout.channels,
-        layout.inner,
-        layout.block,
-    )
-    call.qmin, call.qmax, call.dtype = grid.qmin, grid.qmax, _CODES[x.dtype]
+    call.x = x.data_ptr()
+    call.scale = qparams[0].data_ptr()
+    call.zero_point = qparams[1].data_ptr()
+    call.outer = layout.outer
+    call.channels = layout.channels
+    call.inner = layout.inner
+    call.block = layout.block
+    call.qmin = grid.qmin
+    call.qmax = grid.qmax
+    call.dtype = _CODES[x.dtype]
     # ONNX stores the scale of float16 tensors as float16; bfloat16 keeps a float32 scale.
     call.flags = Flag.SCALE_AS_X if x.dtype == torch.float16 else 0
     return call, qparams
@@ -196,7 +199,8 @@ class HostKernels(CompiledKernels):
     """Kernels of the library from `onnxq.kernels.load_host`, on as many threads as torch uses."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._forward, self._backward = library.fq_cpu_forward, library.fq_cpu_backward
+        self._forward = library.fq_cpu_forward
+        self._backward = library.fq_cpu_backward
 
     def run_call(self, prepared: Prepared) -> None:
         """Fill the outputs."""

@@ -103,7 +103,8 @@ class CudaKernels(PlannedKernels):
     """
 
     def __init__(self, driver: Driver, images: Images) -> None:
-        self._driver, self._images = driver, images
+        self._driver = driver
+        self._images = images
         self._modules: dict[int, ctypes.c_void_p] = {}
         self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
         # Several threads may bring the first tensor of a device at once; its module is loaded once.

@@ -72,7 +72,8 @@ class _KeepSums(torch.autograd.Function):
             values = (codes - zero) * steps
             y = torch.where(sign != 0, values.to(y.dtype), y)
         ctx.save_for_backward(x, scale, zero_point, sign, *at)
-        ctx.settings, ctx.sparse = settings, sparse
+        ctx.settings = settings
+        ctx.sparse = sparse
         return y
 
     @staticmethod

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from onnxq.arrays import Array, Shape
 from onnxq.config import MultiInput
 from onnxq.graph import Dims, Graph, NodeRef, ValueInfos
-from onnxq.sites import Edge, Edges, Names, TensorId, Unquantized
+from onnxq.sites import Edge, Edges, MaybeTensor, Names, TensorId, Unquantized
 from torch_frontend.qmodules import Op
 from torch_frontend.tracing.modules import name_arguments
 from torch_frontend.tracing.names import CallName, is_constant, is_plain
@@ -201,37 +201,37 @@ class CallGraph(Graph):
         """The node of this name."""
         return self._by_name[name]
 
-    def resolve_tensor(self, tensor: str, scope: str) -> TensorId | None:
+    def resolve_tensor(self, tensor: str, scope: str) -> MaybeTensor:
         """The tensor of this name; there is one scope."""
         return TensorId(tensor) if tensor else None
 
-    def find_producer(self, t: TensorId | None) -> CallNode | None:
+    def find_producer(self, t: MaybeTensor) -> CallNode | None:
         """The node that makes the tensor."""
         return None if t is None else self._producers.get(t.name)
 
-    def list_consumers(self, t: TensorId | None) -> Edges:
+    def list_consumers(self, t: MaybeTensor) -> Edges:
         """Every node input that reads the tensor."""
         return () if t is None else tuple(self._consumers.get(t.name, ()))
 
-    def is_output(self, t: TensorId | None) -> bool:
+    def is_output(self, t: MaybeTensor) -> bool:
         """True when the module returns the tensor."""
         return t is not None and t.name in self.outputs
 
-    def is_constant(self, t: TensorId | None) -> bool:
+    def is_constant(self, t: MaybeTensor) -> bool:
         """True for parameters and tensors computed from them alone."""
         return t is not None and t.name in self.constants
 
-    def find_constant(self, t: TensorId | None) -> Array | None:
+    def find_constant(self, t: MaybeTensor) -> Array | None:
         """The value of a constant."""
         value = None if t is None else self.constants.get(t.name)
         # Engines' rules look at values, not at the type and device that training takes.
         return None if value is None else np.asarray(value.detach().float().cpu())
 
-    def find_shape(self, t: TensorId | None) -> Dims | None:
+    def find_shape(self, t: MaybeTensor) -> Dims | None:
         """The shape of a constant; of computed tensors an example shows it, which is given beside the graph."""
         value = None if t is None else self.constants.get(t.name)
         return None if value is None else tuple(value.shape)
 
-    def find_dtype(self, t: TensorId | None) -> int:
+    def find_dtype(self, t: MaybeTensor) -> int:
         """int64 for integers; float32, which engines compute in, for any other type that may be one."""
         return TensorProto.INT64 if t is not None and t.name in self.integers else TensorProto.FLOAT

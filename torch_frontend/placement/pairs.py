@@ -152,7 +152,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     )
     leaders = _find_leaders(problem)
     choice = choose_ops(problem, attention=config.attention == "quantized", sized=sized)
-    placement = Placer(problem).place(choice.chosen)
+    placement = Placer(problem, choice.chosen).place()
     kernels = (problem.engine.without_kernel(node) for node in graph.nodes)
     reasons = [
         *graph.reasons,
@@ -187,7 +187,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
                 _make_weight(graph, site, edge, placement, problem) for edge in site.named_consumers
             ]
     if config.mode == "weight-only" and config.torch.activations.quantizer.name == _DYNAMIC:
-        out.pairs = [*_find_engine_data(graph, placement, problem), *out.pairs]
+        out.pairs = _find_engine_data(graph, placement, problem) + out.pairs
     if config.torch.disable_redundant and find_target(config.target).ideal:
         _disable_redundant(out)
     return out
@@ -260,7 +260,7 @@ def _find_engine_data(
     spec = config.activations.spec(None)
     observer = config.activations.observer
     quantizer = config.torch.activations.quantizer
-    options = dict(config.torch.activations.quantizer.options)
+    options = dict(quantizer.options)
     # MatMulNBits has the same blocks for both.
     if options.get("scales") == "block" and config.weights.block_size is not None:
         options = {"block_size": config.weights.block_size, **options}
@@ -329,7 +329,9 @@ def _share_qparams(pairs: list[Pair], placement: Placement, leaders: Iterable[st
         leader = named.get(group) or first.setdefault(group, pair)
         if leader is not pair:
             # A leader that the person named keeps the range of its own values.
-            pair.leader, pair.spec, pair.contributes = leader.site, leader.spec, group not in named
+            pair.leader = leader.site
+            pair.spec = leader.spec
+            pair.contributes = group not in named
 
 
 def _disable_redundant(out: Pairs) -> None:

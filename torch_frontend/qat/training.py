@@ -106,7 +106,8 @@ class Pacer:
     """
 
     def __init__(self, module: nn.Module, schedule: Schedule | None = None) -> None:
-        self.module, self.schedule = module, schedule or Schedule()
+        self.module = module
+        self.schedule = schedule or Schedule()
         self.steps = 0
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
@@ -160,7 +161,8 @@ class Distiller:
             )
         # A copy: QuantModel(copy=False) trains the Parameters of the module it is given.
         self.teacher = copy.deepcopy(teacher).eval().requires_grad_(False)
-        self.temperature, self.alpha = temperature, alpha
+        self.temperature = temperature
+        self.alpha = alpha
 
     def to(self, *where: Any, **how: Any) -> Distiller:
         """Move the teacher; arguments as for nn.Module.to."""

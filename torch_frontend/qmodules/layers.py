@@ -64,18 +64,14 @@ class _ConvTranspose(WeightQuantized):
     def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002 - torch's name
         """As torch's class."""
         dims = len(self.kernel_size)
-        stride = self.stride
-        padding = self.padding
-        dilation = self.dilation
         # torch chooses among the output sizes that fit by padding; its own helper keeps the rules in one place.
         extra = self._output_padding(
-            input, output_size, stride, padding, self.kernel_size, dims, dilation
+            input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation
         )
         compute = getattr(functional, f"conv_transpose{dims}d")
         weight = self.quantized_weight()
-        result: Tensor = compute(
-            input, weight, self.bias, stride, padding, extra, self.groups, dilation
-        )
+        settings = (self.stride, self.padding, extra, self.groups, self.dilation)
+        result: Tensor = compute(input, weight, self.bias, *settings)
         return result
 
 
@@ -261,11 +257,11 @@ def _make_plain(layer: nn.Module) -> nn.Module:
         plain.__class__ = type(layer).__base__
         del plain._modules["parametrizations"]
     else:
-        (key, hook), *_ = [
+        key, hook = next(
             (k, hook)
             for k, hook in plain._forward_pre_hooks.items()
             if isinstance(hook, WeightNorm)
-        ]
+        )
         weight = hook.compute_weight(layer)
         del (
             plain._forward_pre_hooks[key],

@@ -14,7 +14,7 @@ from onnxq.backends import list_backends
 from onnxq.errors import ConfigError, PlanError, suggest_names
 from torch_frontend.export.run import export_onnx
 from torch_frontend.quant_model.state import State
-from torch_frontend.quantizers import Quantizer
+from torch_frontend.quantizers import quantizers_of
 from torch_frontend.quantizers.base import warn_renamed
 from torch_frontend.tracing.modules import as_inputs
 
@@ -90,8 +90,7 @@ class AncestorNames:
                 code="Q409",
             )
         # `modules` lists them as they were registered, which is the order of layers in most models.
-        last = [quantizer for quantizer in self.model.modules() if isinstance(quantizer, Quantizer)]
-        weights = [quantizer for quantizer in last if quantizer.role.is_weight]
+        weights = [quantizer for quantizer in quantizers_of(self.model) if quantizer.role.is_weight]
         if weights:
             weights[-1].set_bit(bit)
 

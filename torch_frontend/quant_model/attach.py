@@ -84,7 +84,8 @@ def _make_quantizer(pair: Pair, config: Config) -> Quantizer:
         options=dict(pair.quantizer.options),
         target=config.target,
     )
-    quantizer.disabled_reason, quantizer.bound = pair.disabled, pair.bound
+    quantizer.disabled_reason = pair.disabled
+    quantizer.bound = pair.bound
     return quantizer
 
 
@@ -92,7 +93,7 @@ def _insert_call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
     at = value
     # fx needs all placeholders in front of the first call.
     if value.op == "placeholder":
-        at = [node for node in model.graph.nodes if node.op == "placeholder"][-1]
+        at = model.graph.find_nodes(op="placeholder")[-1]
     while at.next.target in CHECKS:
         at = at.next
     with model.graph.inserting_after(at):
@@ -128,7 +129,8 @@ def swap_layers(
             if quantizer is not None and quantizer.spec == pair.spec:
                 shared[key] = quantizer
             else:
-                shared[key], paths[pair.site] = _make_quantizer(pair, config), f"{path}.{WEIGHT}"
+                shared[key] = _make_quantizer(pair, config)
+                paths[pair.site] = f"{path}.{WEIGHT}"
         layer.add_module(WEIGHT, shared[key])
     replace_modules(model, layers)
     return paths

@@ -106,7 +106,7 @@ def fold_trained(model: nn.Module) -> list[Decision]:
             decisions.append(
                 Decision(str(norm.target), f"not folded into {layer.target}: {fault[0]}", "fuse-bn")
             )
-    return [*fold_tuned(model, foldable, "trained", "fuse-bn"), *decisions]
+    return fold_tuned(model, foldable, "trained", "fuse-bn") + decisions
 
 
 @contextmanager

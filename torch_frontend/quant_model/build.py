@@ -122,7 +122,7 @@ def _simplify_traced(traced: Traced) -> _Network:
     for module in model.modules():
         if id(module) not in own:
             module.training = root.training
-    norms = replace_batch_norms(model, traced.root)
+    norms = replace_batch_norms(model, root)
     simplify_graph(model)
     return _Network(traced, model, tuple(norms))
 

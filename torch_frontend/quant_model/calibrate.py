@@ -61,9 +61,8 @@ def keep_bound(quantizer: Quantizer) -> None:
     ONNX Runtime drops a Clip only if all values that the scale represents lie inside it.
     """
     lowest, highest = quantizer.bound
-    unbounded = lowest is None and highest is None
     if (
-        unbounded
+        quantizer.bound == (None, None)
         or not quantizer.slots
         or not quantizer.calibrated
         or quantizer.spec.granularity != PerTensor()
@@ -87,13 +86,12 @@ def check_qparams(quantizers: Iterable[Quantizer]) -> None:
             except OnnxqError as error:
                 wrong.append(error)
     if wrong:
-        more = f"; and so {', '.join(e.subject for e in wrong[1:4])}" + (
-            " …" if len(wrong) > 4 else ""
-        )
-        first = wrong[0]
+        first, *others = wrong
+        names = ", ".join(error.subject for error in others[:3])
+        more = f"; and so {names}{' …' if len(others) > 3 else ''}"
         raise CalibrationError(
             first.subject,
-            first.cause + (more if len(wrong) > 1 else ""),
+            first.cause + (more if others else ""),
             first.fix,
             code=first.code,
         )
@@ -121,7 +119,7 @@ class LayerwiseCalibration(fx.Interpreter):
         self.inputs: list[Iterator[Any]] = []
         for quantizer in quantizers:
             quantizer.observing = False
-            quantizer.enabled = weights if quantizer.role.is_weight else False
+            quantizer.enabled = weights and quantizer.role.is_weight
 
     def calibrate_batches(self, batches: Sequence[Inputs]) -> None:
         """Calibrate the activations of the graph on these batches."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from onnxq.sites import Names
+from onnxq.sites import Names, NameSet
 from torch_frontend.quantizers import Quantizer
 from torch_frontend.tracing.batch_norms import Folded, fold_tensors
 
@@ -42,7 +42,7 @@ class FloatNames:
     batch norm that it holds.
     """
 
-    names: frozenset[str] = frozenset()
+    names: NameSet = frozenset()
     places: dict[str, Names] = field(default_factory=dict)
     folds: dict[str, _Refold] = field(default_factory=dict)
 

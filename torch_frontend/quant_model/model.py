@@ -108,8 +108,12 @@ class QuantModel(AncestorNames, Exportable):
 
     def weights(self) -> dict[str, Tensor]:
         """Site -> the float weight that its quantizer reads."""
-        nodes = self.model.graph.nodes if isinstance(self.model, fx.GraphModule) else ()
-        calls = {str(node.target): node for node in nodes if node.op == "call_module"}
+        nodes = (
+            self.model.graph.find_nodes(op="call_module")
+            if isinstance(self.model, fx.GraphModule)
+            else ()
+        )
+        calls = {str(node.target): node for node in nodes}
         weights = {}
         quantizers = self.quantizers
         for site, path in self._paths.items():
@@ -143,7 +147,8 @@ class QuantModel(AncestorNames, Exportable):
         for node in model.graph.nodes:
             quantizer = find_module(model, node)
             if isinstance(quantizer, Quantizer) and not is_float(node.args[0]):
-                quantizer.disabled_reason, quantizer.observing = "integers flow here", False
+                quantizer.disabled_reason = "integers flow here"
+                quantizer.observing = False
                 self.decisions = (
                     *self.decisions,
                     Decision(quantizer.site, "integers flow here", "integers"),

@@ -101,7 +101,8 @@ class _PairedRun(fx.Interpreter):
 
     def __init__(self, model: fx.GraphModule, mode: Mode, totals: _ErrorSums) -> None:
         super().__init__(model)
-        self.mode, self.totals = mode, totals
+        self.mode = mode
+        self.totals = totals
         self.calls: Counter[str] = Counter()
 
     def measure_batch(self, inputs: Inputs) -> None:

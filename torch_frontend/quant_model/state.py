@@ -105,5 +105,6 @@ def enable_sites(quantizers: Quantizers, pattern: str, *, force: bool) -> list[Q
             code="Q409",
         )
     for quantizer in mine:
-        quantizer.disabled_reason, quantizer.disabled_by = None, DisabledBy.PASS
+        quantizer.disabled_reason = None
+        quantizer.disabled_by = DisabledBy.PASS
     return mine

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from onnxq.errors import CalibrationError
-from onnxq.sites import Names, Role
+from onnxq.sites import Names, NameSet, Role
 from torch_frontend.fake_quant.sums import keep_soft_sums, keep_sums
 from torch_frontend.quantizers.base import Options, Quantizer, Roles
 from torch_frontend.quantizers.registry import register_quantizer
@@ -45,7 +45,7 @@ class AdaRound(Quantizer):
     roles: ClassVar[Roles] = (Role.WEIGHT,)
     slots: ClassVar[Names] = ("scale", "zero_point", "v")
     # A calibrated weight rounds to nearest until learning starts.
-    optional: ClassVar[frozenset[str]] = frozenset({"v"})
+    optional: ClassVar[NameSet] = frozenset({"v"})
 
     def __init__(self, *args: Any, **where: Any) -> None:
         super().__init__(*args, **where)
@@ -90,7 +90,8 @@ class AdaRound(Quantizer):
 
     def forget_rounding(self) -> None:
         """Round to nearest again."""
-        self.v, self.soft = None, False
+        self.v = None
+        self.soft = False
 
     def share_up(self) -> Tensor:
         """h(v) in [0, 1], of the weight's shape."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from onnxq.backends import find_ideal
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.numerics import SumOrder, SumOrders, needs_bound, qparams_from_range, scale_floor
-from onnxq.sites import Names, Role
+from onnxq.sites import Names, NameSet, Role
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import explain_misfit
@@ -102,7 +102,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
     roles: ClassVar[Roles] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
     # Tensors of the state dict that exist once calibrated; those in `optional` may be missing even then.
     slots: ClassVar[Names] = ("scale", "zero_point")
-    optional: ClassVar[frozenset[str]] = frozenset()
+    optional: ClassVar[NameSet] = frozenset()
     # The exported model has pairs for this site.
     marks: bool = True
 
@@ -150,7 +150,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
     # -- overridden by subclasses ------------------------------------------------------------------------------
 
     @property
-    def learned(self) -> frozenset[str]:
+    def learned(self) -> NameSet:
         """Slots that are parameters; the others are buffers."""
         return frozenset()
 

@@ -119,9 +119,7 @@ class DoReFa(Quantizer):
     def load_qparams(self, qparams: QParams) -> None:
         """Use these qparams. Raises CalibrationError unless they are DoReFa's fixed ones."""
         # Exact: a plan holds the scale as float32.
-        if np.any(np.asarray(qparams.scale) != np.float32(self.step)) or np.any(
-            np.asarray(qparams.zero_point)
-        ):
+        if np.any(qparams.scale != np.float32(self.step)) or np.any(qparams.zero_point):
             raise CalibrationError(
                 self.site,
                 f"DoReFa's scale is always {self.step:g} and its zero point 0",

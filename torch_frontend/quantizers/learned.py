@@ -48,7 +48,7 @@ from torch import Tensor
 from onnxq import observers
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.numerics import scale_floor, symmetric_steps
-from onnxq.sites import Names, Role
+from onnxq.sites import Names, NameSet, Role
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.quantizers.base import Options, Quantizer, Roles
 from torch_frontend.quantizers.registry import register_quantizer
@@ -77,7 +77,7 @@ class LearnedQuantizer(Quantizer):
     choices: ClassVar[Mapping[str, Names]] = {"init": ("paper", "observer")}
 
     @property
-    def learned(self) -> frozenset[str]:
+    def learned(self) -> NameSet:
         """All slots but the zero point."""
         return frozenset(self.slots) - {"zero_point"}
 
@@ -98,7 +98,8 @@ class MeanMagnitude:
     """Mean of |x| of each group; for an asymmetric spec also the range, which gives the zero point."""
 
     def __init__(self, spec: QuantSpec, role: Role, site: str) -> None:
-        self.spec, self.role = spec, role
+        self.spec = spec
+        self.role = role
         self._range = None if spec.symmetric else range_statistics(spec, ObserverSpec(), role, site)
         # [2, ...]: the sum of |x| and the number of elements of each group.
         self._sums: Tensor | None = None

@@ -102,7 +102,7 @@ def check_spec(spec: QuantSpec, site: str, target: str) -> None:
         )
     # A free zero point, None, counts as one.
     if not find_target(target).zero_points and find_zero_point(spec) != 0:
-        scheme = "asymmetric" if not spec.symmetric else "unsigned symmetric"
+        scheme = "unsigned symmetric" if spec.symmetric else "asymmetric"
         cause = f"{target} holds no zero point, which {scheme} values need"
         raise ConfigError(site, cause, "use scheme: symmetric, signed: true", code="Q316")
 

@@ -48,7 +48,8 @@ class ActivationRange:
                 "ask for granularity: tensor",
                 code="Q316",
             )
-        self.spec, self.observer = spec, observer
+        self.spec = spec
+        self.observer = observer
         observers.create_observer(
             observer, spec
         )  # raises ConfigError for a wrong name or option, before any batch
@@ -112,7 +113,9 @@ class WeightRange:
         site: str,
         orders: Sequence[numerics.SumOrder] = (),
     ) -> None:
-        self.spec, self.observer, self.orders = spec, observer, orders
+        self.spec = spec
+        self.observer = observer
+        self.orders = orders
         numerics.weight_qparams(
             np.zeros(1), QuantSpec(), observer=observer
         )  # raises ConfigError for a wrong observer

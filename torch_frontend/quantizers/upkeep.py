@@ -24,12 +24,14 @@ def override_switches(quantizers: Iterable[Quantizer], on: bool) -> Iterator[Non
     """Run a block with these quantizers on or off and not observing; disabled ones stay off."""
     before = [(quantizer, quantizer.enabled, quantizer.observing) for quantizer in quantizers]
     for quantizer, _, _ in before:
-        quantizer.enabled, quantizer.observing = on, False
+        quantizer.enabled = on
+        quantizer.observing = False
     try:
         yield
     finally:
         for quantizer, enabled, observing in before:
-            quantizer.enabled, quantizer.observing = enabled, observing
+            quantizer.enabled = enabled
+            quantizer.observing = observing
 
 
 def penalty(module: nn.Module) -> Tensor:

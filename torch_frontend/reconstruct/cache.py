@@ -31,7 +31,8 @@ class UnitCache:
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit, self.device = limit, torch.device("cpu")
+        self.limit = limit
+        self.device = torch.device("cpu")
         self.stored = self.spilled = 0  # bytes in memory, and in files
         self.records: list[Record] = []
         self._folder: ScratchFolder | None = None
@@ -136,7 +137,7 @@ def _mixes_with(record: Record, other: Record) -> bool:
     """True if the records agree in everything but their samples' values."""
     if record.target.shape[1:] != other.target.shape[1:] or len(record.inputs) != len(other.inputs):
         return False
-    for a, b in zip((*record.inputs, *record.floats), (*other.inputs, *other.floats), strict=True):
+    for a, b in zip(record.inputs + record.floats, other.inputs + other.floats, strict=True):
         # Sizes and the like may depend on the number of samples.
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or _has_samples(
             a, record

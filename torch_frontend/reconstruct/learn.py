@@ -54,9 +54,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("iterations", "batch", "samples", "max_layers", "lr"):
-            if getattr(self, name) <= 0:
+            value = getattr(self, name)
+            if value <= 0:
                 raise ConfigError(
-                    f"reconstruction: {name}={getattr(self, name)}",
+                    f"reconstruction: {name}={value}",
                     "is not positive",
                     "give 1 or more",
                     code="Q318",

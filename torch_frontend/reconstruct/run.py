@@ -142,10 +142,8 @@ def as_adaround(quantizer: Quantizer) -> AdaRound | None:
     adaround.load_qparams(qparams)
     adaround.bind_sums_of(quantizer)
     adaround.enabled = quantizer.enabled
-    adaround.disabled_reason, adaround.disabled_by = (
-        quantizer.disabled_reason,
-        quantizer.disabled_by,
-    )
+    adaround.disabled_reason = quantizer.disabled_reason
+    adaround.disabled_by = quantizer.disabled_by
     return adaround.train(quantizer.training)
 
 

@@ -180,9 +180,8 @@ class Regions:
     def _make_layer(self, node: fx.Node) -> Region:
         return self._make_region(self.find_path(node), {node}, node)
 
-    def _make_region(self, name: str, inside: Nodes, exit_: fx.Node) -> Region:
+    def _make_region(self, name: str, nodes: Nodes, exit_: fx.Node) -> Region:
         """Region of these nodes with the activations behind its exit and the quantizers of its inputs."""
-        nodes = set(inside)
         behind = set[fx.Node]()
         last = exit_
         while len(self.readers[last]) == 1:
@@ -197,10 +196,8 @@ class Regions:
                 exit_ = last
             elif not self._is_disabled(last):
                 break
-        fronts = {
-            s for n in nodes for s in self.reads[n] if s not in nodes and self._is_quantizer(s)
-        }
-        every = nodes | fronts | self._find_sizes(nodes | fronts)
+        every = nodes | {s for n in nodes for s in self.reads[n] if self._is_quantizer(s)}
+        every |= self._find_sizes(every)
         return Region(name, tuple(sorted(every, key=self.order.__getitem__)), exit_)
 
     def _find_sizes(self, nodes: Nodes) -> Nodes:

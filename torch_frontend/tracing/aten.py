@@ -75,7 +75,9 @@ def _rename_call(node: fx.Node, name: str) -> None:
 
 def _call_target(node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: Arguments) -> None:
     node.op = "call_method" if isinstance(target, str) else "call_function"
-    node.target, node.args, node.kwargs = target, args, kwargs
+    node.target = target
+    node.args = args
+    node.kwargs = kwargs
 
 
 def _find_function(name: str) -> Any:

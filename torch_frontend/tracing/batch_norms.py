@@ -32,17 +32,9 @@ from torch_frontend.tracing.modules import (
 from torch_frontend.tracing.names import list_readers, read_name, scope_of
 from torch_frontend.tracing.values import shape_of
 
+_TENSORS = ("running_mean", "running_var", "weight", "bias")
 # The names of the arguments in order.
-BATCH_NORM = (
-    "input",
-    "running_mean",
-    "running_var",
-    "weight",
-    "bias",
-    "training",
-    "momentum",
-    "eps",
-)
+BATCH_NORM = ("input", *_TENSORS, "training", "momentum", "eps")
 _FUNCTIONS: dict[Any, Names] = {
     functional.batch_norm: BATCH_NORM,
     torch.batch_norm: (
@@ -57,7 +49,6 @@ _FUNCTIONS: dict[Any, Names] = {
         "cudnn_enabled",
     ),
 }
-_TENSORS = ("running_mean", "running_var", "weight", "bias")
 # Key of a node's meta: True if the call is in training mode when the model is.
 _FOLLOWS = "onnxq_follows_mode"
 # Batch norms, and what became of each.
@@ -106,13 +97,14 @@ def replace_batch_norms(model: fx.GraphModule, root: nn.Module) -> Outcomes:
             path = make_unique_path(model, scope_of(node), "batch_norm")
             modules[key] = path, _make_module(model, root, tensors, arguments)
         call_module(model, node, *modules[key])
-        node.args, node.kwargs = (arguments["input"],), {}
+        node.args = (arguments["input"],)
+        node.kwargs = {}
         sources += [source for source in tensors.values() if source is not None]
     # Reads that nothing uses any more go, and with them the attributes, which the new modules hold.
     for source in dict.fromkeys(sources):
         if not source.users:
             model.graph.erase_node(source)
-    read = {str(node.target) for node in model.graph.nodes if node.op == "get_attr"}
+    read = {str(node.target) for node in model.graph.find_nodes(op="get_attr")}
     for target in {str(source.target) for source in sources} - read:
         path, _, name = target.rpartition(".")
         delattr(model.get_submodule(path), name)
@@ -226,7 +218,7 @@ def find_layers(
 
     see_through: the value behind a batch norm's argument, where calls between the two compute nothing.
     """
-    calls = Counter(str(node.target) for node in model.graph.nodes if node.op == "call_module")
+    calls = Counter(str(node.target) for node in model.graph.find_nodes(op="call_module"))
     # How many modules hold each Parameter: a tied weight must not be scaled for one of them.
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     folds = []
@@ -288,7 +280,7 @@ def _find_factors(tensors: Mapping[str, Tensor | None], eps: float) -> tuple[Ten
     # In float64, so that folding rounds once.
     doubles = {key: value.detach().double() for key, value in tensors.items() if value is not None}
     mean = doubles["norm.running_mean"]
-    ones = torch.ones_like(doubles["norm.running_mean"])
+    ones = torch.ones_like(mean)
     factor = doubles.get("norm.weight", ones) / torch.sqrt(doubles["norm.running_var"] + eps)
     return factor, doubles.get("norm.bias", 0 * ones) - mean * factor
 

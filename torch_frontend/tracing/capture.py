@@ -186,9 +186,7 @@ def _follow_modes(model: nn.Module, graph: fx.Graph, inputs: Inputs, is_leaf: Is
         for a, b in zip(own, other, strict=True)
         if a.dropout is not None and b.dropout is not None
     ]
-    products = [
-        node for node in graph.nodes if node.target is functional.scaled_dot_product_attention
-    ]
+    products = graph.find_nodes(op="call_function", target=functional.scaled_dot_product_attention)
     if any(dropouts) and len(dropouts) != len(products):
         return (refuse_mode(model),)
     for node, probability in zip(products, dropouts, strict=False):

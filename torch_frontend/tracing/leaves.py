@@ -115,14 +115,14 @@ def _mark_inputs(
     args: Any,
     kwargs: Kwargs,
 ) -> Any:
-    stack.append(len(calls))
+    number = len(calls)
+    stack.append(number)
     if len(stack) > 1:
         return None
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     plain = [None if k in tensors else leaf for k, leaf in enumerate(leaves)]
     whole = all(isinstance(leaf, fx.node.base_types) or leaf is None for leaf in plain)
-    number = len(calls)
     calls.append(LeafCall(path, plain, tensors, spec, [], whole))
     for k in tensors:
         leaves[k] = mark_boundary(leaves[k], number, k)

@@ -54,7 +54,8 @@ def read_stack(node: fx.Node) -> Kwargs:
 def call_module(model: fx.GraphModule, node: fx.Node, path: str, module: nn.Module) -> None:
     """Let a node call a new module in place of its function."""
     model.add_submodule(path, module)
-    node.op, node.target = "call_module", path
+    node.op = "call_module"
+    node.target = path
     node.meta["nn_module_stack"] = {
         **read_stack(node),
         path: (path, type(module)),

@@ -67,7 +67,7 @@ def read_op(node: fx.Node) -> str:
 
 def is_plain(node: fx.Node) -> bool:
     """True for sizes, dtypes and values computed from them, which are no tensors."""
-    return bool(node.meta.get(_PLAIN, False))
+    return bool(node.meta.get(_PLAIN))
 
 
 def list_readers(node: fx.Node) -> list[fx.Node]:
@@ -77,7 +77,7 @@ def list_readers(node: fx.Node) -> list[fx.Node]:
 
 def is_constant(node: fx.Node) -> bool:
     """True for parameters, buffers and values computed from them alone."""
-    return bool(node.meta.get(_CONSTANT, False))
+    return bool(node.meta.get(_CONSTANT))
 
 
 def site_of(node: fx.Node) -> str | None:

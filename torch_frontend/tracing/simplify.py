@@ -66,17 +66,20 @@ def replace_dropouts(model: fx.GraphModule) -> None:
             arguments.pop("dropout_p", None)
             node.args = tuple(arguments.pop(name) for name in ("query", "key", "value"))
             node.kwargs = arguments
-            path = make_unique_path(model, scope_of(node), "scaled_dot_product_attention")
+            name = "scaled_dot_product_attention"
             dropout: nn.Module = AttentionDropout(node.meta[ATTENTION_DROPOUT])
-            call_module(model, node, path, dropout.train(model.training))
         elif node.op == "call_function" and node.target in _DROPOUTS:
             arguments = name_arguments(node, "input", "p", "training")
             if bool(arguments.get("training", True)) != model.training:
                 continue  # the user wrote a constant
-            path = make_unique_path(model, scope_of(node), "dropout")
+            name = "dropout"
             dropout = _DROPOUTS[node.target](float(arguments.get("p", 0.5)))
-            call_module(model, node, path, dropout.train(model.training))
-            node.args, node.kwargs = (arguments["input"],), {}
+            node.args = (arguments["input"],)
+            node.kwargs = {}
+        else:
+            continue
+        path = make_unique_path(model, scope_of(node), name)
+        call_module(model, node, path, dropout.train(model.training))
 
 
 def remove_in_place_writes(model: fx.GraphModule) -> None:
@@ -138,7 +141,8 @@ def replace_unbind(model: fx.GraphModule) -> None:
             for reader in readers
         ):
             for reader in readers:
-                reader.target, reader.args = torch.select, (node.args[0], dim, reader.args[1])
+                reader.target = torch.select
+                reader.args = (node.args[0], dim, reader.args[1])
 
 
 # Function or method -> its product, and the names of the factors.
@@ -204,7 +208,8 @@ def _write_product(
     columns = set(b) - set(a)
     if any(len(set(term)) != len(term) for term in terms) or len(summed) != 1 or len(columns) != 1:
         return None
-    (k,), (n,) = summed, columns
+    (k,) = summed
+    (n,) = columns
     batch = b.replace(k, "").replace(n, "")
     rows = a.replace(k, "").removeprefix(batch)
     if (

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from onnxq.config import matches_any, suggest_names
 from onnxq.errors import ConfigError
-from onnxq.sites import Names, Refusal, Refusals
+from onnxq.sites import Names, NameSet, Refusal, Refusals
 from torch_frontend.qmodules import find_entry
 from torch_frontend.tracing.attention import TRACEABLE_FORMS, make_traceable
 from torch_frontend.tracing.batch_norms import compare_batch_norms
@@ -177,13 +177,15 @@ class Tracer(fx.Tracer):
     def __init__(
         self,
         skip: Sequence[str] = (),
-        opaque: frozenset[str] = frozenset(),
+        opaque: NameSet = frozenset(),
         fixed: Arguments = None,
         given: Arguments = None,
     ) -> None:
         super().__init__()
         self.example = None if given is None else Example(given)
-        self.skip, self.opaque, self.fixed = tuple(skip), opaque, fixed or {}
+        self.skip = tuple(skip)
+        self.opaque = opaque
+        self.fixed = fixed or {}
         self.skipped: list[str] = []
         self.failed: str | None = None
 
@@ -294,7 +296,7 @@ def trace_model(
             failed[tracer.failed] = reason
             continue
         # A module that failed may no longer be called once its caller is opaque.
-        called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+        called = {str(node.target) for node in graph.find_nodes(op="call_module")}
         refusals = [_make_refusal(name, why) for name, why in failed.items() if name in called]
         modes = _compare_modes(root, tracer, graph, example)
         shaped = () if tracer.example is None else tuple(tracer.example.specialised)

@@ -25,7 +25,8 @@ class _ShapeRecorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, Tensor):
-            n.meta[_SHAPE], n.meta[_DTYPE] = tuple(result.shape), result.dtype
+            n.meta[_SHAPE] = tuple(result.shape)
+            n.meta[_DTYPE] = result.dtype
         elif n.op != "output":
             n.meta[_DTYPE] = None
         return result
@@ -120,9 +121,11 @@ def bind_inputs(graph: fx.Graph, inputs: Inputs) -> list[Any]:
             )
     for name in rest:
         if any(node.target == name for node in placeholders):
-            cause, code = "is given by position and by name", "Q205"
+            cause = "is given by position and by name"
+            code = "Q205"
         else:
-            cause, code = "is none of the model's", "Q208"
+            cause = "is none of the model's"
+            code = "Q208"
         raise DataError(f"input {name!r}", cause, "see its forward", code=code)
     return values
 

@@ -197,14 +197,13 @@ def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
     caches = tuple(CacheInput(value, output, _find_axis(value, batch)) for value, output in pairs)
     if caches and all(cache.axis is None for cache in caches):
         raise _make_axis_error(pairs[0][0], 0)
-    fixed = isinstance(batch, int)
     return TextInputs(
         roles=roles,
         inputs=tuple(inputs),
         caches=caches,
         batch=batch if isinstance(batch, int) else 1,
         length=length if isinstance(length, int) else None,
-        free_batch=not fixed,
+        free_batch=not isinstance(batch, int),
     )
 
 
@@ -228,11 +227,11 @@ def _pair_caches(caches: Inputs, outputs: Sequence[str]) -> list[tuple[ValueInfo
 def _find_axis(value: ValueInfo, batch: int | str | None) -> int | None:
     """The axis of the tokens: the only one of no fixed size beside that of the samples; None without one."""
     dims = value.shape or ()
-    free = []
-    for axis, dim in enumerate(dims):
-        is_batch = axis == 0 if dim is None else dim == batch
-        if not isinstance(dim, int) and not is_batch:
-            free.append(axis)
+    free = [
+        axis
+        for axis, dim in enumerate(dims)
+        if not isinstance(dim, int) and (axis > 0 if dim is None else dim != batch)
+    ]
     free = [axis for axis in free if "batch" not in str(dims[axis])] if len(free) > 1 else free
     if len(free) > 1:
         raise _make_axis_error(value, len(free))
@@ -340,12 +339,13 @@ def find_logits(outputs: Inputs, parts: TextInputs, name: str) -> str:
     Raises DataError where there is none.
     """
     caches = {cache.output for cache in parts.caches}
-    able = []
-    for value in outputs:
-        dtype = find_input_dtype(value)
-        is_float = dtype is None or classify_dtype(dtype) == "float"
-        if is_float and value.name not in caches and value.rank == 3:
-            able.append(value)
+    able = [
+        value
+        for value in outputs
+        if value.rank == 3
+        and value.name not in caches
+        and classify_dtype(find_input_dtype(value) or np.dtype(float)) == "float"
+    ]
     if not able:
         raise make_decoder_error(name, "has no output of floats [samples, tokens, vocabulary]")
     return next((value.name for value in able if "logits" in value.name.lower()), able[0].name)

@@ -23,7 +23,7 @@ from onnxq.evaluation.selections.search import (
 )
 from onnxq.graph import ModelLike, inline_functions, name_nodes, walk_graphs
 from onnxq.graph.light import bare_proto, cache_on_model
-from onnxq.sites import TensorId
+from onnxq.sites import NameSet, TensorId
 
 __all__ = [
     "NO_SELECTIONS",
@@ -45,7 +45,7 @@ class Selections:
     """
 
     nodes: tuple[Selection, ...] = ()
-    settled: frozenset[str] = frozenset()
+    settled: NameSet = frozenset()
     own: tuple[Selection, ...] = ()
 
     def expose_choices(self, model: ModelLike) -> ModelLike:

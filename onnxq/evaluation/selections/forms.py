@@ -13,7 +13,7 @@ from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, replace_items, sort_nodes, walk_graphs
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.runtime import tap_tensors
-from onnxq.sites import TensorId, is_within
+from onnxq.sites import NameSet, TensorId, is_within
 
 # The opset that has GatherElements. Older models keep values of a TopK in their own order.
 _GATHER_ELEMENTS = 11
@@ -22,7 +22,7 @@ _GATHER_ELEMENTS = 11
 def make_form(
     model: ModelLike,
     selections: Sequence[Selection],
-    settled: frozenset[str] = frozenset(),
+    settled: NameSet = frozenset(),
     *,
     given: bool,
 ) -> ModelLike:
@@ -94,7 +94,7 @@ class _Form:
                         helper.make_tensor_value_info(name, kind, None),
                     )
 
-    def take(self, choices: Mapping[str, int], settled: frozenset[str]) -> None:
+    def take(self, choices: Mapping[str, int], settled: NameSet) -> None:
         """Make inputs of the choices, whose ONNX types these are. settled: outputs that go."""
         graph = self.graph
         replace_items(

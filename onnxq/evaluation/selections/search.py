@@ -9,7 +9,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 from onnxq.graph import FLOAT_TENSORS, MICROSOFT, ModelLike, get_index, infer_shapes, name_nodes
-from onnxq.graph.base import counts_in_floats
+from onnxq.graph.base import LAYOUT_OPS, counts_in_floats
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import (
@@ -25,7 +25,8 @@ from onnxq.graph.scopes import (
     walk_graphs,
 )
 from onnxq.graph.storage import omit_weights, restore_weights
-from onnxq.sites import Names, TensorId
+from onnxq.graph.subgraph import find_needed
+from onnxq.sites import Names, NameSet, TensorId
 
 # Routers of fused mixtures of experts, written out: the experts that such an operator picks become a tensor.
 # The operator picks the best experts of each row by itself, so that nobody sees which. In front of it the same choice
@@ -159,13 +160,7 @@ _SIZES = {
     "Upsample": (1,),
 }
 # They hand values on as they are.
-_MOVES = (
-    "Identity",
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "Transpose",
+_MOVES = LAYOUT_OPS | {
     "Slice",
     "Concat",
     "Split",
@@ -176,7 +171,7 @@ _MOVES = (
     "GatherND",
     "Cast",
     "CastLike",
-)
+}
 # The opset that has GatherElements. Older models keep values of a TopK in their own order.
 
 
@@ -216,8 +211,7 @@ def explain_missing(selection: Selection) -> str:
     cause = f"the quantized model has no tensor {selection.name!r}, which {maker} of the float model makes"
     if selection.obstacle:
         cause = f"the choice of {maker} is not taken from the float model, {selection.obstacle}"
-    rest = "it is compared on its own choices, whose rows need not be the float model's"
-    return f"{cause}: behind it ({behind}) {rest}"
+    return f"{cause}: behind it ({behind}) it is compared on its own choices, whose rows need not be the float model's"
 
 
 def name_own(choice: str) -> str:
@@ -230,7 +224,7 @@ def find_axis(node: NodeProto) -> int:
     return next((attr.i for attr in node.attribute if attr.name == "axis"), -1)
 
 
-def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], frozenset[str]]:
+def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], NameSet]:
     """The selections, in the order they run, and the outputs that they alone decide."""
     # Nothing chooses in most models, and looking for types takes longer than looking for operators.
     wanted = _CHOOSERS.keys() | _TESTS | _CASTS
@@ -282,10 +276,7 @@ class _ChoiceWalk:
         """Fill the fields in."""
         self.makers = {name: node for node in self.graph.node for name in node.output if name}
         order = sort_nodes(self.graph)
-        self.needed = {value.name for value in self.graph.output}
-        for node in reversed(order):
-            if self.needed.intersection(node.output):
-                self.needed.update(list_reads(node))
+        self.needed = find_needed(self.graph, order)
         starts = [
             node.input[k]
             for node in self.graph.node
@@ -301,7 +292,7 @@ class _ChoiceWalk:
             for name in list_captures(body)
         ]
         results = [value.name for value in self.graph.output]
-        self.places = self._trace([*starts, *(results if self.scope else ())])
+        self.places = self._trace(starts + (results if self.scope else []))
         self.truths = self._trace(results)
         for node in order:
             self._visit(node)
@@ -401,7 +392,8 @@ class _ChoiceWalk:
                 if node.op_type == "If" or not more:
                     break
                 changed |= more
-            self.found[:], self.judged = walk.found, walk.judged
+            self.found[:] = walk.found
+            self.judged = walk.judged
             walks.append(walk)
         return walks
 

@@ -49,7 +49,9 @@ class Editor(Generic[M]):
         self._store = copy_store(model)
         self._wiring = wiring = import_wiring(proto)
         self._resolve = wiring.resolve_tensor
-        self._nodes, self._tensors, self._scopes = wiring.nodes, wiring.tensors, wiring.scopes
+        self._nodes = wiring.nodes
+        self._tensors = wiring.tensors
+        self._scopes = wiring.scopes
         self._names = list_names(proto)
         # New nodes by the node they are anchored to, in the order in which they were inserted.
         self._before: defaultdict[str, list[str]] = defaultdict(list)
@@ -216,13 +218,14 @@ class Editor(Generic[M]):
     def replace_input(self, edge: Edge, tensor: str) -> None:
         """Let one input of one node read another tensor ("" leaves it out; the input after the last one is added)."""
         record = self._find_node(edge.node)
-        if not 0 <= edge.index <= len(record.node.inputs):
-            raise _fault(edge, f"the node has {len(record.node.inputs)} inputs", "use one of these")
+        inputs = record.node.inputs
+        if not 0 <= edge.index <= len(inputs):
+            raise _fault(edge, f"the node has {len(inputs)} inputs", "use one of these")
         source = self._find_visible(tensor, record.scope)
-        if edge.index == len(record.node.inputs):
-            record.node.inputs.append(source)
+        if edge.index == len(inputs):
+            inputs.append(source)
         else:
-            record.node.inputs[edge.index] = source
+            inputs[edge.index] = source
 
     def replace_output(self, node: str, k: int, new: str) -> None:
         """Let a node make the tensor `new` as its output k. Readers keep the old one, for another node to make."""
@@ -302,10 +305,9 @@ class Editor(Generic[M]):
         # Subgraphs that give the tensor out by its outer name are readers like any other.
         for inner in self._scopes.values():
             if inner is not scope:
-                follows = [self._resolve(value.name, inner.name) == t for value in inner.outputs]
                 inner.outputs = [
-                    rename_value(v, new) if f else v
-                    for v, f in zip(inner.outputs, follows, strict=True)
+                    rename_value(v, new) if self._resolve(v.name, inner.name) == t else v
+                    for v in inner.outputs
                 ]
         self._tensors[TensorId(new, t.scope)] = self._tensors.pop(t)
         tensor.name = new

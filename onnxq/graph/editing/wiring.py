@@ -96,9 +96,9 @@ class Wiring:
 
     def define_tensor(self, t: TensorId) -> Any:
         """The graphsurgeon object of a tensor that is new, or new again."""
-        orphan = self.orphans.pop(t, None)
-        self.tensors[t] = gs.Variable(t.name) if orphan is None else orphan
-        return self.tensors[t]
+        tensor = self.orphans.pop(t, None) or gs.Variable(t.name)
+        self.tensors[t] = tensor
+        return tensor
 
 
 def import_wiring(proto: ModelProto) -> Wiring:
@@ -140,9 +140,7 @@ def _record_graph(
     objects = {tensor.name: tensor for tensor in graph.inputs}
     objects.update((tensor.name, tensor) for node in graph.nodes for tensor in node.outputs)
     for defined in sorted(list_defined(source)):
-        wiring.tensors[TensorId(defined, name)] = (
-            objects[defined] if defined in objects else gs.Variable(defined)
-        )
+        wiring.tensors[TensorId(defined, name)] = objects.get(defined) or gs.Variable(defined)
     for node, proto in zip(graph.nodes, source.node, strict=True):
         record = NodeRecord(
             node, name, proto, {a.name: a for a in proto.attribute if a.type not in BODY_TYPES}

@@ -23,29 +23,29 @@ from onnxq.graph.scopes import walk_from, walk_graphs, walk_nodes
 from onnxq.graph.shapes import infer_shapes
 from onnxq.graph.storage import SMALL_BYTES, count_tensor_bytes, omit_weights
 from onnxq.graph.values import encode_tensor, find_constant_attribute
-from onnxq.sites import TensorId, is_within
+from onnxq.sites import MaybeTensor, TensorId, is_within
 
 # Random, stateful, without a tensor as result, or meant to stay: quantized weights live behind DequantizeLinear.
 _NEVER = (
-    *("Bernoulli", "Dropout", "Multinomial"),
     *RANDOM_OPS,
-    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
-    *(
-        "Optional",
-        "OptionalGetElement",
-        "OptionalHasElement",
-        "SequenceAt",
-        "SequenceConstruct",
-        "SequenceEmpty",
-    ),
-    *(
-        "SequenceErase",
-        "SequenceInsert",
-        "SequenceLength",
-        "SequenceMap",
-        "ConcatFromSequence",
-        "SplitToSequence",
-    ),
+    "Bernoulli",
+    "Dropout",
+    "Multinomial",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "Optional",
+    "OptionalGetElement",
+    "OptionalHasElement",
+    "SequenceAt",
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceErase",
+    "SequenceInsert",
+    "SequenceLength",
+    "SequenceMap",
+    "ConcatFromSequence",
+    "SplitToSequence",
 )
 # A folded tensor may be this much larger than the constants it comes from, or this large: a scalar blown up by Expand
 # or ConstantOfShape is cheaper to compute than to store.
@@ -178,7 +178,7 @@ class _Folding:
                     nodes[node.name] = node
         return nodes
 
-    def _unpacks_weight(self, node: NodeRef, read: TensorId | None) -> bool:
+    def _unpacks_weight(self, node: NodeRef, read: MaybeTensor) -> bool:
         """A Cast that makes bytes of a quantized weight's 4 bits: they are packed to keep the file small."""
         packed = self.index.find_dtype(read) in (TensorProto.INT4, TensorProto.UINT4)
         readers = self.index.readers(node.result) if node.op_type == "Cast" and packed else ()
@@ -252,7 +252,7 @@ class _Folding:
     def _move_weight(self, t: TensorId) -> Array | None:
         """The value of a weight that is only transposed, reshaped or widened, perhaps several times."""
         chain = []
-        at: TensorId | None = t
+        at: MaybeTensor = t
         while at is not None and not self.weights.is_constant(at):
             maker = self.index.find_producer(at)
             if maker is None or not maker.inputs:
@@ -407,16 +407,17 @@ def _share_equal(index: GraphIndex, plan: _Plan, editor: Editor[Any]) -> None:
             editor.replace_input(edge, "")
         for t in group:
             editor.remove_initializer(t)
-        shared = deepcopy(plan.tensors[group[0]])
+        first = group[0]
+        shared = deepcopy(plan.tensors[first])
         # The innermost that is, or lies around, those of all.
         scope = next(
             scope
-            for scope in index.list_outwards(group[0].scope)
+            for scope in index.list_outwards(first.scope)
             if all(is_within(t.scope, scope) for t in group)
         )
-        shared.name = (
-            group[0].name if editor.is_free(group[0].name, scope) else editor.fresh(group[0].name)
-        )
+        # A copy has the name of the first.
+        if not editor.is_free(shared.name, scope):
+            shared.name = editor.fresh(shared.name)
         editor.add_tensor(scope, shared)
         for edge in edges:
             editor.replace_input(edge, shared.name)

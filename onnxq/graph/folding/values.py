@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxq.arrays import Array, ArrayDict, Shape
@@ -54,7 +53,7 @@ def infer_shape_values(index: GraphIndex) -> dict[TensorId, Array]:
     return {
         t: np.array(
             value.items[0] if value.scalar else value.items,
-            onnx.helper.tensor_dtype_to_np_dtype(index.find_dtype(t)),
+            helper.tensor_dtype_to_np_dtype(index.find_dtype(t)),
         )
         for t, value in known.items()
         if None not in value.items and index.find_dtype(t) in _INTEGERS and not index.is_constant(t)
@@ -135,7 +134,7 @@ def _infer_slice(values: _KnownValues, node: NodeRef) -> _Known | None:
         values.read_parameter(node, k, name)
         for k, name in enumerate(("starts", "ends", "axes", "steps"), start=1)
     ]
-    if data is None or data.scalar or any(part is None for part in parameters):
+    if data is None or data.scalar or None in parameters:
         return None
     starts, ends, axes, steps = (part or () for part in parameters)
     # Shapes are vectors: there is one axis to cut.
@@ -218,7 +217,7 @@ def move_constant(node: NodeRef, source: Array, dtype: int, shape: Shape | None)
         fits = sorted(perm) == list(range(source.ndim))
         return np.ascontiguousarray(np.transpose(source, perm)) if fits else None
     if node.op_type == "Cast" and node.attrs.get("to") in _WIDER.get(dtype, ()):
-        return source.astype(onnx.helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
+        return source.astype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))
     return None
 
 

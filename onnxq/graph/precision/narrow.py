@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-import onnx
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
 from onnxq.arrays import Array, Array64, are_scales, as_float64
 from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, NodeRef
@@ -24,7 +23,7 @@ from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, rename_tensors, replace_items
 from onnxq.graph.shapes import Contrib, find_contrib, infer_shapes
 from onnxq.graph.values import decode_tensor, encode_tensor
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, MaybeTensor, NameSet, TensorId
 from onnxq.spec import FLOAT_TYPES
 
 FLOAT = int(TensorProto.FLOAT)
@@ -59,15 +58,15 @@ def _read_schema(
 ) -> tuple[tuple[bool, ...], tuple[bool, ...], bool] | None:
     """For each formal input, then output: whether its type variable takes `narrow`; and whether the last repeats."""
     try:
-        schema = onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
+        schema = defs.get_schema(op_type, opset, "")
+    except defs.SchemaError:
         return None
     wanted = "tensor(float16)" if narrow == TensorProto.FLOAT16 else "tensor(bfloat16)"
     takes = {
         constraint.type_param_str: wanted in constraint.allowed_type_strs
         for constraint in schema.type_constraints
     }
-    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    variadic = defs.OpSchema.FormalParameterOption.Variadic
     repeats = bool(schema.inputs) and schema.inputs[-1].option == variadic
     inputs = tuple(takes.get(formal.type_str, False) for formal in schema.inputs)
     return inputs, tuple(takes.get(formal.type_str, False) for formal in schema.outputs), repeats
@@ -79,7 +78,7 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
     contrib = find_contrib(node, opset)
     if contrib is not None:
         return _bind_contrib(index, node, contrib)
-    if node.domain or node.op_type in (*CONTROL, *_FLOAT32_ONLY):
+    if node.domain or node.op_type in CONTROL + _FLOAT32_ONLY:
         return fixed
     if node.op_type == "Cast":
         # It takes any type; its result is in the type of an attribute, which is written anew.
@@ -130,7 +129,7 @@ def _bind_contrib(index: GraphIndex, node: NodeRef, contrib: Contrib) -> Binding
     return Binding(able, tuple(follows))
 
 
-def is_float32(index: GraphIndex, tensor: TensorId | None) -> bool:
+def is_float32(index: GraphIndex, tensor: MaybeTensor) -> bool:
     """True for a tensor whose type is known to be float32."""
     return index.find_dtype(tensor) == FLOAT
 
@@ -164,7 +163,7 @@ def write_types(
     out = copy_proto(model)
     store = copy_store(model)
     apart = None if wide is None else frozenset(wide)
-    types = _NodeTypes(index, narrow, apart, frozenset(limited), dict(interface or {}))
+    types = _NodeTypes(index, narrow, apart, frozenset(limited), interface or {})
     _TypeWriter(index, types, store, list_names(out)).write_graph(out.graph, "")
     return rebuild(model, out, store)
 
@@ -175,7 +174,7 @@ class _NodeTypes:
 
     index: GraphIndex
     narrow: int
-    wide: frozenset[str] | None
+    wide: NameSet | None
     limited: frozenset[Edge]
     interface: Mapping[str, int]
     known: dict[str, int] = field(default_factory=dict)
@@ -198,7 +197,7 @@ class _NodeTypes:
             able = bind_types(self.index, node, self.narrow, self.index.opset).able
         return self.narrow if able else FLOAT
 
-    def of_tensor(self, tensor: TensorId | None) -> int:
+    def of_tensor(self, tensor: MaybeTensor) -> int:
         """The type that an input or a computed tensor is made in."""
         if tensor is None or not is_float32(self.index, tensor):
             return FLOAT
@@ -285,7 +284,8 @@ class _TypeWriter:
 
     def write_graph(self, graph: GraphProto, scope: str) -> None:
         """Give every node of the graph, and of the bodies in it, the types it reads."""
-        self.graphs[scope], self.nodes[scope] = graph, []
+        self.graphs[scope] = graph
+        self.nodes[scope] = []
         for value in graph.input:
             tensor = TensorId(value.name, scope)
             if is_float32(self.index, tensor):
@@ -462,7 +462,7 @@ class _TypeWriter:
 
 def make_cast(source: str, target: str, to: int, name: str) -> NodeProto:
     """A Cast node."""
-    return onnx.helper.make_node("Cast", [source], [target], name=name, to=to)
+    return helper.make_node("Cast", [source], [target], name=name, to=to)
 
 
 def _set_attributes(node: NodeProto, kind: int) -> None:

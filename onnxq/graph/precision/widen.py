@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnxq.arrays import Array
 from onnxq.graph.index import GraphIndex, get_index
@@ -32,7 +31,7 @@ from onnxq.graph.precision.narrow import FLOAT, MOVES, TYPE_NAMES, make_cast
 from onnxq.graph.scopes import rename_reads, replace_items, walk_graphs, walk_nodes
 from onnxq.graph.shapes import infer_shapes, is_custom
 from onnxq.graph.values import decode_tensor, encode_tensor
-from onnxq.sites import TensorId
+from onnxq.sites import NameSet, TensorId
 
 NARROW = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
 # They read tables stored in a narrow type, for networks that compute in float32.
@@ -56,7 +55,7 @@ class SourceTypes:
     computes: int = 0
     interface: Mapping[str, int] = field(default_factory=dict)
     stored: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    fixed: frozenset[str] = frozenset()
+    fixed: NameSet = frozenset()
 
     @property
     def narrow(self) -> bool:
@@ -75,7 +74,7 @@ def read_types(model: ModelLike) -> SourceTypes:
 
 def is_narrow(dtype: np.dtype[Any]) -> bool:
     """True for numpy's float16, and for bfloat16."""
-    return any(dtype == onnx.helper.tensor_dtype_to_np_dtype(kind) for kind in NARROW)
+    return any(dtype == helper.tensor_dtype_to_np_dtype(kind) for kind in NARROW)
 
 
 def _find_compute_type(model: ModelLike) -> int:
@@ -199,7 +198,7 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
         wide = decode_tensor(tensor, store)
         # Of what overflows, inf differs from the value, and the tensor stays as it is.
         with np.errstate(over="ignore"):
-            narrow = wide.astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+            narrow = wide.astype(helper.tensor_dtype_to_np_dtype(dtype))
         if not _holds(narrow, wide, dtype):
             continue
         source = choose_name(source if source != name else f"{name}/{TYPE_NAMES[dtype]}", taken)

@@ -189,18 +189,17 @@ def _find_compressed_weight(files: CheckpointFiles, name: str) -> CheckpointWeig
         )
     if scheme.get("output_activations"):
         raise fault(name, "its outputs are quantized, which is not read")
+    rows, columns = shape
     data = _read_data(files, name, scheme.get("input_activations") or {})
     # [rows] and [1] are one group.
     groups = math.prod(files.tensors[f"{name}.weight_scale"].shape[1:])
     size = (
-        shape[1]
-        if groups == 1
-        else find_group_size(name, shape[1], groups, fields.get("group_size"))
+        columns if groups == 1 else find_group_size(name, columns, groups, fields.get("group_size"))
     )
     words = "" if data is None else "data of each run" if data.scale is None else "static data"
-    read = partial(_read_compressed_weight, files, name, bits, size, (shape[0], shape[1]))
+    read = partial(_read_compressed_weight, files, name, bits, size, (rows, columns))
     return CheckpointWeight(
-        name, (shape[0], shape[1]), describe_form(bits, size, shape[1], words), read, data
+        name, (rows, columns), describe_form(bits, size, columns, words), read, data
     )
 
 

@@ -60,7 +60,8 @@ def list_tensors(path: Path) -> dict[str, StoredTensor]:
     tensors = {}
     header.pop("__metadata__", None)
     for name, row in header.items():
-        shape, (first, last) = tuple(map(int, row["shape"])), row["data_offsets"]
+        shape = tuple(map(int, row["shape"]))
+        first, last = row["data_offsets"]
         size = math.prod(shape) * np.dtype(_TYPES.get(row["dtype"], "u1")).itemsize
         if not 0 <= first <= last <= path.stat().st_size - start or (
             row["dtype"] in _TYPES and size != last - first

@@ -10,7 +10,7 @@ from onnxq.plan import KeepReason, KeptFloat32, Plan, PrecisionPlan
 from onnxq.planner.build import OnnxPlacement, find_node_ids
 from onnxq.planner.cut import FlowNetwork
 from onnxq.planner.precision.reasons import PrecisionProblem, ReasonSearch, round_figure
-from onnxq.sites import TensorId
+from onnxq.sites import NameSet, TensorId
 from onnxq.spec import FloatType
 
 # What most of the time goes into; it is narrow unless there is a reason.
@@ -36,13 +36,12 @@ _NARROW = ("narrow",)
 _FLOAT = FloatType.FLOAT32.onnx_type
 
 
-def cut_casts(problem: PrecisionProblem, kept: Collection[str]) -> frozenset[str]:
+def cut_casts(problem: PrecisionProblem, kept: Collection[str]) -> NameSet:
     """The kept nodes, and those between that are better in float32 with them.
 
     A tensor costs a Cast where it is made in one type and read in the other, however many read it.
     """
     net = FlowNetwork()
-    net.add_vertex(_WIDE), net.add_vertex(_NARROW)
     for name in problem.bindings:
         op_type = problem.index.find_node(name).op_type
         cost = _INFINITE if op_type in _HEAVY else _MOVED_COST if op_type in MOVES else _WIDE_COST
@@ -111,9 +110,8 @@ def choose_types(
 ) -> PrecisionPlan:
     """The float types of every node. more: nodes to keep in float32 besides."""
     search = ReasonSearch(problem)
-    reasons = search.find_kept() | dict(more or {})
+    reasons = {**search.find_kept(), **(more or {})}
     wide = cut_casts(problem, reasons)
-    order = [name for name in problem.bindings if name in wide]
     narrow = [name for name in problem.bindings if name not in wide]
     limited = tuple(
         edge for name in narrow for edge in search.list_limited(problem.index.find_node(name))
@@ -122,7 +120,9 @@ def choose_types(
         type=problem.kind,
         nodes=sum(bool(problem.list_writes(problem.index.find_node(name))) for name in narrow),
         kept=tuple(
-            reasons.get(name, KeptFloat32(node=name, reason=KeepReason.CASTS)) for name in order
+            reasons.get(name, KeptFloat32(node=name, reason=KeepReason.CASTS))
+            for name in problem.bindings
+            if name in wide
         ),
         limited=limited,
     )

@@ -173,12 +173,10 @@ class ReasonSearch:
     """Nodes that have a reason to compute in float32; of several reasons the first one found holds."""
 
     def __init__(self, problem: PrecisionProblem) -> None:
-        self.problem, self.index, self.errors, self.kind = (
-            problem,
-            problem.index,
-            problem.errors,
-            problem.kind,
-        )
+        self.problem = problem
+        self.index = problem.index
+        self.errors = problem.errors
+        self.kind = problem.kind
         self.nodes = [problem.index.find_node(name) for name in problem.bindings]
         self.kept: dict[str, KeptFloat32] = {}
         # Tensors that nothing but attention uses, as its mask.
