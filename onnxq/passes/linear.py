@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, are_finite, is_float, list_other_axes
+from onnxq.arrays import Array, Array64, are_finite, as_float64, is_float, list_other_axes
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.sites import TensorId
@@ -30,7 +30,7 @@ def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int) -> Arr
 
     None when the result does not fit W's type.
     """
-    wide = weight.astype(np.float64)
+    wide = as_float64(weight)
     if factor.ndim == 0:
         return round_to_type(wide * factor, weight.dtype)
     # ConvTranspose has W [C, M / groups, kH, kW]: its first axis is groups times inputs of a group.
@@ -45,19 +45,19 @@ def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int) -> Arr
 
 def sum_inputs(weight: Array, axis: int) -> Array64:
     """ΣW, [channels along axis]: the increase of every output channel if all inputs grow by one."""
-    return np.asarray(weight.astype(np.float64).sum(axis=list_other_axes(weight, axis)))
+    return np.asarray(as_float64(weight).sum(axis=list_other_axes(weight, axis)))
 
 
 def compute_batchnorm_scale(
     scale: Array, bias: Array, mean: Array, var: Array, epsilon: float
 ) -> Affine:
     """(a, c) of a BatchNormalization in inference, a·y + c; [channels] each. None if a variance is -epsilon or less."""
-    spread = var.astype(np.float64) + epsilon
+    spread = as_float64(var) + epsilon
     # The operator itself would give NaN or inf, which a folded weight must not spread.
     if not (spread > 0).all():
         return None
-    a = scale.astype(np.float64) / np.sqrt(spread)
-    return a, bias.astype(np.float64) - mean.astype(np.float64) * a
+    a = as_float64(scale) / np.sqrt(spread)
+    return a, as_float64(bias) - as_float64(mean) * a
 
 
 def per_channel(value: Array, rank: int, axis: int, channels: int) -> Array64 | None:
@@ -70,7 +70,7 @@ def per_channel(value: Array, rank: int, axis: int, channels: int) -> Array64 | 
     shape = (1,) * (rank - value.ndim) + value.shape
     if any(dim != 1 for k, dim in enumerate(shape) if k != axis % rank):
         return None
-    flat = value.astype(np.float64).reshape(-1)
+    flat = as_float64(value).reshape(-1)
     # inf and NaN stay where they are: folded, they would spread over whole channels.
     if flat.size not in (1, channels) or not are_finite(flat):
         return None
@@ -172,7 +172,7 @@ def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
         or (bias is not None and bias.shape != (channels,))
     ):
         return None
-    shift = np.zeros(()) if bias is None else bias.astype(np.float64)
+    shift = np.zeros(()) if bias is None else as_float64(bias)
     return Linear(
         node, weight, axis, groups, channels, 1, weight.ndim, True, node, (node, 2), shift
     )

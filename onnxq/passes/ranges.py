@@ -18,7 +18,7 @@ import onnx
 from onnx import NodeProto, helper
 from onnx.numpy_helper import from_array
 
-from onnxq.arrays import Array, Interval
+from onnxq.arrays import Array, Interval, as_float32, as_int32
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import Numbers, find_tensor
 from onnxq.data import read_mask
@@ -107,7 +107,7 @@ _POSITIONS = 1 << 12
 # By sample: the values that an error is measured on, and how many times they count.
 JudgedValues = dict[int, tuple[Array, float]]
 # Everything is 0 in such steps.
-_COARSEST = QParams(np.asarray(2.0**100, np.float32), np.asarray(0, np.int32))
+_COARSEST = QParams(as_float32(2.0**100), as_int32(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,7 +309,7 @@ class _RangeErrors:
 
         def measure_noise(qparams: QParams, sample: int) -> float:
             value, weight = judged[sample]
-            feeds = {"value": value, "scale": np.asarray(qparams.scale, np.float32)}
+            feeds = {"value": value, "scale": as_float32(qparams.scale)}
             feeds["zero"] = np.asarray(qparams.zero_point, spec.code_type)
             if others:
                 feeds["other"] = others[sample]

@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from onnxq.arrays import Array, Arrays, RunValues
+from onnxq.arrays import Array, Arrays, RunValues, as_float64
 from onnxq.config import DiffConfig
 from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
@@ -44,7 +44,7 @@ class Level:
         """float64 values of integers; the value itself when it is float already."""
         if value.dtype.kind == "f":
             return value
-        return (value.astype(np.float64) - self.zero_point) * self.scale
+        return (as_float64(value) - self.zero_point) * self.scale
 
 
 def find_level(index: GraphIndex, tensor: str) -> Level | None:

@@ -202,9 +202,7 @@ class _ExcessWriter(NodeWriter):
         """The excess of rows, summed up, and how many sums had any. sums: [rows, most], -1 where a row has fewer."""
         # -1 gathers the first sum instead, and its weights are multiplied by 0.
         which = np.maximum(sums, 0)
-        weights = (
-            self.operand.sums[rows[:, None], which].astype(np.float32) * (sums >= 0)[:, :, None]
-        )
+        weights = as_float32(self.operand.sums[rows[:, None], which]) * (sums >= 0)[:, :, None]
         products = []
         # A 16-bit sum is of two neighbours: kernels multiply bytes and add the products in pairs.
         for side in (0, 1):
@@ -257,7 +255,7 @@ def _split_rows(over: Mask) -> Iterator[tuple[Integers, Integers]]:
     """
     counts = over.sum(axis=1)
     order = np.argsort(-counts, kind="stable")
-    order = order[counts[order] > 0].astype(np.int64)
+    order = as_int64(order[counts[order] > 0])
     start = 0
     while start < len(order):
         most = int(counts[order[start]])

@@ -34,7 +34,8 @@ class ChannelFlow(Generic[LabelT]):
 
     def __init__(self, index: GraphIndex) -> None:
         self.index = index
-        self.labels: dict[TensorId, LabelT] = {}
+        # Of None, an input that is left out, there is none.
+        self.labels: dict[TensorId | None, LabelT] = {}
 
     def visit_nodes(self, rules: Mapping[str, Callable[[Any, NodeRef], bool] | None]) -> None:
         """Visit every node of every scope. rules: by operator; each returns False where it cannot pass a label on."""
@@ -56,8 +57,7 @@ class ChannelFlow(Generic[LabelT]):
 
     def find_label(self, node: NodeRef, k: int) -> LabelT | None:
         """The label of input k of a node; None where it has none."""
-        tensor = self.index.find_input(node, k)
-        return None if tensor is None else self.labels.get(tensor)
+        return self.labels.get(self.index.find_input(node, k))
 
     def write_label(self, tensor: TensorId, label: LabelT) -> None:
         """Set the label of a tensor; it is held where somebody outside of the nodes sees the tensor."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Floats
+from onnxq.arrays import Array, Array64, Floats, as_float32, as_float64
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, get_index
 from onnxq.passes.equalization.channels import ScaledChannels, ShiftSource
@@ -37,9 +37,7 @@ def list_channel_axes(proto: ModelLike, fixed: Iterable[TensorId] = ()) -> dict[
     little about. fixed: tensors that keep their values."""
     flow = find_scaled_channels(get_index(proto), fixed)
     joint = flow.free & ~flow.rectified
-    return {
-        tensor: flow.axes[tensor] for tensor, labels in flow.labels.items() if joint[labels].any()
-    }
+    return {tensor: axis for tensor, axis in flow.axes.items() if joint[flow.labels[tensor]].any()}
 
 
 def compute_factors(
@@ -58,7 +56,7 @@ def compute_factors(
     for op in flow.ops:
         s = by_root[flow.root[op.rows]]
         if max(s.max(initial=1.0), 1.0 / s.min(initial=1.0)) > _WORTH:
-            factors[op.linear.last.result] = s.astype(np.float32)
+            factors[op.linear.last.result] = as_float32(s)
     return factors
 
 
@@ -104,7 +102,7 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
                 tensor, "has no channels that could be equalized this way", _FIX, code="Q404"
             )
         roots = flow.root[labels]
-        wide = values.astype(np.float64)
+        wide = as_float64(values)
         # Channels of one root, as an Add makes them, can only be multiplied alike.
         if (scaled[roots] & (s[roots] != wide)).any() or ((wide != 1.0) & ~flow.free[labels]).any():
             raise PlanError(
@@ -124,11 +122,8 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
         edit.set_rounded(linear.node.make_edge(1), weight, linear.weight.dtype)
         bias = None if linear.bias_at is None else index.input_value(*linear.bias_at)
         if linear.bias_at is not None and bias is not None:
-            edit.set_rounded(
-                NodeRef.make_edge(*linear.bias_at),
-                bias.astype(np.float64) * rows,
-                bias.dtype,
-            )
+            edge = NodeRef.make_edge(*linear.bias_at)
+            edit.set_rounded(edge, as_float64(bias) * rows, bias.dtype)
     return edit.export() if changed else proto
 
 
@@ -163,7 +158,7 @@ def compute_shifts(low: Array64, high: Array64) -> Array64:
     Values are those of float32, as a plan stores them.
     """
     c = (low + high) / 2.0
-    c = np.where(np.isfinite(c), c, 0.0).astype(np.float32).astype(np.float64)
+    c = as_float64(as_float32(np.where(np.isfinite(c), c, 0.0)))
     before = _measure_width(low, high)
     after = _measure_width(low - c, high - c)
     return c if after < (1.0 - WORTH) * before else np.zeros_like(c)
@@ -179,7 +174,7 @@ def absorb_shifts(weight: Array, c: Array64, axis: int, groups: int) -> Array64:
 
     axis: W's output axis, 0 for Conv ([out, in / groups, kernel…]) and a transposed Gemm, 1 for [in, out] matrices.
     """
-    wide = weight.astype(np.float64)
+    wide = as_float64(weight)
     if axis:
         return c @ wide
     flat = wide.reshape(groups, wide.shape[0] // groups, wide.shape[1], -1).sum(axis=3)
@@ -204,7 +199,7 @@ def choose_shifts(proto: ModelLike, observed: Mapping[TensorId, ChannelStatistic
             values = observed[source.tensor]
             c = compute_shifts(values.low, values.high)
             if c.any():
-                shifts[source.tensor] = c.astype(np.float32)
+                shifts[source.tensor] = as_float32(c)
     return shifts
 
 
@@ -214,7 +209,7 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
     Raises PlanError for a tensor that cannot be lowered this way.
     """
     index = get_index(proto)
-    sources = {source.tensor: source for source in find_shifted_channels(index).list_free()}
+    sources = {source.tensor: source for source in list_sources(proto)}
     # Operators whose bias grows, and by how much: one may make a tensor that is lowered and read another.
     gains: dict[str, tuple[Linear, Array64]] = {}
 
@@ -227,7 +222,7 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
         if source is None or c.shape != (source.op.channels,):
             cause = "cannot take the shifts that the plan gives it"
             raise PlanError(tensor, cause, "plan the model again", code="Q404")
-        wide = c.astype(np.float64)
+        wide = as_float64(c)
         add_gain(source.op, -wide)
         for reader, times in source.readers.values():
             groups = reader.node.groups

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, Integers
+from onnxq.arrays import Array, Array64, Integers, as_float64
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.passes.equalization.operators import find_streams
@@ -192,7 +192,7 @@ def multiply_row(row: Array64, matrix: Array) -> Array64:
     """row·matrix, [n] times [n, m], in the order of the rows."""
     out = np.zeros(matrix.shape[1])
     for factor, values in zip(row, matrix, strict=True):
-        out += factor * values.astype(np.float64)
+        out += factor * as_float64(values)
     return out
 
 
@@ -289,7 +289,7 @@ def _add_up(
     scale = np.ones(width)
     shift = np.zeros(width)
     for constant in waiting:
-        value = _read_constant(index, constant.edge).astype(np.float64).reshape(-1)
+        value = as_float64(_read_constant(index, constant.edge)).reshape(-1)
         if constant.shift:
             shift = shift + value
         else:
@@ -377,7 +377,7 @@ def _rewrite(index: GraphIndex, edge: Edge, recipe: _ConstantRecipe, gain: Array
     value = _read_constant(index, edge)
     # The gain is in the old basis.
     if gain is not None:
-        value = (value.astype(np.float64) + gain).astype(value.dtype)
+        value = (as_float64(value) + gain).astype(value.dtype)
     for axis, matrix in recipe.turns:
         scaled = recipe.waiting and axis == recipe.axis
         scale = _add_up(index, recipe.waiting, value.shape[axis])[0] if scaled else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array64, Floats
+from onnxq.arrays import Array64, Floats, as_float32, as_float64
 from onnxq.errors import PlanError
 from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, get_index, release_pages
 from onnxq.numerics.machine import map_in_threads
@@ -226,7 +226,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
     edit = Edit(proto)
     for tensor, s in factors.items():
         group = groups[tensor]
-        wide = s.astype(np.float64)
+        wide = as_float64(s)
         if group.home is None:
             _insert_division(edit, group, wide)
         else:
@@ -246,9 +246,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
 def _insert_division(edit: Edit, group: SmoothingGroup, s: Array64) -> None:
     """X/s in a Mul in front of the layers."""
     first = group.readers[0].node
-    inverse = edit.add_constant(
-        first.scope, f"{group.tensor.name}/smoothing", (1.0 / s).astype(np.float32)
-    )
+    inverse = edit.add_constant(first.scope, f"{group.tensor.name}/smoothing", as_float32(1.0 / s))
     smoothed = edit.insert_before(
         first, "Mul", (group.tensor.name, inverse), f"{group.tensor.name}/smoothed"
     )
@@ -274,4 +272,4 @@ def _divide_in_home(
     for node, k in spots:
         value = edit.index.input_value(node, k)
         if value is not None:
-            edit.set_constant(node.make_edge(k), (value.astype(np.float64) / s).astype(value.dtype))
+            edit.set_constant(node.make_edge(k), (as_float64(value) / s).astype(value.dtype))

@@ -89,7 +89,7 @@ class Streams(ChannelFlow[StreamLabel]):
         # Tensors of one number for all channels of their row, where no shape says so.
         self.narrow: set[TensorId] = set()
         # Squares of a stream's tensors, for whoever takes their mean.
-        self.squares: dict[TensorId, StreamLabel] = {}
+        self.squares: dict[TensorId | None, StreamLabel] = {}
         # By number of a label; joined streams are one object.
         self._streams: list[Stream] = []
 
@@ -222,8 +222,6 @@ class Streams(ChannelFlow[StreamLabel]):
 
     def find_rank(self, tensor: TensorId | None) -> int | None:
         """The rank of a tensor, by its shape or its label; operators of ONNX Runtime have no shape inference."""
-        if tensor is None:
-            return None
         label = self.labels.get(tensor)
         return self.index.find_rank(tensor) or (None if label is None else label.rank)
 

@@ -20,7 +20,7 @@ from functools import cache
 
 import numpy as np
 
-from onnxq.arrays import as_float64
+from onnxq.arrays import as_float64, as_int32
 from onnxq.backends import find_target
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import measure_models
@@ -196,7 +196,7 @@ def _move_bias(before: SitePlan | None, after: SitePlan) -> SitePlan:
     ratio = as_float64(before.qparams.scale) / as_float64(after.qparams.scale)
     limit = np.iinfo(np.int32)
     values = np.clip(np.rint(as_float64(before.values) * ratio), limit.min, limit.max)
-    return replace(after, values=values.astype(np.int32))
+    return replace(after, values=as_int32(values))
 
 
 # Noise at the outputs of single roundings to the fewest bits: of an input that only its operator reads so, and of a

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Axes, Shape, is_float
+from onnxq.arrays import Array, Array64, Axes, Shape, as_float64, is_float
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.base import RunContext
@@ -116,7 +116,7 @@ def _fold_in_front(state: FloatState) -> FloatStep:
         row = ", ".join(leader.name for leader in source.nodes)
         bias, rest = move
         fits = round_to_type(np.array(rest), op.weight.dtype) is not None
-        weight = round_to_type(op.weight.astype(np.float64) * source.s, op.weight.dtype)
+        weight = round_to_type(as_float64(op.weight) * source.s, op.weight.dtype)
         if not fits or not _write_constants(edit, op, weight, bias):
             skipped.append(_refuse_overflow(op, row, "scalars"))
             continue

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import GraphProto
 
-from onnxq.arrays import Array, Integers, are_finite, as_int64
+from onnxq.arrays import Array, Integers, are_finite, as_float64, as_int64
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs, copy_proto, get_index, rebuild, walk_graphs
 from onnxq.graph.scopes import iterate_subgraphs, list_defined, rename_reads
 from onnxq.passes.base import RunContext
@@ -159,7 +159,7 @@ def replace_prelu(edit: Edit, node: NodeRef) -> Iterator[str]:
         or slope.size == 0
     ):
         return
-    wide = slope.astype(np.float64)
+    wide = as_float64(slope)
     if not are_finite(wide) or slope.ndim > index.find_least_rank(x):
         return
     if np.all(wide == wide.flat[0]):

@@ -29,7 +29,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, Floats, Integers, Shape
+from onnxq.arrays import Array, Array64, Floats, Integers, Shape, as_float32, as_float64
 from onnxq.numerics import SumOrder, choose_widening, find_partners, round_within_sum
 from onnxq.numerics.machine import map_parts
 from onnxq.numerics.weights import MOST
@@ -110,7 +110,7 @@ def round_to_nearest(problem: RoundingProblem) -> RoundedWeight:
     zero = problem.zero
     limits = problem.limits
     partner = problem.partner
-    steps = np.asarray(problem.weight, np.float32) / problem.scale
+    steps = as_float32(problem.weight) / problem.scale
     codes = np.clip(np.rint(steps), limits[0] - zero, limits[1] - zero).astype(np.int32) + zero
     if partner is not None:
         # Each sum once, from its first column.
@@ -187,7 +187,7 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
     w, scale, zero = (_reorder(array.transpose(0, 2, 1), feedback.order) for array in arrays)
     sums = None if problem.partner is None else _SharedSums(problem.partner, feedback.order, zero)
     lower = feedback.lower.astype(np.float32, copy=False)
-    low, high = (np.asarray(limit - zero, np.float32) for limit in problem.limits)
+    low, high = (as_float32(limit - zero) for limit in problem.limits)
     codes = np.empty_like(w)
     errors = np.empty_like(w)
     left = np.empty_like(w)
@@ -211,9 +211,7 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
             np.subtract(column, value, out=left[:, k])
             np.subtract(w[:, k], value, out=errors[:, k])
     # Of each row, [groups, rows].
-    error = np.asarray(
-        np.einsum("gkr,gk->gr", np.square(left, out=left), feedback.weights), np.float64
-    )
+    error = as_float64(np.einsum("gkr,gk->gr", np.square(left, out=left), feedback.weights))
     return RoundedWeight(_take_better_rows(problem, codes.astype(np.int32) + zero, error))
 
 
@@ -229,9 +227,7 @@ def _take_better_rows(
     np.put_along_axis(codes, feedback.order[:, :, None], ordered, axis=1)
     codes = codes.transpose(0, 2, 1)
     nearest = round_to_nearest(problem).codes
-    gap = _reorder(
-        (w - (nearest - zero).astype(np.float32) * scale).transpose(0, 2, 1), feedback.order
-    )
+    gap = _reorder((w - as_float32(nearest - zero) * scale).transpose(0, 2, 1), feedback.order)
     # gapᵀ H gap, where H = L · diag(weights) · Lᵀ.
     upper = feedback.lower.transpose(0, 2, 1)
     remainders = np.empty_like(gap)
@@ -279,8 +275,8 @@ def layer_error(w: Array, codes: Array, scale: Array, zero: Array, h: Array) -> 
     errors = np.empty(w.shape[:2])
 
     def measure_rows(part: slice) -> None:
-        steps = np.asarray(codes[:, part], np.float64) - zero[:, part]
-        gap = np.asarray(w[:, part], np.float64) - steps * np.asarray(scale[:, part], np.float64)
+        steps = as_float64(codes[:, part]) - zero[:, part]
+        gap = as_float64(w[:, part]) - steps * as_float64(scale[:, part])
         np.einsum("grk,grk->gr", gap @ h, gap, out=errors[:, part])
 
     map_parts(measure_rows, w.shape[1], ROWS_AT_ONCE, elements=h.size)
@@ -289,17 +285,15 @@ def layer_error(w: Array, codes: Array, scale: Array, zero: Array, h: Array) -> 
 
 def refit_weight(w: Array, moments: Moments, *, ridge: float) -> Floats:
     """W (C + l I) (H + l I)^-1, l = ridge * mean(diag H), group by group; w: [groups, rows, K]."""
-    wide = np.asarray(w, np.float64)
-    return np.asarray(
-        wide + _find_step(wide @ (moments.c - moments.h), moments.h, ridge), np.float32
-    )
+    wide = as_float64(w)
+    return as_float32(wide + _find_step(wide @ (moments.c - moments.h), moments.h, ridge))
 
 
 def _find_step(crossed: Array64, h: Array, ridge: float) -> Array64:
     """W' - W = W (C - H) (H + l I)^-1; crossed: W (C - H)."""
     # H is symmetric: X (H + l I) = B is (H + l I) X^T = B^T.
     solved = np.linalg.solve(damp_moments(h, ridge), crossed.transpose(0, 2, 1))
-    return np.asarray(solved.transpose(0, 2, 1), np.float64)
+    return as_float64(solved.transpose(0, 2, 1))
 
 
 def choose_ridge(w: Array, even: Moments, odd: Moments) -> float | None:
@@ -309,7 +303,7 @@ def choose_ridge(w: Array, even: Moments, odd: Moments) -> float | None:
     """
     if not may_refit(even) or not may_refit(odd):
         return None
-    wide = np.asarray(w, np.float64)
+    wide = as_float64(w)
     halves = [(wide @ (half.c - half.h), half.h) for half in (even, odd)]
     best = 0.0
     chosen = None
@@ -338,8 +332,8 @@ def may_refit(half: Moments) -> bool:
 
 def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> Array64:
     """b + f (W mean(x) - W^ mean(y)): [groups, rows]; w, rounded: [groups, rows, K]."""
-    wide = np.asarray(w, np.float64)
-    quantized = np.asarray(rounded, np.float64)
+    wide = as_float64(w)
+    quantized = as_float64(rounded)
     # The mean over everything first, then those of the samples.
     means = [(moments.count, moments.mean_x, moments.mean_y), *moments.parts]
     x, y = (np.stack([part[k] for part in means], axis=2) for k in (1, 2))
@@ -353,7 +347,7 @@ def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> Arr
         # The variance of a weighted mean, from how far the samples lie around it.
         spread = gaps @ np.square(shares) * len(shares) / (len(shares) - 1)
         shrink = np.maximum(1.0 - spread / np.maximum(mean**2, np.finfo(np.float64).tiny), 0.0)
-    return np.asarray(np.asarray(bias, np.float64) + shrink * mean)
+    return np.asarray(as_float64(bias) + shrink * mean)
 
 
 class _SharedSums:
@@ -371,7 +365,7 @@ class _SharedSums:
         self.there = before.any(axis=0).tolist()
         self.only = before[0].tolist() if len(before) == 1 else None
         # Sums are of stored integers, zero points among them.
-        self.zeros = zero.astype(np.float32) if zero.any() else None
+        self.zeros = as_float32(zero) if zero.any() else None
 
     def limit_column(self, column: Array, codes: Array, k: int) -> Array:
         """The codes of column k, clipped to the rest of their sums; [groups, rows], without zero points."""
@@ -430,5 +424,5 @@ def round_within_sums(problem: RoundingProblem) -> RoundedWeight:
         for g in range(len(w))
     ]
     factors = np.stack(each)
-    wider = np.asarray(scale * factors[:, :, None], np.float32)
+    wider = as_float32(scale * factors[:, :, None])
     return RoundedWeight(round_with_feedback(replace(problem, scale=wider)).codes, factors)

@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64
+from onnxq.arrays import Array, Array64, as_float32, as_float64, as_int32
 from onnxq.numerics.machine import map_parts
 from onnxq.passes.rounding.gptq_core import (
     RoundedWeight,
@@ -70,15 +70,13 @@ def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
     w = problem.weight
     zero = problem.zero
     damped = problem.feedback.damped
-    least = (
-        np.zeros(w.shape[:2]) if problem.least is None else np.asarray(problem.least, np.float64)
-    )
+    least = np.zeros(w.shape[:2]) if problem.least is None else as_float64(problem.least)
     several = len(problem.factors) > 1
     codes = np.zeros(w.shape, np.int32)
     error = np.full(w.shape[:2], np.inf)
     best = np.zeros(w.shape[:2])
     for k, factor in enumerate(problem.factors):
-        scale = np.asarray(problem.scale * np.float32(factor), np.float32)
+        scale = as_float32(problem.scale * np.float32(factor))
         tried = round_with_feedback(replace(problem, scale=scale)).codes
         if problem.thorough:
             tried = descend_values(w, tried, damped, scale, zero, problem.limits)
@@ -89,9 +87,7 @@ def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
         error = np.where(better, now, error)
         best = np.where(better, factor, best)
     best = best * _measure_shrinkage(w, (codes - zero) * problem.scale * best[:, :, None], damped)
-    return RoundedWeight(
-        np.asarray(codes, np.int32), np.asarray(np.maximum(best, least), np.float32)
-    )
+    return RoundedWeight(as_int32(codes), as_float32(np.maximum(best, least)))
 
 
 def _measure_shrinkage(w: Array, rounded: Array, damped: Array) -> Array:
@@ -100,7 +96,7 @@ def _measure_shrinkage(w: Array, rounded: Array, damped: Array) -> Array:
     shrunk = np.empty(w.shape[:2])
 
     def project_rows(part: slice) -> None:
-        towards = np.asarray(w[:, part], np.float64) @ damped
+        towards = as_float64(w[:, part]) @ damped
         np.einsum("grk,grk->gr", towards, w[:, part], out=exact[:, part])
         np.einsum("grk,grk->gr", towards, rounded[:, part], out=shrunk[:, part])
 
@@ -126,10 +122,10 @@ def _descend_group(
     w: Array, codes: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]
 ) -> None:
     """`descend_values` of one group, in place. The gradient is updated, not recomputed: a step is K products a row."""
-    moments = np.asarray(h, np.float32)
-    steps = np.asarray(scale, np.float32)
+    moments = as_float32(h)
+    steps = as_float32(scale)
     curve = np.diag(moments)
-    gap = (codes - zero) * steps - np.asarray(w, np.float32)
+    gap = (codes - zero) * steps - as_float32(w)
     slope = gap @ moments
     floor = -_STEP * np.einsum("rk,rk->r", slope, gap)
     rows = np.arange(len(codes))

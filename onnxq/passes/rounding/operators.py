@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Axes, Floats, Integers, Mask, Shape
+from onnxq.arrays import Array, Array64, Axes, Floats, Integers, Mask, Shape, as_float32, as_int64
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.rewrites.single_nodes import find_pooled_axes
 from onnxq.plan import Plan, SitePlan
@@ -55,7 +55,7 @@ class Places:
 
     def gather_columns(self, x: Array) -> Floats:
         """Columns of x, of the shape they were made for: [groups, K, n], K in the order of the flattened weight."""
-        values = np.asarray(x, np.float32)
+        values = as_float32(x)
         if not self.geometry.kernel:
             # One group, K along the last axis of the input.
             return values.reshape(-1, values.shape[-1])[self.index].T[None]
@@ -80,7 +80,7 @@ def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -
     rank = len(at)
     places = int(np.prod(shape[2:], dtype=np.int64))
     # Axes [kH, kW, n] are added up by broadcasting: no index of all windows exists before the end.
-    index = np.asarray(batch, np.int64).reshape((1,) * rank + (-1,)) * places
+    index = as_int64(batch).reshape((1,) * rank + (-1,)) * places
     inside = np.ones((1,) * (rank + 1), bool)
     for axis, output in enumerate(at):
         read, there = _find_reads(axis, shape[2 + axis], shape[2:], geometry, output)
@@ -98,13 +98,11 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
 
     chosen: bool [entries, positions], the positions that count, only without a kernel; None: all.
     """
-    values = np.asarray(x, np.float32)
+    values = as_float32(x)
     entries = values.shape[0]
     if not geometry.kernel:
         rows = values.reshape(entries, -1, values.shape[-1])
-        counted = (
-            np.ones(rows.shape[:2], np.float32) if chosen is None else chosen.astype(np.float32)
-        )
+        counted = np.ones(rows.shape[:2], np.float32) if chosen is None else as_float32(chosen)
         # A sample that is all padding has no position: its mean is 0, not NaN.
         total = np.maximum(counted.sum(axis=1, dtype=np.float64), 1)
         # [entries, 1, positions] @ [entries, positions, K].
@@ -154,7 +152,7 @@ def _find_reads(
     taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
     read = (
         taps
-        + np.asarray(output, np.int64)[None] * geometry.strides[axis]
+        + as_int64(output)[None] * geometry.strides[axis]
         - _find_padding(spatial, geometry)[axis][0]
     )
     step = geometry.upsample[axis] if geometry.upsample else 1

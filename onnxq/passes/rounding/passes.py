@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float32
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, attach_weights, ensure_opset
 from onnxq.numerics import limit_sums
@@ -104,9 +104,7 @@ def apply_rounding(plan: Plan, block: ExternalRounding) -> tuple[Plan, Lines]:
         sites[site], moved = _keep_sums(_replace_values(old, block))
         lines += [f"{block.block}: {site}: {moved}"] if moved else []
     kept = tuple(bias for bias in plan.biases if bias.edge not in block.biases)
-    biases = tuple(
-        BiasPlan(edge=edge, values=np.asarray(v, np.float32)) for edge, v in block.biases.items()
-    )
+    biases = tuple(BiasPlan(edge=edge, values=as_float32(v)) for edge, v in block.biases.items())
     return replace(
         plan, sites=tuple(sites[site.site] for site in plan.sites), biases=(*kept, *biases)
     ), tuple(lines)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Floats, as_float32
 from onnxq.numerics.machine import map_parts
 
 # (positions, mean of x, mean of y), the means float64 [groups, K].
@@ -162,8 +162,8 @@ class Accumulator:
         # About the first sample's mean: float32 products of values far from 0 would lose the digits that differ.
         if self._shift is None:
             self._shift = (
-                parts[0][1].astype(np.float32)[:, :, None],
-                parts[0][2].astype(np.float32)[:, :, None],
+                as_float32(parts[0][1])[:, :, None],
+                as_float32(parts[0][2])[:, :, None],
             )
         self._count += count
         if not self._second:

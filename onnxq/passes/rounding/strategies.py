@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from onnxq.arrays import Array, Integers, Shape
+from onnxq.arrays import Array, Integers, Shape, as_float32
 from onnxq.numerics import align_qparams, floor_weight_scale, needs_bound, weight_qparams
 from onnxq.passes.rounding.gptq_core import (
     RoundedWeight,
@@ -122,7 +122,7 @@ def pose_weight(
     """
     strategy = next(strategy for strategy in STRATEGIES if strategy.applies(operator, site))
     # Observers know weights as the file has them.
-    stored = operator.to_stored(np.asarray(target, np.float32))
+    stored = operator.to_stored(as_float32(target))
     qparams = site.qparams
     blocked = site.spec.has_blocks
     # Otherwise calibration's scale is still that of this very weight.
