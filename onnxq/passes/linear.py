@@ -114,31 +114,35 @@ class Linear:
         scaled = self.node.op_type == "Gemm" and self.node.read_float("beta", 1.0) != 1.0
         return self.bias_at is not None and not scaled
 
+    @property
+    def is_padded(self) -> bool:
+        """True when the output's border sees fewer inputs than its middle."""
+        mode = self.node.padding_mode
+        padded = mode not in ("NOTSET", "VALID") or (
+            mode == "NOTSET" and any(self.node.attrs.get("pads", ()))
+        )
+        # Kernels of a ConvTranspose overlap less at the border even without padding.
+        return self.node.op_type == "ConvTranspose" or padded
+
     def takes_shifts(self, maker: Linear) -> bool:
         """True when a constant in front of it is a constant in its bias, and its channels are those of the maker."""
-        op_type, attrs = self.node.op_type, self.node.attrs
-        # How many taps of a ConvTranspose meet at a position changes with its stride, and so would
-        # the constant.
-        if op_type == "ConvTranspose" or not self.has_plain_bias:
+        node = self.node
+        # Padding stays 0 when the values around it move, and how many taps of a ConvTranspose meet changes with its
+        # stride. The sum of a column would have to be multiplied by alpha, too, and transA swaps its axes.
+        if (
+            self.is_padded
+            or not self.has_plain_bias
+            or node.transposes_data
+            or node.read_float("alpha", 1.0) != 1.0
+        ):
             return False
-        if op_type == "Conv":
-            # Padding stays 0 when the values around it move.
-            automatic = self.node.padding_mode not in ("NOTSET", "VALID")
-            if automatic or any(attrs.get("pads", ())):
-                return False
-            # Axis 1 of a Conv's weight has the inputs of one group.
-            inputs = self.weight.shape[1] * self.node.groups
-        else:
-            # The sum of a column would have to be multiplied by alpha, too, and transA swaps its
-            # axes.
-            if self.node.transposes_data or self.node.read_float("alpha", 1.0) != 1.0:
-                return False
-            inputs = self.weight.shape[1 - self.axis]
+        # Axis 1 of a Conv's weight has the inputs of one group.
+        inputs = self.weight.shape[1 - self.axis] * node.groups
         alike = self.rank == maker.rank
         # It reads channels along the last axis: those of another MatMul, or of any operator of rank 2.
-        if op_type == "MatMul":
+        if node.op_type == "MatMul":
             alike = maker.channel_axis == -1 or maker.rank == 2
-        return bool(inputs == maker.channels and alike)
+        return inputs == maker.channels and alike
 
 
 def find_linear(index: GraphIndex, node: NodeRef) -> Linear | None:

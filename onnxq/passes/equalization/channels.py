@@ -86,8 +86,8 @@ class ScaledLinear:
     @property
     def inputs(self) -> int:
         """Number of input channels."""
-        weight = self.linear.weight
-        return int(weight.shape[0] if self.linear.axis else weight.shape[1] * self.groups)
+        # Of a ConvTranspose, whose weight has the inputs of all groups, there is one group.
+        return int(self.linear.weight.shape[1 - self.linear.axis] * self.groups)
 
     @property
     def groups(self) -> int:
@@ -272,7 +272,8 @@ def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
     """Both operands take the same factors, if they are of one shape along the channels."""
     if node.name in flow.bias_adds:
         return True
-    labels, others = flow.find_label(node, 0), flow.find_label(node, 1)
+    labels = flow.find_label(node, 0)
+    others = flow.find_label(node, 1)
     # An operand of one channel broadcasts over those of the other, and has no factor for each.
     if labels is None or others is None or labels.size != others.size:
         return False
@@ -317,7 +318,7 @@ def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     labels = flow.find_label(node, 0)
     if x is None or labels is None or flow.axes[x] != 1:
         return False
-    before, after = (flow.index.find_shape(tensor) for tensor in (x, node.result))
+    before, after = map(flow.index.find_shape, (x, node.result))
     # A Reshape comes here, too: exporters write it for a Flatten.
     if before is None or after is None or len(after) != 2:
         return False

@@ -162,12 +162,8 @@ def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) ->
         axes = index.input_value(node, 3)
         if axes is None or axes.size != 1:
             return []
-        inputs: tuple[str | np.ndarray, ...] = (
-            *node.inputs[1:3],
-            as_int64([1]),
-            *node.inputs[4:],
-        )
-        return [_Lowered(_join_axes(sizes, int(axes.flat[0])), {}, inputs)]
+        shape = _join_axes(sizes, int(axes.flat[0]))
+        return [_Lowered(shape, {}, (*node.inputs[1:3], as_int64([1]), *node.inputs[4:]))]
     return []
 
 
@@ -207,14 +203,13 @@ def _lower_transpose(node: NodeRef, sizes: Shape) -> list[_Lowered]:
     """
     runs = _find_runs(node, sizes)
     order = sorted(runs)
-    wanted = runs
     steps = list[_Lowered]()
     if 1 < len(runs) <= _MOST_AXES:
         shape = tuple(_count_values(sizes, [run]) for run in order)
         return [_Lowered(shape, {"perm": [order.index(run) for run in runs]})]
-    while order != wanted:
-        first = next(k for k, run in enumerate(order) if run != wanted[k])
-        place = order.index(wanted[first])
+    while order != runs:
+        first = next(k for k, run in enumerate(order) if run != runs[k])
+        place = order.index(runs[first])
         parts = order[:first], order[first:place], [order[place]], order[place + 1 :]
         shape = tuple(_count_values(sizes, part) for part in parts)
         # In their place already; passed; brought to their place; behind it.

@@ -149,15 +149,8 @@ def replace_prelu(edit: Edit, node: NodeRef) -> Iterator[str]:
     """
     index = edit.index
     x = index.find_input(node, 0)
-    slope_at = index.find_input(node, 1)
     slope = index.input_value(node, 1) if node.is_onnx("PRelu") else None
-    if (
-        x is None
-        or slope_at is None
-        or slope is None
-        or index.find_dtype(x) not in SINGLE
-        or slope.size == 0
-    ):
+    if x is None or slope is None or not slope.size or index.find_dtype(x) not in SINGLE:
         return
     wide = as_float64(slope)
     if not are_finite(wide) or slope.ndim > index.find_least_rank(x):
@@ -169,7 +162,7 @@ def replace_prelu(edit: Edit, node: NodeRef) -> Iterator[str]:
     # Max would choose the other branch for x < 0 where a slope exceeds 1; with infinities a slope of 0 gives NaN.
     if wide.max() > 1 or np.any(wide == 0):
         return
-    scaled = edit.insert_before(node, "Mul", (x.name, slope_at.name), f"{node.outputs[0]}/scaled")
+    scaled = edit.insert_before(node, "Mul", node.inputs, f"{node.outputs[0]}/scaled")
     edit.replace_node(node, "Max", (x.name, scaled))
     yield f"{node.name}: Max(x, slope·x)"
 
@@ -379,10 +372,9 @@ class _Amounts:
 
 def _find_amounts(index: GraphIndex, node: NodeRef) -> _Amounts | None:
     """The numbers of a node that names axes; None for other nodes, and where they cannot be written out."""
-    data = index.find_input(node, 0)
-    if data is None or not node.is_onnx("Pad", "Resize", "CenterCropPad"):
+    if not node.is_onnx("Pad", "Resize", "CenterCropPad"):
         return None
-    rank = index.find_rank(data)
+    rank = index.find_rank(index.find_input(node, 0))
     axes = index.input_value(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
     if not rank or axes is None:
         return None
@@ -470,9 +462,8 @@ def _find_invariants(index: GraphIndex, loop: NodeRef, body: GraphProto) -> list
     return [
         k
         for k in range(inputs, end)
-        if (tensor := index.find_input(loop, k)) is not None
-        and index.is_constant(tensor)
-        and tensor.name not in hidden - {body.input[k].name}
+        if index.has_constant(loop, k)
+        and loop.inputs[k] not in hidden - {body.input[k].name}
         and results[k - inputs + conditions] == body.input[k].name
         and results.count(body.input[k].name) == 1
         and not any(
