@@ -97,21 +97,25 @@ class RoundingProblem:
         return self.factor()
 
 
+# Quantized values of a weight.
+Codes = NDArray[np.int32]
+
+
 @dataclass(frozen=True, eq=False)
 class RoundedWeight:
     """codes: int32 [groups, rows, K]. factors: of the scales, float32 [groups, rows]; None: the scales stay."""
 
-    codes: NDArray[np.int32]
+    codes: Codes
     factors: Floats | None = None
 
 
 def round_to_nearest(problem: RoundingProblem) -> RoundedWeight:
     """Weights rounded to nearest, as by `numerics.quantize_weight`."""
     zero = problem.zero
-    limits = problem.limits
+    low, high = problem.limits
     partner = problem.partner
     steps = as_float32(problem.weight) / problem.scale
-    codes = np.clip(np.rint(steps), limits[0] - zero, limits[1] - zero).astype(np.int32) + zero
+    codes = np.clip(np.rint(steps), low - zero, high - zero).astype(np.int32) + zero
     if partner is not None:
         # Each sum once, from its first column.
         first = np.flatnonzero(partner > np.arange(len(partner)))
@@ -215,9 +219,7 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
     return RoundedWeight(_take_better_rows(problem, codes.astype(np.int32) + zero, error))
 
 
-def _take_better_rows(
-    problem: RoundingProblem, ordered: Array, error: Array64
-) -> NDArray[np.int32]:
+def _take_better_rows(problem: RoundingProblem, ordered: Array, error: Array64) -> Codes:
     """The rows by GPTQ, [groups, K, rows] as of `_reorder`, or those rounded to nearest where their error is less."""
     feedback = problem.feedback
     w = problem.weight
@@ -361,7 +363,8 @@ class _SharedSums:
         ordered = partner[order]
         at = np.where(ordered >= 0, np.take_along_axis(places, np.maximum(ordered, 0), axis=1), 0)
         before = np.where(at > np.arange(order.shape[1]), at, 0)
-        self.groups, self.before = np.arange(len(before)), before
+        self.groups = np.arange(len(before))
+        self.before = before
         self.there = before.any(axis=0).tolist()
         self.only = before[0].tolist() if len(before) == 1 else None
         # Sums are of stored integers, zero points among them.
@@ -406,8 +409,7 @@ def round_within_sums(problem: RoundingProblem) -> RoundedWeight:
     w = problem.weight
     scale = problem.scale
     partner = problem.partner
-    if partner is None:
-        return round_with_feedback(problem)
+    assert partner is not None
     first = np.flatnonzero(partner > np.arange(len(partner)))
     second = partner[first]
     # A column's error costs the part that later columns cannot compensate. Of two neighbours the one rounded last gives
@@ -419,10 +421,11 @@ def round_within_sums(problem: RoundingProblem) -> RoundedWeight:
     cost = np.where(earlier, costs[:, first], costs[:, second])
     steps = scale.max(axis=2)
     noise = np.broadcast_to(costs.sum(axis=1)[:, None], w.shape[:2])
-    each = [
-        choose_widening(w[g][:, first], w[g][:, second], steps[g], noise[g], cost[g])
-        for g in range(len(w))
-    ]
-    factors = np.stack(each)
+    factors = np.stack(
+        [
+            choose_widening(w[g][:, first], w[g][:, second], steps[g], noise[g], cost[g])
+            for g in range(len(w))
+        ]
+    )
     wider = as_float32(scale * factors[:, :, None])
     return RoundedWeight(round_with_feedback(replace(problem, scale=wider)).codes, factors)

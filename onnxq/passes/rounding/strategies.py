@@ -90,7 +90,7 @@ class PosedWeight:
             if not np.array_equal(scale, qparams.scale):
                 qparams = replace(qparams, scale=scale, origin=SEARCHED)
         origin = SEARCHED if qparams.origin == SEARCHED else "weights, rounded"
-        codes = operator.to_stored(rounded.codes).astype(np.dtype(spec.numpy_storage))
+        codes = operator.to_stored(rounded.codes).astype(spec.numpy_storage)
         return replace(self.site, qparams=replace(qparams, origin=origin), values=codes)
 
     def _shape_factors(self, factors: Array) -> Array:
@@ -130,8 +130,11 @@ def pose_weight(
         orders = () if strategy.searches else site.sum_orders
         # The search has one factor for all blocks of a row; here each is by itself, by its columns' power.
         # An error in a column counts by the power of the input that meets it.
-        power = _weigh_columns(statistics.moments.h, target.shape) if blocked else None
-        importance = None if power is None else operator.to_stored(power)
+        importance = (
+            operator.to_stored(_weigh_columns(statistics.moments.h, target.shape))
+            if blocked
+            else None
+        )
         qparams = weight_qparams(
             stored, site.spec, observer=site.observer, orders=orders, importance=importance
         )
@@ -187,7 +190,6 @@ def _has_row_scales(operator: Operator, site: SitePlan) -> bool:
     """True when every row of the matrix form has scales of its own."""
     grain = site.spec.granularity
     axis = operator.output_axis
-    rank = operator.weight.ndim
     if axis is None or not isinstance(grain, PerChannel | PerBlock):
         return False
-    return (grain.axis % rank == axis) is isinstance(grain, PerChannel)
+    return (grain.axis % operator.weight.ndim == axis) is isinstance(grain, PerChannel)
