@@ -74,7 +74,8 @@ def compare_models(
     """
     options = config.diff
     with progress("indexing both models"):
-        named, other = name_nodes(float_model), name_nodes(quantized)
+        named = name_nodes(float_model)
+        other = name_nodes(quantized)
         check_pair(GraphIndex(named), GraphIndex(other))
         reference = FloatOutputs(named, dataset, threads=config.verify.threads)
         selections = reference.selections
@@ -93,7 +94,7 @@ def compare_models(
         # Kernels alone are looked at first: bisection needs a tensor to start from, and they may give one.
         if options.bisect:
             points = (*points, *work.check_kernels(points))
-        points = tuple(work.explain(point) for point in points)
+        points = tuple(map(work.explain, points))
         pieces = (*work.bisect(points), *work.bisect_failures()) if options.bisect else ()
     difference = Difference(
         data=dataset.describe(),
@@ -233,9 +234,9 @@ class _Comparison:
         seen = self.sums.seen
         for name in self.engines.names:
             engine = describe_engine(name, self.config.runtime.provider)
-            self.runs.append(Run(name=name, engine=engine, samples=seen.get(name, 0), base=name))
+            self.runs.append(Run(name=name, engine=engine, samples=seen[name], base=name))
         for name, one in self.loaded.items():
-            count = seen.get(name, 0)
+            count = seen[name]
             run = Run(
                 name=name,
                 engine=f"from {one.path}",
@@ -265,7 +266,8 @@ class _Comparison:
 
     def compare_layers(self) -> LayerResults:
         """Every matching tensor inside."""
-        first, threads = self.dataset[0], self.config.verify.threads
+        first = self.dataset[0]
+        threads = self.config.verify.threads
         if OFF not in self.engines.names:
             cause = f"they are compared with the model run {label_run(OFF)}, which failed"
             return LayerResults(skipped=(Refusal("layers", cause, code="R111"),))

@@ -32,6 +32,8 @@ from onnxq.progress import Task, Tick, silent
 from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
 from onnxq.sites import Lines, Names, Refusal, Refusals, TensorId
 
+# Gives the samples anew.
+Samples = Callable[[], Iterable[Feeds]]
 _FLOATS = FLOAT_TENSORS | {0}
 # Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
 _INTEGERS = {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, 0}
@@ -268,7 +270,7 @@ def _find_layout_notes(
 
 def compare_layers(
     inner: Inner,
-    samples: Callable[[], Iterable[Feeds]],
+    samples: Samples,
     first: Feeds,
     *,
     others: Sequence[Runner] = (),
@@ -347,7 +349,7 @@ class _LayerWork:
     def read_group(
         self,
         group: Sequence[MatchedTensor],
-        samples: Callable[[], Iterable[Feeds]],
+        samples: Samples,
         others: Sequence[Runner],
         threads: int,
         tick: Tick,

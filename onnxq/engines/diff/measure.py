@@ -6,10 +6,10 @@ Integers inside a graph, a file's or the one that ONNX Runtime makes of it, coun
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
 from typing import TypeGuard
 
 import numpy as np
@@ -238,7 +238,7 @@ class OutputSums:
     steps: Mapping[str, float]
     top_k: int
     # Samples of each run: a file may hold fewer than were run here.
-    seen: dict[str, int] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
     # By output that cannot be compared: its kind.
     not_numeric: dict[str, str] = field(default_factory=dict)
 
@@ -255,13 +255,14 @@ class OutputSums:
                     "a tensor of text" if isinstance(value, np.ndarray) else "a sequence or a map"
                 )
         for run, found in values.items():
-            self.seen[run] = self.seen.get(run, 0) + 1
-            for name, against in product(self.names, (FLOAT, OFF)):
+            self.seen[run] += 1
+            for name in self.names:
                 mine = found.get(name)
-                other = values.get(against, {}).get(name)
-                # Float is nobody's quantized run, and no run is compared with itself.
-                if run not in (FLOAT, against) and _is_numeric(mine) and _is_numeric(other):
-                    self.tallies.add(name, run, against, other, mine, self.steps[name], feeds)
+                for against in (FLOAT, OFF):
+                    other = values.get(against, {}).get(name)
+                    # Float is nobody's quantized run, and no run is compared with itself.
+                    if run not in (FLOAT, against) and _is_numeric(mine) and _is_numeric(other):
+                        self.tallies.add(name, run, against, other, mine, self.steps[name], feeds)
 
     def make_results(
         self, runs: Sequence[str], classes: Mapping[str, bool]

@@ -127,8 +127,7 @@ def find_heavy_nodes(index: GraphIndex) -> NodeRefs:
 
 
 def _is_constant(index: GraphIndex, node: NodeRef) -> bool:
-    found = [index.find_input(node, k) for k, name in enumerate(node.inputs) if name]
-    return bool(found) and all(index.is_constant(tensor) for tensor in found)
+    return bool(index.list_reads(node)) and not index.list_computed(node)
 
 
 def _judge_node(node: NodeRef, kernels: Kernels, reasons: Reasons) -> NodeProof:

@@ -71,17 +71,16 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
     named = name_nodes(proto)
     if nodes is None:
         nodes = frozenset(one.node for one in find_saturating(GraphIndex(named)) if one.saturates)
-    over = nodes
     # Integer operators become products between pairs, which compute in float and have a place for
     # an excess.
-    exact = infer_shapes(read_integer_operators(named, over))
+    exact = infer_shapes(read_integer_operators(named, nodes))
     index = GraphIndex(exact)
     editor = Editor(exact)
     counters = []
     skipped = []
     for operand in find_operands(index):
         name = operand.node.name
-        if name not in over or not operand.over.any():
+        if name not in nodes or not operand.over.any():
             continue
         scale = _find_scale(index, operand)
         reason = _find_obstacle(operand)
@@ -94,7 +93,7 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
     # What ONNX Runtime quantizes by itself has no pair in the file, and no integers to read.
     seen = {one.node for one in counters} | {one.subject for one in skipped}
     skipped += [
-        Refusal(name, _UNASKED, rule="saturation", code="R114") for name in sorted(over - seen)
+        Refusal(name, _UNASKED, rule="saturation", code="R114") for name in sorted(nodes - seen)
     ]
     return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))
 
@@ -120,7 +119,10 @@ class _ExcessWriter(NodeWriter):
 
     def __init__(self, editor: Editor[Any], opset: int, operand: Operand, scale: Floats) -> None:
         super().__init__(editor, operand.node.scope, f"{operand.node.name}/saturation")
-        self.opset, self.scale, self.operand, self.node = opset, scale, operand, operand.node
+        self.opset = opset
+        self.scale = scale
+        self.operand = operand
+        self.node = operand.node
         self.conv = operand.node.op_type == "Conv"
 
     def write(self) -> Counter:
