@@ -127,7 +127,7 @@ class Candidate:
 
     def list_types(self, inputs: Indices) -> set[int]:
         """The ONNX types of some inputs, of all for (), as far as they are declared."""
-        tensors = (self.tensor(k) for k in inputs or range(len(self.node.inputs)))
+        tensors = map(self.tensor, inputs or range(len(self.node.inputs)))
         return set(map(self.index.find_dtype, tensors)) - {TensorProto.UNDEFINED}
 
     def attr(self, name: str, default: Any) -> Any:

@@ -47,7 +47,8 @@ class _NodeFinder:
     """
 
     def __init__(self, index: GraphIndex, after: GraphIndex) -> None:
-        self._index, self._after = index, after
+        self._index = index
+        self._after = after
         self._scopes: dict[str, set[str]] = {}
         for node in index.nodes:
             for name in filter(None, node.outputs):
@@ -100,7 +101,7 @@ class _NodeFinder:
             seen.add(maker.name)
             found[maker.name] = maker.order
             stack += self._index.list_reads(maker)
-        return tuple(sorted(found, key=lambda name: found[name]))
+        return tuple(sorted(found, key=found.__getitem__))
 
     def _find_behind(self, tensor: TensorId) -> Iterator[TensorId]:
         """The model's tensors that a tensor of ORT's own becomes, behind kernels that only pass it on."""

@@ -487,5 +487,5 @@ def _check_name(config: Config, path: str, name: str, known: Iterable[str]) -> N
 def _locate_field(config: Config, path: str) -> Location:
     """`file:line: path` of the field. The line is that of its section, or of `target`, if the field was not written."""
     section = path.rpartition(".")[0]
-    places = (config.find_place(written) for written in (path, section, "target"))
+    places = map(config.find_place, (path, section, "target"))
     return next((place for place in places if place is not None), Location("")) / path

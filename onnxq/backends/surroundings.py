@@ -13,6 +13,8 @@ from onnxq.graph import Graph, NodeRef
 from onnxq.graph.base import counts_in_floats
 from onnxq.sites import TensorId
 
+# Widths that a byte stores.
+BYTE_WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 # Attention of a network with caches, as one node.
 ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
 _FUSED = f"its weight lies in an operator of ONNX Runtime's own: {REMEDY}"

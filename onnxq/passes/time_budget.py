@@ -166,7 +166,10 @@ class _Watched:
     def __init__(
         self, task: Task, clock: Callable[[], float], deadline: float, count: list[int] | None
     ) -> None:
-        self._task, self._clock, self._deadline, self._count = task, clock, deadline, count
+        self._task = task
+        self._clock = clock
+        self._deadline = deadline
+        self._count = count
 
     def advance(self, steps: int = 1) -> None:
         """Count, then look at the clock."""

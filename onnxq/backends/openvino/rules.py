@@ -109,8 +109,7 @@ RULES = (
     surroundings.RESIZE,
 )
 
-# Widths that a byte stores.
-_NARROW = (2, 3, 4, 5, 6, 7, 8)
+_NARROW = surroundings.BYTE_WIDTHS
 _weight = partial(Capability, role=Role.WEIGHT, symmetric=(True,), storage=("int8",))
 _channel = partial(_weight, granularity=(PerTensor, PerChannel))
 _matrix = partial(

@@ -59,7 +59,8 @@ class FedParts(Cutter[ModelLike]):
 
     def __init__(self, index: GraphIndex, values: Callable[[Iterable[str]], ArrayDict]) -> None:
         super().__init__(index.model)
-        self._index, self._values = index, values
+        self._index = index
+        self._values = values
 
     def cut_fed(self, names: Collection[str], output: str) -> tuple[ModelLike, Feeds]:
         """The nodes as a model with one output, and the arrays to feed it."""

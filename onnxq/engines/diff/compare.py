@@ -74,8 +74,7 @@ def compare_models(
     """
     options = config.diff
     with progress("indexing both models"):
-        named = name_nodes(float_model)
-        other = name_nodes(quantized)
+        named, other = name_nodes(float_model), name_nodes(quantized)
         check_pair(GraphIndex(named), GraphIndex(other))
         reference = FloatOutputs(named, dataset, threads=config.verify.threads)
         selections = reference.selections

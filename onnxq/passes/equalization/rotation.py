@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxq.arrays import Array, Array64, Integers, as_float64
 from onnxq.errors import PlanError
@@ -33,8 +32,8 @@ _CHUNK = 1 << 17
 
 
 @lru_cache(maxsize=64)
-def make_paley(order: int) -> NDArray[np.int8] | None:
-    """Paley's Hadamard matrix of this order, [order, order]; None where there is none of a prime.
+def make_paley(order: int) -> Array | None:
+    """Paley's Hadamard matrix of this order, int8 [order, order]; None where there is none of a prime.
 
     Paley 1933, On orthogonal matrices.
     """
@@ -144,7 +143,7 @@ class Hadamard:
 
 
 @lru_cache(maxsize=64)
-def _draw_signs(seed: int, size: int) -> tuple[NDArray[np.intp], Array64]:
+def _draw_signs(seed: int, size: int) -> tuple[Array, Array64]:
     """The order of the channels and their signs."""
     # Raw numbers of the generator: numpy may draw others of one seed in later releases, but never these.
     raw = np.random.PCG64(seed).random_raw(2 * size)

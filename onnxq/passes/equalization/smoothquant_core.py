@@ -16,10 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxq.arrays import Array, Array64, Floats, are_finite, as_float32, as_float64, list_other_axes
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
@@ -81,13 +79,13 @@ class RunningStatistics:
         self.rows: list[Floats] = []
         self.left = rows
 
-    def extend_range(self, value: NDArray[np.floating[Any]], axis: int) -> None:
+    def extend_range(self, value: Array, axis: int) -> None:
         """value: channels along `axis`."""
         others = list_other_axes(value, axis % value.ndim)
         self.low = np.minimum(self.low, value.min(axis=others))
         self.high = np.maximum(self.high, value.max(axis=others))
 
-    def keep_rows(self, values: NDArray[np.floating[Any]], share: int) -> None:
+    def keep_rows(self, values: Array, share: int) -> None:
         """Keep up to `share` rows, evenly spread, of values [positions, channels] without padding."""
         take = min(share, self.left, len(values))
         if take:

@@ -181,7 +181,7 @@ PLAIN: Note[Plan] = Note(_ATTENTION)
 def without_attention(whole: Plan, plain: Plan) -> Plan:
     """`plain`, whose sites are among those of `whole`, with the numbers of `whole`."""
     known = whole.by_site
-    same_sites = [(site, known.get(site.site, site)) for site in plain.sites]
+    same_sites = ((site, known.get(site.site, site)) for site in plain.sites)
     return replace(
         plain,
         sites=tuple(

@@ -307,7 +307,7 @@ class ProgramBuilder:
 
     @cached_property
     def _dynamic_costs(self) -> PlacementCosts:
-        return self._predict_costs(frozenset(self.own.operators))
+        return self._predict_costs(self.own.operators)
 
     def _predict_costs(self, apart: frozenset[str]) -> PlacementCosts:
         """The mean of kinds of CPU, and of engines, where there are several."""

@@ -84,7 +84,9 @@ class PromotionSearch:
         self, ctx: SampledContext, state: PlacedState, to: str, folds: Sequence[Fold] = ()
     ) -> None:
         plan = state.plan
-        self.ctx, self.state, self.folds = ctx, state, folds
+        self.ctx = ctx
+        self.state = state
+        self.folds = folds
         self.ways = candidates.Ways(state.problem, plan, to, has_attention_rules(ctx, state))
         self.count = len(candidates.list_quantized_ops(state.problem, plan))
         self.late = False
@@ -227,7 +229,7 @@ class PromotionSearch:
             self.late = True
         holding = [keys for keys, figure in figures.items() if figure >= wanted]
         if not holding:
-            best = max(figures, key=lambda keys: figures[keys])
+            best = max(figures, key=figures.__getitem__)
             return Meeting(best if self.is_open_ended() else frozenset(), False, figures)
         cheapest = min(holding, key=lambda keys: self.ways.measure_cost(self.place_keys(keys)))
         if not smooth:
@@ -309,21 +311,20 @@ class PromotionSearch:
 
     def rank_parts(self, keys: Keys) -> list[list[str]]:
         """The names of what is promoted with these keys, the noisiest first: all around a tensor together."""
+        left = {name for name, group in self._groups.items() if group <= keys}
         # In the order of the network, which breaks ties.
-        left = dict.fromkeys(name for name, group in self._groups.items() if group <= keys)
         noises: list[tuple[Names, float]] = [
             ((name,), options[_KEPT].noise) for name, options in self.program.operators.items()
         ]
         for shared in self.program.shared:
             around = tuple(one.operator for one in shared.any_of if one.operator in self._groups)
             # As long as one of them computes in integers, the tensor is rounded.
-            if shared.costs.noise and left.keys() >= set(around):
+            if shared.costs.noise and left.issuperset(around):
                 noises.append((around, shared.costs.noise))
         parts = []
         for names, _ in sorted(noises, key=lambda entry: -entry[1]):
             part = [name for name in names if name in left]
-            for name in part:
-                del left[name]
+            left.difference_update(part)
             if part:
                 parts.append(part)
         return parts

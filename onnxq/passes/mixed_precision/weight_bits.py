@@ -176,12 +176,16 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         crew=ctx.crew,
         progress=ctx.progress,
     )
-    choices = {}
-    for site in weights:
-        # What no error is known of keeps its bits, which count.
-        free = widths[site.site] if site.site in errors else ()
-        error = errors.get(site.site, 0.0)
-        choices[site.site] = WeightChoice(elements[site.site], site.spec.bits, error, free)
+    choices = {
+        site.site: WeightChoice(
+            elements[site.site],
+            site.spec.bits,
+            errors.get(site.site, 0.0),
+            # What no error is known of keeps its bits, which count.
+            widths[site.site] if site.site in errors else (),
+        )
+        for site in weights
+    }
     bits = spend_budget([*choices.values()], config.weight_bits_budget)
     after = _widen_weights(ctx, state, plan, dict(zip(choices, bits, strict=True)))
     mean = compute_mean_bits([*elements.values()], bits)

@@ -142,7 +142,9 @@ class Accumulator:
     """
 
     def __init__(self, groups: int, size: int, *, second: bool = True, cross: bool = True) -> None:
-        self._second, self._cross, self._groups = second, second and cross, groups
+        self._second = second
+        self._cross = second and cross
+        self._groups = groups
         shape = (groups, size, size)
         empty = np.zeros((groups, 0, 0))
         self._h = np.zeros(shape) if second else empty

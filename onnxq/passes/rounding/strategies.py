@@ -131,9 +131,7 @@ def pose_weight(
         # The search has one factor for all blocks of a row; here each is by itself, by its columns' power.
         # An error in a column counts by the power of the input that meets it.
         importance = (
-            operator.to_stored(_weigh_columns(statistics.moments.h, target.shape))
-            if blocked
-            else None
+            _weigh_columns(operator, statistics.moments.h, target.shape) if blocked else None
         )
         qparams = weight_qparams(
             stored, site.spec, observer=site.observer, orders=orders, importance=importance
@@ -167,12 +165,16 @@ def pose_weight(
     return PosedWeight(operator, site, qparams, strategy, problem)
 
 
-def _weigh_columns(h: Array, shape: Shape) -> Array:
-    """The power of each column, of mean 1, for every row of a weight of this shape, [groups, rows, K]; none is 0."""
+def _weigh_columns(operator: Operator, h: Array, shape: Shape) -> Array:
+    """The power of each column, of mean 1, for every row of a weight, as it is stored; none is 0.
+
+    shape: of its matrix form, [groups, rows, K].
+    """
     power = np.diagonal(h, axis1=1, axis2=2)[:, None, :]
     # A column that no sample reaches keeps a thousandth, so that its weights are not free to be
     # anything.
-    return np.broadcast_to(power / max(float(power.mean()), 1e-30) + 1e-3, shape)
+    weighed = np.broadcast_to(power / max(float(power.mean()), 1e-30) + 1e-3, shape)
+    return operator.to_stored(weighed)
 
 
 def _find_partners(operator: Operator, site: SitePlan) -> Integers | None:
