@@ -127,7 +127,7 @@ def _guess_sizes(
     except DataError as error:
         cause = f"no size can be guessed for it: {error.cause}"
         raise _fault(error.subject, cause, "give `shapes=…`") from error
-    return {name: tuple(int(size) for size in array.shape) for name, array in sample.items()}
+    return {name: tuple(array.shape) for name, array in sample.items()}
 
 
 def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> SizeProfile:
@@ -135,7 +135,7 @@ def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> SizeProfile:
     found: SizeProfile = {}
     for feeds in samples:
         for name in (value.name for value in index.inputs):
-            shape = tuple(int(size) for size in feeds[name].shape)
+            shape = tuple(feeds[name].shape)
             low, first, high = found.get(name, (shape, shape, shape))
             found[name] = (tuple(map(min, low, shape)), first, tuple(map(max, high, shape)))
     return found

@@ -65,8 +65,9 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
         and node not in guarded
     ]
     for node in guarded:
-        tensors = enumerate(index.list_inputs(node))
-        for k, tensor in ((k, t) for k, t in tensors if t is not None and _from_pair(index, t)):
+        for k, tensor in enumerate(index.list_inputs(node)):
+            if tensor is None or not _from_pair(index, tensor):
+                continue
             # One for each scope, since it stands in front of its first reader.
             key = (tensor, node.scope)
             if key not in guards:
@@ -131,18 +132,16 @@ def _rewrite_bias(index: GraphIndex, edit: Edit, node: NodeRef) -> bool:
     reader = index.find_reader(node.result, "Add") if node.is_onnx("MatMul") else None
     if reader is None:
         return False
-    add = reader[0]
-    k = 1 - reader[1]
+    add, product = reader
+    k = 1 - product
     bias = index.input_value(add, k)
-    rank = index.find_rank(node.result)
-    if bias is None or not is_float(bias) or (rank is not None and rank >= 3 and bias.ndim >= 3):
+    rank = index.find_rank(node.result) or 0
+    if bias is None or not is_float(bias) or (rank >= 3 and bias.ndim >= 3):
         return False
-    if rank is not None and rank >= 3:
+    if rank >= 3:
         shaped = bias.reshape((1,) * (rank - bias.ndim) + bias.shape)
-        edit.read(
-            add.make_edge(k),
-            edit.add_constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped),
-        )
+        constant = edit.add_constant(add.scope, f"{add.inputs[k]}/rank{rank}", shaped)
+        edit.read(add.make_edge(k), constant)
     else:
         negated = edit.add_constant(add.scope, f"{add.inputs[k]}/negated", -bias)
         edit.replace_node(add, "Sub", (node.outputs[0], negated))

@@ -26,6 +26,8 @@ _VALUES = 1 << 18
 _LINES = 4096
 # Nanoseconds by what a node has: a launch, multiplications, results …
 Prices = Mapping[str, float]
+# The kind of a node, and what it does.
+_Work = tuple[str, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class WebCosts:
         return sum_lstm(case, case.weight, self.predict_node, quantize)
 
 
-def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
+def count_work(case: OpCase) -> _Work:
     """The kind of a node, and what it does. Sizes that are not known are taken small."""
     weight = case.weight
     if case.op_type == "LSTM" and len(weight or ()) == LSTM_RANK:
@@ -119,7 +121,7 @@ def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
     return name_kind(case), {"launch": 1.0, "results": float(elements), "clamps": float(clamps)}
 
 
-def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
+def _count_conv(case: OpCase, weight: Shape) -> _Work:
     """Kinds: pointwise, which multiplies the map as it is; dense and grouped, which gather columns first; depthwise."""
     made, per_group, *kernel = weight
     batch, _, *sides = (

@@ -76,7 +76,7 @@ class FedParts(Cutter[ModelLike]):
         shape = self._index.find_shape(TensorId(name))
         if not dtype or shape is None or len(shape) != array.ndim or len(shape) == 1:
             return declare_input(name, [array], dtype)
-        return helper.make_tensor_value_info(name, dtype, list(shape))
+        return helper.make_tensor_value_info(name, dtype, shape)
 
 
 @dataclass(eq=False)

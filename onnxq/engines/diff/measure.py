@@ -106,13 +106,15 @@ class Tally:
         """Add one sample."""
         reference = _drop_masks(reference)
         found = self._sums.update(reference, value)
-        at, self.samples = self.samples, self.samples + 1
+        at = self.samples
+        self.samples += 1
         if found is None:
             return
         self.max_rel = max(self.max_rel, _divide(found.max_abs, found.peak))
         share = _divide(found.noise, found.signal)
         if share > self._worst:
-            self._worst, self.worst_sample = share, at
+            self._worst = share
+            self.worst_sample = at
 
     def error(self, run: str, against: str) -> Error:
         """Return the error over all samples."""

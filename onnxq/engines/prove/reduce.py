@@ -47,7 +47,7 @@ class Parts(Cutter[ModelLike]):
         dtype = self._index.find_dtype(TensorId(name))
         shape = self._index.find_shape(TensorId(name))
         return (
-            helper.make_tensor_value_info(name, dtype, list(shape))
+            helper.make_tensor_value_info(name, dtype, shape)
             if dtype and shape is not None
             else None
         )

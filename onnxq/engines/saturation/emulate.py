@@ -141,9 +141,12 @@ class _ExcessWriter(NodeWriter):
         self.add("Add", [inner, self._write_excess(parts, rows, inner)], output=made)
         self.editor.rewire(TensorId(inner, self.scope), made, outputs=True)
         size = self.add("Size", [made])
-        saturated = TensorId(count, self.scope)
-        sizes = TensorId(size, self.scope)
-        return Counter(self.node.name, saturated, sizes, over.size / max(len(over), 1))
+        return Counter(
+            self.node.name,
+            saturated=TensorId(count, self.scope),
+            size=TensorId(size, self.scope),
+            sums=over.size / max(len(over), 1),
+        )
 
     def _name_results(self) -> tuple[str, str]:
         """Names of the exact and of the saturating result.
@@ -187,7 +190,7 @@ class _ExcessWriter(NodeWriter):
         filters = np.tile(units, (channels, *[1] * (len(taps) + 1)))
         attrs = {key: self.node.attrs[key] for key in _CONV_ATTRIBUTES if key in self.node.attrs}
         return self.add(
-            "Conv", [x, self.constant(filters)], **attrs, kernel_shape=list(taps), group=channels
+            "Conv", [x, self.constant(filters)], **attrs, kernel_shape=taps, group=channels
         )
 
     def _find_gather_indices(self, rows: Integers, k: Integers) -> Integers:

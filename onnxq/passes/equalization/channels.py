@@ -119,7 +119,7 @@ class ScaledChannels(ChannelFlow[Labels]):
         self.ops: list[ScaledLinear] = []
         self.axes: dict[TensorId, int] = {}
         # Adds that hold the bias of a MatMul, which labels their outputs.
-        self.bias_adds: set[str] = set()
+        self.bias_adds = set[str]()
         self.count = 0
         self.fixed_labels: list[Labels] = []
         self.pairs: list[tuple[Labels, Labels]] = []

@@ -108,7 +108,8 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
             raise PlanError(
                 tensor, "cannot take the factors that the plan gives it", _FIX, code="Q404"
             )
-        s[roots], scaled[roots] = wide, True
+        s[roots] = wide
+        scaled[roots] = True
     edit = Edit(proto)
     changed = False
     for op in flow.ops:

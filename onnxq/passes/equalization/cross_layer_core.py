@@ -76,13 +76,12 @@ def _find_alive(values: Array64, groups: Labels) -> Mask:
 
 def _normalize_factors(s: Array64, alive: Mask, groups: Labels) -> Array64:
     """s divided by its geometric mean over the channels of each group that are not empty, within the limits."""
-    count = int(groups.max(initial=-1)) + 1
-    logs = np.bincount(groups[alive], np.log(s[alive]), count)
-    mean = logs / np.maximum(np.bincount(groups[alive], minlength=count), 1)
+    members = groups[alive]
+    logs = np.log(s[alive])
+    # Of a group without members nobody asks for the mean.
+    mean = np.bincount(members, logs) / np.maximum(np.bincount(members), 1)
     out = np.ones_like(s)
-    out[alive] = np.exp(
-        np.clip(np.log(s[alive]) - mean[groups[alive]], -np.log(_FARTHEST), np.log(_FARTHEST))
-    )
+    out[alive] = np.exp(np.clip(logs - mean[members], -np.log(_FARTHEST), np.log(_FARTHEST)))
     # Plans store these numbers in float32, and applying a plan later must repeat them to the bit.
     return as_float64(as_float32(out))
 

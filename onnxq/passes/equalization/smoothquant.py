@@ -32,6 +32,8 @@ from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import QuantSpec
 
 Factors = Mapping[TensorId, Floats]
+# By the name of an operator: itself, and what its weight is multiplied by.
+_Turns = dict[str, tuple[Linear, list[Array64]]]
 # Most that may be left of the noise of the layers' outputs, where smoothing is free and where it costs a Mul.
 FREE = 0.9
 MUL = 0.4
@@ -222,7 +224,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
             raise PlanError(tensor, cause, "plan the model again", code="Q404")
     # A linear operator in front of one group may itself be a layer of another: both factors meet in its weight.
     # Factors, not products: weights are multiplied one after another, so that one of them is in memory.
-    weights: dict[str, tuple[Linear, list[Array64]]] = {}
+    weights: _Turns = {}
     edit = Edit(proto)
     for tensor, s in factors.items():
         group = groups[tensor]
@@ -232,7 +234,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
         else:
             _divide_in_home(edit, group.home, wide, weights)
         for op in group.readers:
-            laid = wide[:, None] if op.axis == 1 else wide[None, :]
+            laid = wide[:, None] if op.axis == 1 else wide[None]
             weights.setdefault(op.node.name, (op, []))[1].append(laid)
     for op, turns in weights.values():
         value = op.weight.astype(np.float64)
@@ -254,16 +256,11 @@ def _insert_division(edit: Edit, group: SmoothingGroup, s: Array64) -> None:
         edit.read(op.node.make_edge(0), smoothed)
 
 
-def _divide_in_home(
-    edit: Edit,
-    home: NodeRef | Linear,
-    s: Array64,
-    weights: dict[str, tuple[Linear, list[Array64]]],
-) -> None:
+def _divide_in_home(edit: Edit, home: NodeRef | Linear, s: Array64, weights: _Turns) -> None:
     """X/s in the node that writes X. weights: gets the factors of a linear operator's."""
     if isinstance(home, Linear):
         # Columns of [K, N], or rows of [N, K].
-        turned = 1.0 / s[None, :] if home.axis == 1 else 1.0 / s[:, None]
+        turned = 1.0 / (s[None] if home.axis == 1 else s[:, None])
         weights.setdefault(home.node.name, (home, []))[1].append(turned)
         spots = [home.bias_at] if home.bias_at is not None else []
     else:

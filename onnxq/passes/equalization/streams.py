@@ -87,7 +87,7 @@ class Streams(ChannelFlow[StreamLabel]):
     def __init__(self, index: GraphIndex) -> None:
         super().__init__(index)
         # Tensors of one number for all channels of their row, where no shape says so.
-        self.narrow: set[TensorId] = set()
+        self.narrow = set[TensorId]()
         # Squares of a stream's tensors, for whoever takes their mean.
         self.squares: dict[TensorId | None, StreamLabel] = {}
         # By number of a label; joined streams are one object.

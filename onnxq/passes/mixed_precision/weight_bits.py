@@ -261,12 +261,12 @@ def spend_budget(weights: Sequence[WeightChoice], average: float) -> list[int]:
     while True:
         # Gain per bit, since weights differ in size: the relaxed knapsack takes items in this
         # order.
-        best: tuple[float, int, int] | None = None
+        best: tuple[float, int, int, int] | None = None
         for k, weight in enumerate(weights):
             for width in weight.widths:
                 cost = (width - bits[k]) * weight.elements
                 # One that no longer fits is passed over; a smaller weight may fit still.
-                if width <= bits[k] or cost > room or cost <= 0:
+                if cost > room or cost <= 0:
                     continue
                 # 6 dB a bit: a quarter of the power.
                 gain = (
@@ -275,11 +275,11 @@ def spend_budget(weights: Sequence[WeightChoice], average: float) -> list[int]:
                     / cost
                 )
                 if best is None or gain > best[0]:
-                    best = gain, k, width
+                    best = gain, k, width, cost
         if best is None or best[0] <= 0:
             return bits
-        _, k, width = best
-        room -= (width - bits[k]) * weights[k].elements
+        _, k, width, cost = best
+        room -= cost
         bits[k] = width
 
 

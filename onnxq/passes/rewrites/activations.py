@@ -73,7 +73,7 @@ def _find_activations(
     index: GraphIndex, computes: int, unknown: Container[str]
 ) -> list[Replacement]:
     found = []
-    taken: set[str] = set()
+    taken = set[str]()
     for node in index.nodes:
         anchor = None if node.name in taken else _find_anchor(index, node)
         match = None if anchor is None else _match_activation(index, anchor, computes, unknown)

@@ -334,12 +334,10 @@ def may_refit(half: Moments) -> bool:
 
 def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> Array64:
     """b + f (W mean(x) - W^ mean(y)): [groups, rows]; w, rounded: [groups, rows, K]."""
-    wide = as_float64(w)
-    quantized = as_float64(rounded)
     # The mean over everything first, then those of the samples.
     means = [(moments.count, moments.mean_x, moments.mean_y), *moments.parts]
     x, y = (np.stack([part[k] for part in means], axis=2) for k in (1, 2))
-    errors = wide @ x - quantized @ y
+    errors = as_float64(w) @ x - as_float64(rounded) @ y
     mean = errors[:, :, 0]
     shares = np.array([count for count, _, _ in moments.parts], np.float64) / max(moments.weight, 1)
     shrink: Array | float = 1.0
@@ -376,14 +374,15 @@ class _SharedSums:
         if not self.there[k]:  # type: ignore[index]
             return column
         at = self.before[:, k]
+        paired = (at > 0)[:, None]
         if self.only is not None:
             beside = codes[:, self.only[k]]
         else:
             # Column 0 is not rounded yet where it stands for none, and its memory may hold NaN.
-            beside = np.where((at > 0)[:, None], codes[self.groups, at], np.float32(0))
+            beside = np.where(paired, codes[self.groups, at], np.float32(0))
         if self.zeros is not None:
             zeros = self.zeros[:, k] + self.zeros[self.groups, at]
-            beside = beside + zeros * (at > 0)[:, None]
+            beside = beside + zeros * paired
         total = column + beside
         np.minimum(total, MOST, out=total)
         np.maximum(total, -MOST, out=total)
