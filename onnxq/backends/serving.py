@@ -60,18 +60,9 @@ class ServedRunner:
 
 @contextmanager
 def serve_model(
-    engine: Engine,
-    name: str,
-    model: ModelLike,
-    job: Job,
-    folder: Path,
-    *,
-    inputs: frozenset[str] | None = None,
+    engine: Engine, name: str, model: ModelLike, job: Job, folder: Path
 ) -> Iterator[ServedRunner]:
-    """Build a model and open it in a child process. inputs: names of those of its feeds that it reads; None: its own.
-
-    Raises ModelError, naming the node, where the model is not built.
-    """
+    """Build a model and open it in a child process. Raises ModelError, naming the node, where it is not built."""
     building.demand_build(
         engine,
         model,
@@ -80,8 +71,7 @@ def serve_model(
         subject=name,
         timeout=building.COMPILING,
     )
-    if inputs is None:
-        inputs = frozenset(value.name for value in GraphIndex(model).inputs)
+    inputs = frozenset(value.name for value in GraphIndex(model).inputs)
     with building.serve_child(engine, folder, timeout=_RUNNING) as ask:
         yield ServedRunner(name, folder, ask, inputs)
 

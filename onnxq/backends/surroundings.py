@@ -441,9 +441,8 @@ def check_all_computed(c: Candidate) -> Reason:
 
 def check_two_activations(c: Candidate) -> Reason:
     """Why the operands are not two activations, each with a scale of its own."""
-    if c.is_constant(0) or c.is_constant(1):
-        return "one operand is constant"
-    return "both operands are the same tensor" if c.node.inputs[0] == c.node.inputs[1] else None
+    same = c.node.inputs[0] == c.node.inputs[1]
+    return check_all_computed(c) or ("both operands are the same tensor" if same else None)
 
 
 def check_gate(c: Candidate) -> Reason:

@@ -141,12 +141,6 @@ def _check_attention(c: Candidate, part: int) -> Reason:
     return f"not the {('scores', 'values')[part]} of attention"
 
 
-def _check_product(c: Candidate) -> Reason:
-    return (
-        None if surroundings.multiplies_activations(c.index, c.node) else "one operand is constant"
-    )
-
-
 def _find_partners(c: Candidate) -> Names:
     return tuple(
         name for name in surroundings.find_attention(c.index, c.node) or () if name != c.node.name
@@ -240,7 +234,7 @@ RULES = (
         ops=("MatMul",),
         why="pairs on both operands: with one TensorRT computes in float and quantizes besides",
         data=(0, 1),
-        check=_check_product,
+        check=surroundings.check_all_computed,
         opt_in="a product of two activations stays float: int8 costs it accuracy",
     ),
     _rule(

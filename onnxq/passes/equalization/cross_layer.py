@@ -15,12 +15,8 @@ import numpy as np
 from onnxq.arrays import Array, Array64, Floats, as_float32, as_float64
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, get_index
+from onnxq.passes.equalization import cross_layer_core
 from onnxq.passes.equalization.channels import ScaledChannels, ShiftSource
-from onnxq.passes.equalization.cross_layer_core import (
-    equalize_values,
-    equalize_weights,
-    scale_weight,
-)
 from onnxq.passes.equalization.operators import find_scaled_channels, find_shifted_channels
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.passes.linear import Linear
@@ -80,9 +76,11 @@ def _compute_by_root(flow: ScaledChannels, largest: Mapping[TensorId, Array64]) 
     single = roots[flow.rectified[roots]]
     joint = roots[~flow.rectified[roots]]
     factors = np.ones(count)
-    factors[single] = equalize_weights(rows[single], columns[single], flow.group[single])
+    factors[single] = cross_layer_core.equalize_weights(
+        rows[single], columns[single], flow.group[single]
+    )
     if largest:
-        factors[joint] = equalize_values(values[joint], flow.group[joint])
+        factors[joint] = cross_layer_core.equalize_values(values[joint], flow.group[joint])
     return factors
 
 
@@ -119,7 +117,9 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
             continue
         linear = op.linear
         changed = True
-        weight = scale_weight(linear.weight, op.groups, op.output_first, rows, columns)
+        weight = cross_layer_core.scale_weight(
+            linear.weight, op.groups, op.output_first, rows, columns
+        )
         edit.set_rounded(linear.node.make_edge(1), weight, linear.weight.dtype)
         bias = None if linear.bias_at is None else index.input_value(*linear.bias_at)
         if linear.bias_at is not None and bias is not None:

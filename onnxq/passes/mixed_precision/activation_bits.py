@@ -96,7 +96,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     if narrow_plan is None:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     limits = LIMITS[NAME]
-    calibration = ctx.data.calibration.take(limits.samples, ctx.config.data.seed)
+    calibration = ctx.take_samples(limits.samples)
     samples = calibration.joined(ctx.data.validation)
     floats = answer_samples(ctx, state, samples)
     # There are hundreds of roundings: each alone is measured on fewer samples than a choice is judged on.

@@ -84,8 +84,7 @@ def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
     limits = LIMITS[SENSITIVE]
     switched = SwitchedPlan(ctx, state, fix_scales(ctx, state, plan))
     pairs = switched.list_pairs(*MEASURED)
-    searched = ctx.data.calibration.take(limits.samples, ctx.config.data.seed)
-    floats = answer_samples(ctx, state, searched)
+    floats = answer_samples(ctx, state, ctx.take_samples(limits.samples))
 
     def measure_noises(settings: Sequence[Setting], floats: FloatOutputs = floats) -> list[float]:
         return [

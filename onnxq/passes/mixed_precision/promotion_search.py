@@ -22,16 +22,10 @@ from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import SampledContext
 from onnxq.passes.journal import PromotionStep
 from onnxq.passes.judging import LIMITS
-from onnxq.passes.mixed_precision import candidates
+from onnxq.passes.mixed_precision import candidates, precisions
 from onnxq.passes.mixed_precision.candidates import Keys
 from onnxq.passes.mixed_precision.cross_validation import Fold, answer_samples, find_optimism
 from onnxq.passes.mixed_precision.float_parts import has_attention_rules
-from onnxq.passes.mixed_precision.precisions import (
-    MeasuredPrecision,
-    Precision,
-    ProgramBuilder,
-    measure_precision,
-)
 from onnxq.passes.mixed_precision.program import Condition, Costs, Implication, PrecisionProgram
 from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
 from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
@@ -164,10 +158,9 @@ class PromotionSearch:
         ctx = self.ctx
         state = self.state
         # A request gets its answer, however long it takes.
-        samples = ctx.data.calibration.take(max(self.sample_count, 1), ctx.config.data.seed)
-        answers = answer_samples(ctx, state, samples)
+        answers = answer_samples(ctx, state, ctx.take_samples(max(self.sample_count, 1)))
         names = candidates.list_quantized_ops(state.problem, self.ways.plan)
-        own = Precision(_KEPT)
+        own = precisions.Precision(_KEPT)
         if self.as_run:
             # Rounding alone does not show what the engine computes otherwise: what goes with each does.
             settings = [Keys(), *self._groups.values()]
@@ -180,9 +173,11 @@ class PromotionSearch:
                 name: max(every - noise, 0.0)
                 for name, noise in zip(self._groups, without, strict=True)
             }
-            measured = MeasuredPrecision(own, frozenset(names), state, weights=groups, tensors={})
+            measured = precisions.MeasuredPrecision(
+                own, frozenset(names), state, weights=groups, tensors={}
+            )
         else:
-            measured = measure_precision(self._switched, state, answers, own, names)
+            measured = precisions.measure_precision(self._switched, state, answers, own, names)
             tensors = measured.tensors
             groups = {
                 name: sum(tensors.get(key, 0.0) for key in keys)
@@ -194,7 +189,7 @@ class PromotionSearch:
                 {name: {self.ways.to: one, _KEPT: Costs(n)} for name, n in groups.items()}
             )
         program = _weigh_costs(
-            ProgramBuilder([measured], cpu=ctx.config.cpu).build_program(), len(names)
+            precisions.ProgramBuilder([measured], cpu=ctx.config.cpu).build_program(), len(names)
         )
         # The float model is there already: behind all others in float the last is not.
         floats = tuple(Condition(name, frozenset([FLOAT])) for name in names[:-1])

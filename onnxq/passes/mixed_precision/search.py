@@ -17,13 +17,16 @@ from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.sites import Role
 
+# Names of operators, or of sites.
+_Keys = frozenset[str]
+
 
 def take_paying(
-    start: frozenset[str],
-    candidates: Iterable[frozenset[str]],
-    pays: Callable[[frozenset[str]], bool],
-    change: Callable[[frozenset[str], frozenset[str]], frozenset[str]] = frozenset.union,
-) -> frozenset[str]:
+    start: _Keys,
+    candidates: Iterable[_Keys],
+    pays: Callable[[_Keys], bool],
+    change: Callable[[_Keys, _Keys], _Keys] = frozenset.union,
+) -> _Keys:
     """The keys after each candidate in order has been taken, by `change`, where the result pays."""
     for candidate in candidates:
         changed = change(start, candidate)

@@ -161,7 +161,7 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     }
     if not any(widths.values()):
         return state, PassReport(_WEIGHT_BITS, ("no weight can have more bits on this target",))
-    few = calibration.take(_FITTED + _JUDGED, config.data.seed)
+    few = ctx.take_samples(_FITTED + _JUDGED)
     # A third at most: rounding needs samples more than judging does.
     fitted, judged = few.split(max(1, min(_JUDGED, len(few) // 3)), config.data.seed)
     samples = list(fitted.samples())
