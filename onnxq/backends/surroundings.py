@@ -74,7 +74,7 @@ def list_computed_inputs(index: Graph, node: NodeRef) -> list[TensorId]:
     return list(index.list_computed(node).values())
 
 
-def find_backbone(index: Graph, tensor: TensorId) -> str | None:
+def find_backbone(index: Graph, tensor: TensorId | None) -> str | None:
     """Name of the convolution whose activated and moved result the tensor is; None for any other tensor.
 
     x * sigmoid(x) counts as an activation; a sum or product of two different branches ends the search.
@@ -183,8 +183,7 @@ def find_attention(index: Graph, node: NodeRef) -> tuple[str, str] | None:
 
 def _find_scores(index: Graph, node: NodeRef) -> str | None:
     """Name of the QK^T whose softmax is the left operand of this MatMul; None without one."""
-    first = index.resolve_tensor(node.inputs[0], node.scope)
-    softmax = None if first is None else _search_backward(index, first, _AFTER_SOFTMAX, "Softmax")
+    softmax = _search_backward(index, index.find_input(node, 0), _AFTER_SOFTMAX, "Softmax")
     if softmax is None:
         return None
     scores = _search_backward(index, list_computed_inputs(index, softmax)[0], _SCORING, "MatMul")
@@ -192,7 +191,7 @@ def _find_scores(index: Graph, node: NodeRef) -> str | None:
 
 
 def _search_backward(
-    index: Graph, tensor: TensorId, through: frozenset[str], op_type: str
+    index: Graph, tensor: TensorId | None, through: frozenset[str], op_type: str
 ) -> NodeRef | None:
     """The nearest node of type `op_type` that the tensor comes from by way of nodes of the types `through`."""
     pending = deque([tensor])

@@ -46,8 +46,7 @@ def _list_sum_inputs(c: Candidate) -> Indices:
 # EfficientNet-Lite0: 26.3 -> 26.8 dB, and no slower.
 def _explain_behind_stem(c: Candidate, maker: Candidate | None) -> Reason:
     """The reader of the depthwise convolution of a stem, which stays float."""
-    data = None if maker is None else maker.tensor(0)
-    name = None if data is None else surroundings.find_backbone(c.index, data)
+    name = None if maker is None else surroundings.find_backbone(c.index, maker.tensor(0))
     if maker is None or name is None:
         return None
     stem = Candidate(c.index.find_node(name), c.index, c.shapes)

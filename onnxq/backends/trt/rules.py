@@ -47,12 +47,13 @@ MISSING: Mapping[FloatType, Names] = {
 
 def refuse_narrow(c: Candidate, kind: FloatType) -> str:
     """Why TensorRT computes this node in float32 only; "" where it has a kernel for the type."""
-    if c.node.op_type in MISSING[kind]:
-        return f"TensorRT has no {kind} kernel for {c.node.op_type}"
+    op_type = c.node.op_type
+    if op_type in MISSING[kind]:
+        return f"TensorRT has no {kind} kernel for {op_type}"
     weight = c.shape(1)
-    grouped = c.node.op_type in ("Conv", "ConvTranspose") and c.node.groups > 1
+    grouped = op_type in ("Conv", "ConvTranspose") and c.node.groups > 1
     # TensorRT-RTX has them; TensorRT 11.2 ends the build, on Ada (NVIDIA/TensorRT#4838). Depthwise ones are others.
-    if grouped and weight is not None and weight[0 if c.node.op_type == "ConvTranspose" else 1] > 1:
+    if grouped and weight is not None and weight[0 if op_type == "ConvTranspose" else 1] > 1:
         return f"TensorRT 11.2 does not build some grouped convolutions in {kind}"
     return ""
 

@@ -34,7 +34,7 @@ def _check_two_operands(c: Candidate) -> Reason:
 
 
 def _check_softmax(c: Candidate) -> Reason:
-    maker = c.index.find_producer(c.tensor(0))
+    maker = c.index.maker(c.node)
     if maker is not None and maker.op_type in ("Add", "Sub", "Where"):
         return "reads scores that may be masked with -inf, which no range holds"
     return check_data(c)

@@ -71,14 +71,13 @@ def judge_optimizer_sums(
 
     optimized: the graph that the kernels are nodes of. known: the weights found in the file.
     """
-    by_name = {kernel.name: kernel for kernel in kernels}
+    computed = {kernel.name: kernel.nodes for kernel in kernels}
     seen = {one.node for one in known}
     found = []
     for weight in find_saturating(optimized):
-        kernel = by_name.get(weight.node)
         names = [
             name
-            for name in (kernel.nodes if kernel is not None else ())
+            for name in computed.get(weight.node, ())
             if index.find_node(name).op_type in PRODUCTS
         ]
         # A fused kernel with several products: nobody knows whose weight it is.

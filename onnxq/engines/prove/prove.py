@@ -191,16 +191,17 @@ def _measure_cost(
     model: ModelLike, weights: Sequence[WeightSums], request: ProveRequest
 ) -> SaturationCost | None:
     """Saturation on the samples, if there are any."""
-    if request.dataset is None:
+    dataset = request.dataset
+    if dataset is None:
         return None
     proto = add_libraries(model, request.runtime.libraries)
     nodes = frozenset(one.node for one in weights if one.saturates)
-    with request.progress("counting sums that saturate", len(request.dataset)) as task:
-        samples = request.dataset.samples()
+    with request.progress("counting sums that saturate", len(dataset)) as task:
+        samples = dataset.samples()
         found = measure_saturation(
             proto, samples, nodes=nodes, threads=request.options.threads, on_sample=task.advance
         )
-    return replace(found, data=request.dataset.describe(), synthetic=request.dataset.synthetic)
+    return replace(found, data=dataset.describe(), synthetic=dataset.synthetic)
 
 
 def choose_engine(proto: onnx.ModelProto, capability: str | None) -> tuple[Engine, str]:
@@ -429,7 +430,11 @@ def _reduce(
         f"looking for the smallest part that fails, for at most {_REDUCE_SECONDS:g} s"
     ) as task:
         found = find_smallest_failure(index, fails, seconds=_REDUCE_SECONDS, hint=whole.node)
-    if found is None or request.save is None:
-        return None if found is None else found[1]
-    save_model(found[0], request.save / REDUCED, overwrite=True)
-    return replace(found[1], path=str(request.save / REDUCED))
+    if found is None:
+        return None
+    part, reduced = found
+    if request.save is None:
+        return reduced
+    path = request.save / REDUCED
+    save_model(part, path, overwrite=True)
+    return replace(reduced, path=str(path))

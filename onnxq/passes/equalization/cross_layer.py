@@ -58,20 +58,21 @@ def compute_factors(
 
 def _compute_by_root(flow: ScaledChannels, largest: Mapping[TensorId, Array64]) -> Array64:
     """[labels] factors; only roots have factors other than 1."""
-    count = flow.root.size
+    root = flow.root
+    count = root.size
     rows = np.zeros(count)
     columns = np.zeros(count)
     values = np.zeros(count)
     for op in flow.ops:
         size = op.largest
         # `at`: several rows may have one root.
-        np.maximum.at(rows, flow.root[op.rows], size.max(axis=2, initial=0.0).reshape(-1))
+        np.maximum.at(rows, root[op.rows], size.max(axis=2, initial=0.0).reshape(-1))
         if op.columns is not None:
-            np.maximum.at(columns, flow.root[op.columns], size.max(axis=1, initial=0.0).reshape(-1))
+            np.maximum.at(columns, root[op.columns], size.max(axis=1, initial=0.0).reshape(-1))
     for tensor, value in largest.items():
         if tensor in flow.labels:
-            np.maximum.at(values, flow.root[flow.labels[tensor]], value)
-    roots = np.flatnonzero((flow.root == np.arange(count)) & flow.free)
+            np.maximum.at(values, root[flow.labels[tensor]], value)
+    roots = np.flatnonzero((root == np.arange(count)) & flow.free)
     # Behind an Add or a Concat, or without a ReLU, the weights of one operator say little about the values.
     single = roots[flow.rectified[roots]]
     joint = roots[~flow.rectified[roots]]
@@ -91,15 +92,16 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
     """
     index = get_index(proto)
     flow = find_scaled_channels(index)
-    s = np.ones(flow.root.size)
-    scaled = np.zeros(flow.root.size, bool)
+    root = flow.root
+    s = np.ones(root.size)
+    scaled = np.zeros(root.size, bool)
     for tensor, values in factors.items():
         labels = flow.labels.get(tensor)
         if labels is None or labels.size != values.size:
             raise PlanError(
                 tensor, "has no channels that could be equalized this way", _FIX, code="Q404"
             )
-        roots = flow.root[labels]
+        roots = root[labels]
         wide = as_float64(values)
         # Channels of one root, as an Add makes them, can only be multiplied alike.
         if (scaled[roots] & (s[roots] != wide)).any() or ((wide != 1.0) & ~flow.free[labels]).any():
@@ -111,8 +113,8 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
     edit = Edit(proto)
     changed = False
     for op in flow.ops:
-        rows = s[flow.root[op.rows]]
-        columns = np.ones(op.inputs) if op.columns is None else s[flow.root[op.columns]]
+        rows = s[root[op.rows]]
+        columns = np.ones(op.inputs) if op.columns is None else s[root[op.columns]]
         if (rows == 1.0).all() and (columns == 1.0).all():
             continue
         linear = op.linear

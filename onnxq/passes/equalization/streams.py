@@ -164,12 +164,13 @@ class Streams(ChannelFlow[StreamLabel]):
 
     def turn_constant(self, label: StreamLabel, edge: Edge, shape: Sequence[int]) -> bool:
         """Let a constant that joins a stream follow it; False where its shape says nothing of channels."""
-        if len(shape) >= -label.axis and shape[label.axis] == label.width:
-            self.find_stream(label).turns.append((edge, label.axis))
+        axis = label.axis
+        if len(shape) >= -axis and shape[axis] == label.width:
+            self.find_stream(label).turns.append((edge, axis))
             return True
         # One number for all channels.
         self.find_stream(label).level = True
-        return len(shape) < -label.axis or shape[label.axis] == 1
+        return len(shape) < -axis or shape[axis] == 1
 
     def turn_others(self, node: NodeRef, label: StreamLabel, inputs: Iterable[int]) -> bool:
         """Let constants that are added follow a stream; False for anything else beside it."""

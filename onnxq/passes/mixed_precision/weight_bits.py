@@ -198,17 +198,18 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int, ...]:
     """The widths that a weight of the fewest bits may get instead, ascending."""
+    present = site.spec
     # Weights that a rule gave bits keep them; those of a group share a scale with another tensor.
-    if site.spec.bits != config.weights.bits or site.spec.is_float or site.group:
+    if present.bits != config.weights.bits or present.is_float or site.group:
         return ()
     op_type = index.find_node(site.consumers[0].node).op_type if site.consumers else ""
     engine = backends.find_target(config.target, config.mode)
-    widths = config.weight_bits or range(site.spec.bits + 1, _MOST_BITS + 1)
+    widths = config.weight_bits or range(present.bits + 1, _MOST_BITS + 1)
     specs = {
-        bits: _widen_spec(site.spec, bits) for bits in sorted(set(widths)) if bits > site.spec.bits
+        bits: _widen_spec(present, bits) for bits in sorted(set(widths)) if bits > present.bits
     }
     # Blocks are for size, and in a file 5 bits take the room of 8.
-    blocked = site.spec.has_blocks
+    blocked = present.has_blocks
     wider = {bits: spec for bits, spec in specs.items() if spec.fills_storage or not blocked}
     return tuple(
         bits

@@ -64,11 +64,10 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
     index = edit.index
     changed = []
     for node in index.nodes:
-        data = index.find_input(node, 0)
-        before = index.find_sizes(data)
+        before = index.find_sizes(index.find_input(node, 0))
         after = index.find_sizes(node.result)
         most = _FEWER_AXES.get(node.op_type, _MOST_AXES)
-        if data is None or before is None or after is None or max(len(before), len(after)) <= most:
+        if before is None or after is None or max(len(before), len(after)) <= most:
             continue
         steps = _lower_node(index, node, before, after)
         # Values stay in their order.
@@ -76,7 +75,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
         if not steps and not turned and not node.is_onnx(*_RESHAPING):
             continue
         # A chain of such nodes has pairs of Reshapes between its nodes, which are joined in the end.
-        source = data.name
+        source = node.inputs[0]
         made = f"{node.outputs[0]}/lowered"
 
         def insert_reshape(name: str, shape: Shape, node: NodeRef = node, made: str = made) -> str:

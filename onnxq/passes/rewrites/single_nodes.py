@@ -61,19 +61,20 @@ def _find_repeated(index: GraphIndex, node: NodeRef) -> TensorId | None:
     extra = [out for out in node.results if out != node.result]
     if node.domain or any(index.list_consumers(out) or index.is_kept(out) for out in extra):
         return None
+    op_type = node.op_type
     x = index.find_input(node, 0)
-    if node.op_type == "Identity":
+    if op_type == "Identity":
         return x
-    if node.op_type == "Dropout":
+    if op_type == "Dropout":
         return x if _is_inference(index, node) else None
-    if node.op_type == "Cast" and x is not None:
+    if op_type == "Cast" and x is not None:
         return x if index.find_dtype(x) == node.attrs.get("to") else None
-    if node.op_type == "Pad":
+    if op_type == "Pad":
         amounts = pad_amounts(index, node, index.find_rank(x))
         return x if amounts is not None and not any(amounts) else None
-    if node.op_type == "Gather" and x is not None:
+    if op_type == "Gather" and x is not None:
         return _find_ordered(index, node, x)
-    return _find_neutral(index, node) if node.op_type in _NEUTRAL else None
+    return _find_neutral(index, node) if op_type in _NEUTRAL else None
 
 
 def _find_ordered(index: GraphIndex, node: NodeRef, x: TensorId) -> TensorId | None:
