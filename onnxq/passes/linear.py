@@ -313,7 +313,7 @@ def find_scalar_source(index: GraphIndex, op: Linear) -> ScalarSource | None:
     nodes: list[NodeRef] = []
     while tensor is not None:
         reader = index.find_reader(tensor)
-        node = index.find_onnx_producer(tensor, *sorted(ARITHMETIC))
+        node = index.find_onnx_producer(tensor, *ARITHMETIC)
         # A node of another scope runs elsewhere, or more often, than the operator.
         if reader is None or node is None or node.scope != op.node.scope:
             break

@@ -360,8 +360,11 @@ _VALUE_BY_VALUE = LAYOUT_OPS.union(_ACTIVATIONS)
 def widen_scarce_ranges(ctx: SampledContext, state: PlacedState) -> PlacedState:
     """The state with wider ranges of the activations of `find_scarce_sites`."""
     scarce = find_scarce_sites(ctx, state)
-    sites = [site for site in state.plan.sites if site.site in scarce]
-    widened = {site.site: scale_range(site, _ROOM, ", widened") for site in sites}
+    widened = {
+        site.site: scale_range(site, _ROOM, ", widened")
+        for site in state.plan.sites
+        if site.site in scarce
+    }
     return replace(state, plan=replace_ranges(state.model, state.plan, widened, ctx.crew))
 
 

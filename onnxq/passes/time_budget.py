@@ -119,7 +119,8 @@ class TimeBudget:
                 fewer = samples.take(
                     max(1, int(done * max(self.left() / 2, 0.0) / share * 0.8)), seed
                 )
-        fewer = fewer if self.left() > 0 else samples.take(1, seed)
+        if self.left() <= 0:
+            fewer = samples.take(1, seed)
         self._note_samples(name, len(fewer), len(samples))
         return work(fewer, progress)
 

@@ -259,13 +259,19 @@ def scale_resize(flow: ScaledChannels, node: NodeRef) -> bool:
 def scale_product(flow: ScaledChannels, node: NodeRef) -> bool:
     """Mul by a tensor without labels, Div by it: a gate, or a constant."""
     labelled = [(k, labels) for k in range(2) if (labels := flow.find_label(node, k)) is not None]
-    # The product of two such tensors would have the factors of both, and behind a Div one its
-    # inverse.
-    if len(labelled) != 1 or (node.op_type == "Div" and labelled[0][0]):
+    # The product of two such tensors would have the factors of both.
+    if len(labelled) != 1:
         return False
-    x = flow.index.find_input(node, labelled[0][0])
-    # Along axis 0 a gate of fewer axes may lie along the channels.
-    return x is not None and flow.axes[x] != 0 and _write_alike(flow, node, *labelled[0])
+    ((k, labels),) = labelled
+    x = flow.index.find_input(node, k)
+    return (
+        x is not None
+        # Along axis 0 a gate of fewer axes may lie along the channels.
+        and flow.axes[x] != 0
+        # Behind a Div a divisor would have the inverse of its factors.
+        and not (node.op_type == "Div" and k)
+        and _write_alike(flow, node, k, labels)
+    )
 
 
 def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:

@@ -343,8 +343,12 @@ def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """A scale for each token of the data that linear layers read."""
     plan = ctx.place(state, ctx.progress)
     index = get_index(state.model)
-    activations = [site for site in plan.sites if not site.role.is_constant]
-    read = {edge for site in activations for edge in site.find_readers(index)}
+    read = {
+        edge
+        for site in plan.sites
+        if not site.role.is_constant
+        for edge in site.find_readers(index)
+    }
     tensors = {index.find_at(edge) for edge in read}
     scaled = {}
     for tensor in sorted(filter(None, tensors)):

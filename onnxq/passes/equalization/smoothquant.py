@@ -115,7 +115,8 @@ def _find_home(
     if len(whole) != 3 or None in whole or len(parts) != 4 or whole[:2] != parts[:2]:
         return None
     op = makers.get(tensor)
-    fits = isinstance(parts[-1], int) and parts[-1] > 0 and channels % parts[-1] == 0
+    head = parts[-1]
+    fits = isinstance(head, int) and head > 0 and channels % head == 0
     return op if op is not None and fits and op.channels == channels else None
 
 

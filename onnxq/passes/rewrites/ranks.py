@@ -113,7 +113,7 @@ def _join_reshapes(state: FloatState) -> FloatState:
         data = index.find_input(node, 0) if node.is_onnx("Reshape") else None
         after = index.find_sizes(node.result)
         origin = index.find_origin(data, ("Reshape",))
-        if data is None or after is None or origin is None or origin == data:
+        if after is None or origin is None or origin == data:
             continue
         # Others are the network's own, and do no harm.
         *reshaped, _ = index.walk_back(data, ("Reshape",))
