@@ -127,7 +127,7 @@ class Candidate:
 
     def list_types(self, inputs: Indices) -> set[int]:
         """The ONNX types of some inputs, of all for (), as far as they are declared."""
-        tensors = (self.tensor(k) for k in inputs or range(len(self.node.inputs)))
+        tensors = map(self.tensor, inputs or range(len(self.node.inputs)))
         return set(map(self.index.find_dtype, tensors)) - {TensorProto.UNDEFINED}
 
     def attr(self, name: str, default: Any) -> Any:
@@ -259,11 +259,6 @@ class Capability:
 Exclusion = Callable[[Candidate, Candidate | None], Reason]
 
 
-def _refuse_nothing(candidate: Candidate, kind: FloatType) -> str:
-    """ "": there is a kernel for every float type."""
-    return ""
-
-
 def _order_no_sums(node: NodeRef, shape: Shape) -> SumOrder | None:
     """None: every kernel adds in 32 bits."""
     return None
@@ -346,7 +341,7 @@ class Target:
     # The float type of what is not quantized, where the configuration names none.
     high_precision: FloatType = FloatType.FLOAT32
     # Why a node has no kernel in a narrow float type; "" where it has.
-    refuse_narrow: Callable[[Candidate, FloatType], str] = _refuse_nothing
+    refuse_narrow: Callable[[Candidate, FloatType], str] = lambda _, __: ""
     # Why the engine cannot read a node at all, in float; "" where it can.
     refuse_float: Callable[[NodeRef], str] = lambda _: ""
     # The engine refuses or misreads specs outside the tables, so that plans are checked site by site.

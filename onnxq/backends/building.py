@@ -64,10 +64,11 @@ def build_engine(
         )
     row = read_result(folder)
     if row is None:
-        seconds = time.perf_counter() - start
-        reason = describe_death(code)
         result = BuildResult(
-            state=BuildState.CRASHED, seconds=seconds, reason=reason, exit_code=code
+            state=BuildState.CRASHED,
+            seconds=time.perf_counter() - start,
+            reason=describe_death(code),
+            exit_code=code,
         )
     else:
         result = BuildResult(**{**row, "state": BuildState(row["state"]), "log": ()})
@@ -124,13 +125,13 @@ def _prepare_child(
 
 @contextmanager
 def serve_child(
-    engine: Engine, folder: Path, job: JsonObject, *, timeout: float
+    engine: Engine, folder: Path, *, timeout: float
 ) -> Iterator[Callable[[float], str]]:
     """Have an engine answer requests in a process of its own, as long as the context is open, as `serve_process` does.
 
     Arguments and results lie in `folder`.
     """
-    command, variables = _prepare_child(engine, folder, job)
+    command, variables = _prepare_child(engine, folder, {"options": dict(engine.options)})
     with serve_process(engine.title, command, folder, variables, timeout=timeout) as ask:
         yield ask
 
@@ -263,8 +264,13 @@ def compile_model(engine: Engine, model: ModelLike, path: Path, *, overwrite: bo
         if placement is not None and not placement.partitions:
             cause, fix = next(((one.reason, one.fix) for one in placement.left), ("", ""))
             raise ModelError(engine.title, f"no node runs on the device: {cause}", fix, code="Q115")
-        with built.open("rb") as source, replace_files([path], overwrite=overwrite) as files:
-            shutil.copyfileobj(source, files[0])
+        copy_file(built, path, overwrite=overwrite)
+
+
+def copy_file(source: Path, target: Path, *, overwrite: bool) -> None:
+    """Copy a file of a build to where the user wants it, which appears whole or not at all."""
+    with source.open("rb") as content, replace_files([target], overwrite=overwrite) as files:
+        shutil.copyfileobj(content, files[0])
 
 
 def fail_alike(result: BuildResult, other: BuildResult) -> bool:

@@ -457,7 +457,7 @@ def _compute_depthwise_us(
     batch: int, spatial: Shape, channels: int, taps: int, skip: int, cpu: CpuCosts
 ) -> tuple[float, float]:
     """Microseconds in float and in int8. skip: inputs for each output, the product of the strides."""
-    each: DepthwiseCosts = cpu.depthwise
+    each = cpu.depthwise
     pixels = batch * math.prod(spatial)
     int8_ns = taps * (each.int8_tap_ns + each.int8_ns * channels)
     int8_ns += each.int8_pixel_ns + each.int8_channel_ns * channels

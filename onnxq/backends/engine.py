@@ -222,8 +222,10 @@ class SessionRunner:
     """A Runner of a session of ONNX Runtime. outputs: those to compute, None for all."""
 
     def __init__(self, name: str, session: Session, outputs: Sequence[str] | None = None) -> None:
-        self.name, self.seconds = name, 0.0
-        self._session, self._outputs = session, outputs
+        self.name = name
+        self.seconds = 0.0
+        self._session = session
+        self._outputs = outputs
 
     def infer(self, feeds: Feeds) -> RunValues:
         """One sample: arrays by name, lists for sequences."""

@@ -47,13 +47,14 @@ class _NodeFinder:
     """
 
     def __init__(self, index: GraphIndex, after: GraphIndex) -> None:
-        self._index, self._after = index, after
+        self._index = index
+        self._after = after
         self._scopes: dict[str, set[str]] = {}
         for node in index.nodes:
             for name in filter(None, node.outputs):
                 self._scopes.setdefault(name, set()).add(node.scope)
         # Tensors of the model that the optimized graph still computes.
-        self._live: set[TensorId] = set()
+        self._live = set[TensorId]()
         for node in after.nodes:
             self._live.update(self._find_made(node))
 
@@ -100,7 +101,7 @@ class _NodeFinder:
             seen.add(maker.name)
             found[maker.name] = maker.order
             stack += self._index.list_reads(maker)
-        return tuple(sorted(found, key=lambda name: found[name]))
+        return tuple(sorted(found, key=found.__getitem__))
 
     def _find_behind(self, tensor: TensorId) -> Iterator[TensorId]:
         """The model's tensors that a tensor of ORT's own becomes, behind kernels that only pass it on."""
@@ -147,12 +148,10 @@ _MOVES = (
 def _make_kernel(
     node: NodeRef, finder: _NodeFinder, index: GraphIndex, after: GraphIndex
 ) -> Kernel:
-    read = after.list_reads(node)
-
     def describe(tensors: Iterable[TensorId]) -> Tensors:
         return tuple(_describe_tensor(tensor, index, after) for tensor in tensors)
 
-    weights = describe(tensor for tensor in read if after.is_constant(tensor))
+    weights = describe(filter(after.is_constant, after.list_reads(node)))
     if node.op_type in PACKED_KERNELS and node.attrs.get("bits"):
         # Integers of few bits are packed into bytes, and an attribute says how many they are.
         stored = f"uint{node.attrs['bits']}"
@@ -165,7 +164,7 @@ def _make_kernel(
         kind=node.op_type,
         nodes=finder.find_nodes(node),
         outputs=describe(node.results),
-        inputs=describe(tensor for tensor in read if not after.is_constant(tensor)),
+        inputs=describe(after.list_computed(node).values()),
         weights=weights,
         tactic=f"{node.domain or 'ai.onnx'}:{node.op_type}",
         moves=node.op_type in _MOVES,

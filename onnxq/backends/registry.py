@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -472,8 +472,7 @@ def list_registered(kind: str) -> dict[str, str]:
     return dict.fromkeys(list_runnable() if kind == "runnable" else list_names(), "")
 
 
-def _check_name(config: Config, path: str, name: str, known: Iterable[str]) -> None:
-    names = list(known)
+def _check_name(config: Config, path: str, name: str, names: Collection[str]) -> None:
     if name not in names:
         cause = f"{name!r} is not one of {', '.join(names)}"
         place = (
@@ -487,5 +486,5 @@ def _check_name(config: Config, path: str, name: str, known: Iterable[str]) -> N
 def _locate_field(config: Config, path: str) -> Location:
     """`file:line: path` of the field. The line is that of its section, or of `target`, if the field was not written."""
     section = path.rpartition(".")[0]
-    places = (config.find_place(written) for written in (path, section, "target"))
+    places = map(config.find_place, (path, section, "target"))
     return next((place for place in places if place is not None), Location("")) / path

@@ -39,8 +39,11 @@ class ServedRunner:
     def __init__(
         self, name: str, folder: Path, ask: Callable[[float], str], inputs: frozenset[str]
     ) -> None:
-        self.name, self.seconds = name, 0.0
-        self._folder, self._ask, self._inputs = folder, ask, inputs
+        self.name = name
+        self.seconds = 0.0
+        self._folder = folder
+        self._ask = ask
+        self._inputs = inputs
 
     def infer(self, feeds: Feeds) -> RunValues:
         """One sample: arrays by name. Raises ModelError where the engine fails, or takes too long."""
@@ -57,18 +60,9 @@ class ServedRunner:
 
 @contextmanager
 def serve_model(
-    engine: Engine,
-    name: str,
-    model: ModelLike,
-    job: Job,
-    folder: Path,
-    *,
-    inputs: frozenset[str] | None = None,
+    engine: Engine, name: str, model: ModelLike, job: Job, folder: Path
 ) -> Iterator[ServedRunner]:
-    """Build a model and open it in a child process. inputs: names of those of its feeds that it reads; None: its own.
-
-    Raises ModelError, naming the node, where the model is not built.
-    """
+    """Build a model and open it in a child process. Raises ModelError, naming the node, where it is not built."""
     building.demand_build(
         engine,
         model,
@@ -77,13 +71,9 @@ def serve_model(
         subject=name,
         timeout=building.COMPILING,
     )
-    known = (
-        frozenset(value.name for value in GraphIndex(model).inputs) if inputs is None else inputs
-    )
-    with building.serve_child(
-        engine, folder, {"options": dict(engine.options)}, timeout=_RUNNING
-    ) as ask:
-        yield ServedRunner(name, folder, ask, known)
+    inputs = frozenset(value.name for value in GraphIndex(model).inputs)
+    with building.serve_child(engine, folder, timeout=_RUNNING) as ask:
+        yield ServedRunner(name, folder, ask, inputs)
 
 
 def answer_samples(

@@ -13,6 +13,8 @@ from onnxq.graph import Graph, NodeRef
 from onnxq.graph.base import counts_in_floats
 from onnxq.sites import TensorId
 
+# Widths that a byte stores.
+BYTE_WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 # Attention of a network with caches, as one node.
 ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
 _FUSED = f"its weight lies in an operator of ONNX Runtime's own: {REMEDY}"
@@ -72,7 +74,7 @@ def list_computed_inputs(index: Graph, node: NodeRef) -> list[TensorId]:
     return list(index.list_computed(node).values())
 
 
-def find_backbone(index: Graph, tensor: TensorId) -> str | None:
+def find_backbone(index: Graph, tensor: TensorId | None) -> str | None:
     """Name of the convolution whose activated and moved result the tensor is; None for any other tensor.
 
     x * sigmoid(x) counts as an activation; a sum or product of two different branches ends the search.
@@ -181,8 +183,7 @@ def find_attention(index: Graph, node: NodeRef) -> tuple[str, str] | None:
 
 def _find_scores(index: Graph, node: NodeRef) -> str | None:
     """Name of the QK^T whose softmax is the left operand of this MatMul; None without one."""
-    first = index.resolve_tensor(node.inputs[0], node.scope)
-    softmax = None if first is None else _search_backward(index, first, _AFTER_SOFTMAX, "Softmax")
+    softmax = _search_backward(index, index.find_input(node, 0), _AFTER_SOFTMAX, "Softmax")
     if softmax is None:
         return None
     scores = _search_backward(index, list_computed_inputs(index, softmax)[0], _SCORING, "MatMul")
@@ -190,7 +191,7 @@ def _find_scores(index: Graph, node: NodeRef) -> str | None:
 
 
 def _search_backward(
-    index: Graph, tensor: TensorId, through: frozenset[str], op_type: str
+    index: Graph, tensor: TensorId | None, through: frozenset[str], op_type: str
 ) -> NodeRef | None:
     """The nearest node of type `op_type` that the tensor comes from by way of nodes of the types `through`."""
     pending = deque([tensor])
@@ -439,9 +440,8 @@ def check_all_computed(c: Candidate) -> Reason:
 
 def check_two_activations(c: Candidate) -> Reason:
     """Why the operands are not two activations, each with a scale of its own."""
-    if c.is_constant(0) or c.is_constant(1):
-        return "one operand is constant"
-    return "both operands are the same tensor" if c.node.inputs[0] == c.node.inputs[1] else None
+    same = c.node.inputs[0] == c.node.inputs[1]
+    return check_all_computed(c) or ("both operands are the same tensor" if same else None)
 
 
 def check_gate(c: Candidate) -> Reason:

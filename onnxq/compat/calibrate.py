@@ -66,11 +66,8 @@ def write_cache(plan: Plan, method: Any, path: Path) -> None:
             scale = float(site.qparams.scale)
             zero = float(site.qparams.zero_point)
             ends = ((end - zero) * scale for end in (site.spec.qmin, site.spec.qmax))
-            arrays = ({"data": end, "dtype": "float32", "CLS": "numpy.array"} for end in ends)
-            ranges[site.tensor.name] = {
-                **dict(zip(("lowest", "highest"), arrays, strict=True)),
-                "CLS": "TensorData",
-            }
+            low, high = ({"data": end, "dtype": "float32", "CLS": "numpy.array"} for end in ends)
+            ranges[site.tensor.name] = {"lowest": low, "highest": high, "CLS": "TensorData"}
     kind = {"CLS": "CalibrationMethod", "value": f"CalibrationMethod.{name_value(method)}"}
     cache = {
         "CLS": "TensorsData",

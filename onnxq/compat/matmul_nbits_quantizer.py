@@ -78,12 +78,12 @@ class MatMulNBitsQuantizer:
 
         self.model_path = None if hasattr(model, "graph") else str(model)
         self.model = import_theirs("onnx_model").ONNXModel(load_model(model).proto)
-        self.bits, self.block_size, self.is_symmetric = bits, block_size, is_symmetric
+        self.bits = bits
+        self.block_size = block_size
+        self.is_symmetric = is_symmetric
         self.accuracy_level = accuracy_level
-        self.nodes_to_exclude, self.nodes_to_include = (
-            set(nodes_to_exclude or ()),
-            set(nodes_to_include or ()),
-        )
+        self.nodes_to_exclude = set(nodes_to_exclude or ())
+        self.nodes_to_include = set(nodes_to_include or ())
         self.algo_config = algo_config or __getattr__("DefaultWeightOnlyQuantConfig")(
             block_size=block_size,
             is_symmetric=is_symmetric,
@@ -104,7 +104,6 @@ class MatMulNBitsQuantizer:
         from onnxq.compat.selection import match_any, read_selection
 
         config = self.algo_config
-        ops = self.algo_config.op_types_to_quantize
         settings = {key: value for key, value in vars(config).items() if key in _SETTINGS}
         cautions = convert_options(settings, _SETTINGS)[1]
         if config.algorithm not in _OBSERVERS:
@@ -116,7 +115,8 @@ class MatMulNBitsQuantizer:
                 "calibration_data_reader", "is None, and GPTQ rounds by samples", fix, code="Q319"
             )
         wish = read_selection(
-            self.model.model, CallLists(sorted(ops), None, sorted(self.nodes_to_exclude))
+            self.model.model,
+            CallLists(sorted(config.op_types_to_quantize), None, sorted(self.nodes_to_exclude)),
         )
         custom: Mapping[str, Settings] = config.customized_weight_config or {}
         # In front of the lists: the first rule that matches wins.

@@ -176,11 +176,11 @@ def _read_range(name: str, override: Settings, bits: int, signed: bool) -> Inter
         if clashing := ", ".join(key for key in _EXCLUDED if key in override):
             cause = f"option(s) [{clashing}] are invalid with 'scale' and 'zero_point'"
             raise OverrideError(subject, cause, "leave out one or the other", code="Q304")
-        if not float(override["scale"]) > 0:
+        scale = float(override["scale"])
+        if not scale > 0:
             raise OverrideError(
                 subject, f"has the scale {override['scale']}", "give one above 0", code="Q304"
             )
-        scale = float(override["scale"])
         zero = int(override["zero_point"])
         lowest = -(1 << (bits - 1)) if signed else 0
         return (lowest - zero) * scale, (lowest + (1 << bits) - 1 - zero) * scale

@@ -43,9 +43,10 @@ def create_activation_matching(
                 base = name.removesuffix(end)
                 if base != name and base in qdq_activations:
                     matching[base] = {own: values, other: qdq_activations[base]}
+    floats = float_activations or {}
     for name, entry in matching.items():
-        if name in (float_activations or {}):
-            entry["float"] = (float_activations or {})[name]
+        if name in floats:
+            entry["float"] = floats[name]
     return matching
 
 

@@ -23,12 +23,10 @@ def main() -> None:
     extra["TensorQuantOverrides"] = __getattr__("get_tensor_quant_overrides")(
         args.tensor_quant_overrides
     )
-    extra |= {"QuantizeBias": False} if args.disable_quantize_bias else {}
-    extra |= (
-        {"QDQOpTypePerChannelSupportToAxis": dict(args.op_per_channel_axis)}
-        if args.op_per_channel_axis
-        else {}
-    )
+    if args.disable_quantize_bias:
+        extra["QuantizeBias"] = False
+    if args.op_per_channel_axis:
+        extra["QDQOpTypePerChannelSupportToAxis"] = dict(args.op_per_channel_axis)
     names_method = any(word.startswith("--calibration_m") for word in sys.argv)
     quantize_static(
         args.input_model_path,

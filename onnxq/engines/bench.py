@@ -138,8 +138,9 @@ def bench_models(
     with ScratchFolder() as folder:
         benched = []
         for k, entry in enumerate(entries):
-            (folder / str(k)).mkdir()
-            proof = _prove(entry, engine, capability, folder / str(k), config, progress)
+            place = folder / str(k)
+            place.mkdir()
+            proof = _prove(entry, engine, capability, place, config, progress)
             benched.append(BenchedModel(name=entry.name, proof=proof))
         built = {k: entries[k] for k, model in enumerate(benched) if model.built}
         untimed = untimed if built else Untimed.NOT_BUILT

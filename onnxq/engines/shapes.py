@@ -15,6 +15,7 @@ from onnxq.wording import format_shape
 Sizes = tuple[Shape, Shape, Shape]
 # By the names of inputs.
 SizeProfile = dict[str, Sizes]
+GivenSizes = Mapping[str, Sequence[Sequence[int]]]
 
 _fault = partial(ConfigError, code="Q315")
 _FORM = "write it as input:1x3x224x224 or input:MIN,OPT,MAX with sizes joined by x"
@@ -33,7 +34,7 @@ def parse_shapes(texts: Iterable[str]) -> SizeProfile:
             or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts)
         ):
             raise _fault(f"shapes: {text}", "is not an input with its sizes", _FORM)
-        shapes = [tuple(int(size) for size in part.split("x")) for part in parts] * (
+        shapes = [tuple(map(int, part.split("x"))) for part in parts] * (
             3 if len(parts) == 1 else 1
         )
         found[name] = (shapes[0], shapes[1], shapes[2])
@@ -45,9 +46,7 @@ def is_dynamic(value: ValueInfo) -> bool:
     return value.shape is None or any(not isinstance(dim, int) for dim in value.shape)
 
 
-def demand_sizes(
-    index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]], engine: str
-) -> None:
+def demand_sizes(index: GraphIndex, given: GivenSizes, engine: str) -> None:
     """Raise ConfigError, naming the sizes, for inputs of no fixed size without one size given. engine: its title."""
     for value in index.inputs:
         sizes = {tuple(size) for size in given.get(value.name, ())}
@@ -59,9 +58,7 @@ def demand_sizes(
         raise _fault(f"input {value.name}", cause, fix)
 
 
-def make_profile(
-    index: GraphIndex, given: Mapping[str, Sequence[Sequence[int]]]
-) -> tuple[SizeProfile, Names]:
+def make_profile(index: GraphIndex, given: GivenSizes) -> tuple[SizeProfile, Names]:
     """(min, opt, max) of every dynamic input, and the names of those that were guessed.
 
     Raises ConfigError for an unknown input, sizes that do not fit its shape, or when no guess fits the model.
@@ -96,7 +93,7 @@ def warn_guesses(profile: Mapping[str, Sizes], guessed: Names, done: str) -> Cau
 
 
 def _check_sizes(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
-    shapes = [tuple(int(size) for size in shape) for shape in sizes]
+    shapes = [tuple(map(int, shape)) for shape in sizes]
     for shape in shapes:
         if not fits_whole(shape, value):
             given = "x".join(map(str, shape))
@@ -130,7 +127,7 @@ def _guess_sizes(
     except DataError as error:
         cause = f"no size can be guessed for it: {error.cause}"
         raise _fault(error.subject, cause, "give `shapes=…`") from error
-    return {name: tuple(int(size) for size in array.shape) for name, array in sample.items()}
+    return {name: tuple(array.shape) for name, array in sample.items()}
 
 
 def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> SizeProfile:
@@ -138,7 +135,7 @@ def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> SizeProfile:
     found: SizeProfile = {}
     for feeds in samples:
         for name in (value.name for value in index.inputs):
-            shape = tuple(int(size) for size in feeds[name].shape)
+            shape = tuple(feeds[name].shape)
             low, first, high = found.get(name, (shape, shape, shape))
             found[name] = (tuple(map(min, low, shape)), first, tuple(map(max, high, shape)))
     return found

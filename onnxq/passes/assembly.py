@@ -67,8 +67,9 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
         and node not in guarded
     ]
     for node in guarded:
-        tensors = enumerate(index.list_inputs(node))
-        for k, tensor in ((k, t) for k, t in tensors if t is not None and _from_pair(index, t)):
+        for k, tensor in enumerate(index.list_inputs(node)):
+            if tensor is None or not _from_pair(index, tensor):
+                continue
             # One for each scope, since it stands in front of its first reader.
             key = (tensor, node.scope)
             if key not in guards:
@@ -158,10 +159,8 @@ def _keep_product(index: GraphIndex, edit: Edit, node: NodeRef, paired: Collecti
         if bias.ndim >= 3 or node.make_edge(0) not in paired:
             return False
         shaped = bias.reshape((1,) * (rank - bias.ndim) + bias.shape)
-        edit.read(
-            behind.make_edge(1 - k),
-            edit.add_constant(behind.scope, f"{behind.inputs[1 - k]}/rank{rank}", shaped),
-        )
+        constant = edit.add_constant(behind.scope, f"{behind.inputs[1 - k]}/rank{rank}", shaped)
+        edit.read(behind.make_edge(1 - k), constant)
     else:
         negated = edit.add_constant(behind.scope, f"{behind.inputs[1 - k]}/negated", -bias)
         edit.replace_node(behind, "Sub", (node.outputs[0], negated))

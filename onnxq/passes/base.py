@@ -97,6 +97,10 @@ class SampledContext(RunContext):
         """The samples."""
         return self.data
 
+    def take_samples(self, count: int) -> Dataset:
+        """So many of the calibration samples, the same in every pass."""
+        return self.data.calibration.take(count, self.config.data.seed)
+
     def add_reference(self, model: ModelLike, place: Planner) -> EqualizeContext:
         """The context with the float model that is to be equalized, and the planner."""
         return extend(EqualizeContext, self, base=FloatReference(model, self.data), place=place)

@@ -51,7 +51,9 @@ class Evaluator:
     def __init__(
         self, samples: Dataset, crew: Crew | None = None, wider: Evaluator | None = None
     ) -> None:
-        self.samples, self.crew, self._wider = samples, crew or Crew(), wider
+        self.samples = samples
+        self.crew = crew or Crew()
+        self._wider = wider
         self._floats: FloatOutputs | None = None
         self._lock = threading.Lock()
         # Of each sample.
@@ -306,7 +308,7 @@ def ignore_rounding(plan: Plan) -> Plan:
         return replace(plan, sites=activations, biases=())
     if not any(site.sum_orders for site in plan.sites):
         return plan
-    return replace(plan, sites=tuple(replace(site, sum_orders=()) for site in plan.sites))
+    return plan.with_sites(replace(site, sum_orders=()) for site in plan.sites)
 
 
 @dataclass(frozen=True, kw_only=True)

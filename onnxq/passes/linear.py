@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, are_finite, is_float, list_other_axes
+from onnxq.arrays import Array, Array64, are_finite, as_float64, is_float, list_other_axes
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.sites import TensorId
@@ -30,7 +30,7 @@ def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int) -> Arr
 
     None when the result does not fit W's type.
     """
-    wide = weight.astype(np.float64)
+    wide = as_float64(weight)
     if factor.ndim == 0:
         return round_to_type(wide * factor, weight.dtype)
     # ConvTranspose has W [C, M / groups, kH, kW]: its first axis is groups times inputs of a group.
@@ -45,19 +45,19 @@ def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int) -> Arr
 
 def sum_inputs(weight: Array, axis: int) -> Array64:
     """ΣW, [channels along axis]: the increase of every output channel if all inputs grow by one."""
-    return np.asarray(weight.astype(np.float64).sum(axis=list_other_axes(weight, axis)))
+    return np.asarray(as_float64(weight).sum(axis=list_other_axes(weight, axis)))
 
 
 def compute_batchnorm_scale(
     scale: Array, bias: Array, mean: Array, var: Array, epsilon: float
 ) -> Affine:
     """(a, c) of a BatchNormalization in inference, a·y + c; [channels] each. None if a variance is -epsilon or less."""
-    spread = var.astype(np.float64) + epsilon
+    spread = as_float64(var) + epsilon
     # The operator itself would give NaN or inf, which a folded weight must not spread.
     if not (spread > 0).all():
         return None
-    a = scale.astype(np.float64) / np.sqrt(spread)
-    return a, bias.astype(np.float64) - mean.astype(np.float64) * a
+    a = as_float64(scale) / np.sqrt(spread)
+    return a, as_float64(bias) - as_float64(mean) * a
 
 
 def per_channel(value: Array, rank: int, axis: int, channels: int) -> Array64 | None:
@@ -70,7 +70,7 @@ def per_channel(value: Array, rank: int, axis: int, channels: int) -> Array64 | 
     shape = (1,) * (rank - value.ndim) + value.shape
     if any(dim != 1 for k, dim in enumerate(shape) if k != axis % rank):
         return None
-    flat = value.astype(np.float64).reshape(-1)
+    flat = as_float64(value).reshape(-1)
     # inf and NaN stay where they are: folded, they would spread over whole channels.
     if flat.size not in (1, channels) or not are_finite(flat):
         return None
@@ -114,31 +114,35 @@ class Linear:
         scaled = self.node.op_type == "Gemm" and self.node.read_float("beta", 1.0) != 1.0
         return self.bias_at is not None and not scaled
 
+    @property
+    def is_padded(self) -> bool:
+        """True when the output's border sees fewer inputs than its middle."""
+        mode = self.node.padding_mode
+        padded = mode not in ("NOTSET", "VALID") or (
+            mode == "NOTSET" and any(self.node.attrs.get("pads", ()))
+        )
+        # Kernels of a ConvTranspose overlap less at the border even without padding.
+        return self.node.op_type == "ConvTranspose" or padded
+
     def takes_shifts(self, maker: Linear) -> bool:
         """True when a constant in front of it is a constant in its bias, and its channels are those of the maker."""
-        op_type, attrs = self.node.op_type, self.node.attrs
-        # How many taps of a ConvTranspose meet at a position changes with its stride, and so would
-        # the constant.
-        if op_type == "ConvTranspose" or not self.has_plain_bias:
+        node = self.node
+        # Padding stays 0 when the values around it move, and how many taps of a ConvTranspose meet changes with its
+        # stride. The sum of a column would have to be multiplied by alpha, too, and transA swaps its axes.
+        if (
+            self.is_padded
+            or not self.has_plain_bias
+            or node.transposes_data
+            or node.read_float("alpha", 1.0) != 1.0
+        ):
             return False
-        if op_type == "Conv":
-            # Padding stays 0 when the values around it move.
-            automatic = self.node.padding_mode not in ("NOTSET", "VALID")
-            if automatic or any(attrs.get("pads", ())):
-                return False
-            # Axis 1 of a Conv's weight has the inputs of one group.
-            inputs = self.weight.shape[1] * self.node.groups
-        else:
-            # The sum of a column would have to be multiplied by alpha, too, and transA swaps its
-            # axes.
-            if self.node.transposes_data or self.node.read_float("alpha", 1.0) != 1.0:
-                return False
-            inputs = self.weight.shape[1 - self.axis]
+        # Axis 1 of a Conv's weight has the inputs of one group.
+        inputs = self.weight.shape[1 - self.axis] * node.groups
         alike = self.rank == maker.rank
         # It reads channels along the last axis: those of another MatMul, or of any operator of rank 2.
-        if op_type == "MatMul":
+        if node.op_type == "MatMul":
             alike = maker.channel_axis == -1 or maker.rank == 2
-        return bool(inputs == maker.channels and alike)
+        return inputs == maker.channels and alike
 
 
 def find_linear(index: GraphIndex, node: NodeRef) -> Linear | None:
@@ -172,7 +176,7 @@ def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
         or (bias is not None and bias.shape != (channels,))
     ):
         return None
-    shift = np.zeros(()) if bias is None else bias.astype(np.float64)
+    shift = np.zeros(()) if bias is None else as_float64(bias)
     return Linear(
         node, weight, axis, groups, channels, 1, weight.ndim, True, node, (node, 2), shift
     )
@@ -309,7 +313,7 @@ def find_scalar_source(index: GraphIndex, op: Linear) -> ScalarSource | None:
     nodes: list[NodeRef] = []
     while tensor is not None:
         reader = index.find_reader(tensor)
-        node = index.find_onnx_producer(tensor, *sorted(ARITHMETIC))
+        node = index.find_onnx_producer(tensor, *ARITHMETIC)
         # A node of another scope runs elsewhere, or more often, than the operator.
         if reader is None or node is None or node.scope != op.node.scope:
             break

@@ -76,7 +76,7 @@ class Edit:
 
     def __init__(self, proto: ModelLike) -> None:
         self._proto = proto
-        self._rewritten: set[str] = set()
+        self._rewritten = set[str]()
 
     @cached_property
     def index(self) -> GraphIndex:

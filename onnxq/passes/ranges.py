@@ -18,7 +18,7 @@ import onnx
 from onnx import NodeProto, helper
 from onnx.numpy_helper import from_array
 
-from onnxq.arrays import Array, Interval
+from onnxq.arrays import Array, Interval, as_float32, as_int32
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import Numbers, find_tensor
 from onnxq.data import read_mask
@@ -107,7 +107,7 @@ _POSITIONS = 1 << 12
 # By sample: the values that an error is measured on, and how many times they count.
 JudgedValues = dict[int, tuple[Array, float]]
 # Everything is 0 in such steps.
-_COARSEST = QParams(np.asarray(2.0**100, np.float32), np.asarray(0, np.int32))
+_COARSEST = QParams(as_float32(2.0**100), as_int32(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,7 +309,7 @@ class _RangeErrors:
 
         def measure_noise(qparams: QParams, sample: int) -> float:
             value, weight = judged[sample]
-            feeds = {"value": value, "scale": np.asarray(qparams.scale, np.float32)}
+            feeds = {"value": value, "scale": as_float32(qparams.scale)}
             feeds["zero"] = np.asarray(qparams.zero_point, spec.code_type)
             if others:
                 feeds["other"] = others[sample]
@@ -360,8 +360,11 @@ _VALUE_BY_VALUE = LAYOUT_OPS.union(_ACTIVATIONS)
 def widen_scarce_ranges(ctx: SampledContext, state: PlacedState) -> PlacedState:
     """The state with wider ranges of the activations of `find_scarce_sites`."""
     scarce = find_scarce_sites(ctx, state)
-    sites = [site for site in state.plan.sites if site.site in scarce]
-    widened = {site.site: scale_range(site, _ROOM, ", widened") for site in sites}
+    widened = {
+        site.site: scale_range(site, _ROOM, ", widened")
+        for site in state.plan.sites
+        if site.site in scarce
+    }
     return replace(state, plan=replace_ranges(state.model, state.plan, widened, ctx.crew))
 
 
@@ -396,10 +399,8 @@ def _count_channel_positions(state: PlacedState, index: GraphIndex, site: SitePl
     shape = state.problem.ops.shapes.get(tensor, ())
     if producer is None or producer.op_type in _BOUNDED or len(shape) < 2 or 0 in shape:
         return 0
-    convolved = any(
-        index.find_node(edge.node).op_type in ("Conv", "ConvTranspose")
-        for edge in index.list_consumers(tensor)
-    )
+    readers = index.readers(tensor)
+    convolved = any(reader.op_type in ("Conv", "ConvTranspose") for reader in readers)
     return math.prod(shape) // shape[1 if convolved or len(shape) == 4 else -1]
 
 
@@ -417,12 +418,10 @@ _WHY = "what reads these loses less so; `skip: [ranges]` keeps the observer's"
 
 def improve_ranges(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The range of each activation that disturbs the operators behind it least."""
-    samples = ctx.data
-    seed = ctx.config.data.seed
     plan = state.plan
-    fitted = take_enough(samples.calibration, plan, ctx.config, state)
+    fitted = take_enough(ctx.data.calibration, plan, ctx.config, state)
     # Others than those that candidates are made of: a range fits the values that it was made from.
-    judges = samples.validation.take(_JUDGES, seed)
+    judges = ctx.data.validation.take(_JUDGES, ctx.config.data.seed)
     shared = fix_scales(ctx, state, plan)
     chosen = choose_ranges(
         state.model,
@@ -441,7 +440,7 @@ def improve_ranges(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def _keep_dynamic(plan: Plan, done: ChosenRanges) -> Plan:
     """The plan with the numbers chosen; a site on scales of each run clips to the range that was chosen for it."""
-    chosen = {site.site: site for site in done.plan.sites}
+    chosen = done.plan.by_site
     sites = []
     for site in plan.sites:
         better = chosen[site.site]
@@ -450,15 +449,9 @@ def _keep_dynamic(plan: Plan, done: ChosenRanges) -> Plan:
         elif better.qparams is not None and done.taken.get(site.site, WHOLE) != WHOLE:
             site = replace(site, clip=read_range(better))
         sites.append(site)
-    return replace(done.plan, sites=tuple(sites))
+    return done.plan.with_sites(sites)
 
 
-_TRIAL: Trial[SampledContext, PlacedState] = Trial(
-    score=lambda ctx, state: ctx.data.judges.score(
-        state, ignore_rounding(state.plan), progress=ctx.progress
-    ),
-    threshold=THRESHOLDS[NAME],
-)
 RANGES: tuple[Pass[SampledContext, PlacedState], ...] = (
     Pass(
         NAME,
@@ -467,7 +460,12 @@ RANGES: tuple[Pass[SampledContext, PlacedState], ...] = (
         "choosing ranges",
         0.3,
         applies=has_real_samples,
-        trial=_TRIAL,
+        trial=Trial(
+            lambda ctx, state: ctx.data.judges.score(
+                state, ignore_rounding(state.plan), progress=ctx.progress
+            ),
+            THRESHOLDS[NAME],
+        ),
     ),
 )
 
@@ -487,4 +485,4 @@ def fix_scales(ctx: SampledContext, state: FloatState, plan: Plan) -> Plan:
             bound = intersect_bounds((site.bound, site.clip))
             site = replace(site, spec=spec, bound=bound, clip=(None, None))
         sites.append(site)
-    return ctx.calibrate(state.model, plan.with_sites(tuple(sites)), ctx.data.ranges)
+    return ctx.calibrate(state.model, plan.with_sites(sites), ctx.data.ranges)

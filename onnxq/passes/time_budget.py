@@ -119,7 +119,8 @@ class TimeBudget:
                 fewer = samples.take(
                     max(1, int(done * max(self.left() / 2, 0.0) / share * 0.8)), seed
                 )
-        fewer = fewer if self.left() > 0 else samples.take(1, seed)
+        if self.left() <= 0:
+            fewer = samples.take(1, seed)
         self._note_samples(name, len(fewer), len(samples))
         return work(fewer, progress)
 
@@ -166,7 +167,10 @@ class _Watched:
     def __init__(
         self, task: Task, clock: Callable[[], float], deadline: float, count: list[int] | None
     ) -> None:
-        self._task, self._clock, self._deadline, self._count = task, clock, deadline, count
+        self._task = task
+        self._clock = clock
+        self._deadline = deadline
+        self._count = count
 
     def advance(self, steps: int = 1) -> None:
         """Count, then look at the clock."""

@@ -148,8 +148,12 @@ def answer_built(job: JsonObject, folder: Path) -> JsonObject:
             for name in sorted(shared)
         }
 
-    answer_samples(open_model, lambda error: " ".join(str(error).split())[:_MESSAGE], folder)
+    answer_samples(open_model, _shorten_message, folder)
     return {}
+
+
+def _shorten_message(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MESSAGE]
 
 
 def time_built(job: JsonObject, folder: Path) -> JsonObject:
@@ -167,7 +171,7 @@ def time_built(job: JsonObject, folder: Path) -> JsonObject:
             request = _compile(openvino, Path(path), options, shapes).create_infer_request()
             blocks[name] = _make_block(request, feeds[name])
         except Exception as error:  # the others are timed
-            reasons[name] = " ".join(str(error).split())[:_MESSAGE]
+            reasons[name] = _shorten_message(error)
     times = measure_rounds(blocks, rounds=job["rounds"], seconds=job["seconds"], precision=0.0)
     return {"device": detect_cpu(), "failed": "", "times": times, "reasons": reasons}
 

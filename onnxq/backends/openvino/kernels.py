@@ -79,7 +79,7 @@ def _read_layer(row: JsonObject, names: list[str], outputs: Mapping[str, int]) -
         nodes=tuple(dict.fromkeys(_find_nodes(row["sources"], names, outputs))),
         inputs=tuple(_read_tensor(entry) for entry in row["inputs"] if not entry["constant"]),
         weights=tuple(_read_tensor(entry) for entry in row["inputs"] if entry["constant"]),
-        outputs=tuple(_read_tensor(entry) for entry in row["outputs"]),
+        outputs=tuple(map(_read_tensor, row["outputs"])),
         tactic=row["primitive"],
         moves=row["kind"] in _MOVES,
     )

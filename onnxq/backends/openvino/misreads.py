@@ -75,9 +75,7 @@ def check_conv(c: Candidate) -> Reason:
     return misread or surroundings.check_weighted(c)
 
 
-def _find_once(
-    find: Callable[[Graph], frozenset[T]],
-) -> Callable[[Graph], frozenset[T]]:
+def _find_once(find: Callable[[Graph], frozenset[T]]) -> Callable[[Graph], frozenset[T]]:
     """Keep what is found in a graph as long as that is there: every product of it asks."""
     by_graph: WeakKeyDictionary[Graph, frozenset[T]] = WeakKeyDictionary()
 
@@ -119,7 +117,7 @@ def _is_curved(c: Candidate) -> bool:
 @_find_once
 def _find_sized_nodes(index: Graph) -> frozenset[NodeRef]:
     """The nodes behind a tensor of which sizes are read that change and size others, and the products that make it."""
-    sized: set[NodeRef] = set()
+    sized = set[NodeRef]()
     for node in index.nodes:
         maker = index.maker(node)
         if node.op_type != "Shape" or maker is None:
@@ -166,7 +164,7 @@ def explain_multiplied(tensor: TensorId | None, index: Graph) -> Reason:
 @_find_once
 def _find_multiplied(index: Graph) -> frozenset[TensorId]:
     """The tensors that come to the first operand of products of activations, where pairs may stand before both."""
-    tensors: set[TensorId] = set()
+    tensors = set[TensorId]()
     for product in index.nodes:
         operands = list(index.list_computed(product).values())[:2]
         if product.op_type not in _MATRIX_PRODUCTS or len(operands) < 2:
@@ -190,8 +188,9 @@ def _walk_sources(index: Graph, tensor: TensorId, ops: Names) -> set[TensorId]:
 
     def list_sources(tensor: TensorId) -> Iterable[TensorId]:
         maker = index.find_producer(tensor)
-        passed = maker is not None and maker.op_type in ops
-        return index.list_computed(maker).values() if maker is not None and passed else ()
+        if maker is None or maker.op_type not in ops:
+            return ()
+        return index.list_computed(maker).values()
 
     return walk_from([tensor], list_sources)
 
@@ -209,9 +208,8 @@ def _walk_joined(c: Candidate) -> Iterator[Candidate]:
 
 def _explain_lost_scales(c: Candidate) -> Reason:
     """Why the scales get lost: sizes change from run to run, and several nodes read the result, but no one Swish."""
-    data = c.tensor(0)
     readers = c.index.list_consumers(c.node.result)
-    if c.index.find_sizes(data) is not None or len(readers) < 2 or find_swish(c) is not None:
+    if c.index.find_sizes(c.tensor(0)) is not None or len(readers) < 2 or find_swish(c) is not None:
         return None
     return (
         "OpenVINO loses the scales of an integer convolution "
@@ -221,8 +219,8 @@ def _explain_lost_scales(c: Candidate) -> Reason:
 
 def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> Reason:
     """Why the scales of the candidate, which come past `maker`, are misread. rectified: past an activation, too."""
-    for edge in c.index.list_consumers(maker.result):
-        reader = Candidate(c.index.find_node(edge.node), c.index, c.shapes)
+    for node in c.index.readers(maker.result):
+        reader = Candidate(node, c.index, c.shapes)
         op = reader.node.op_type
         if op == "Gather" and reader.attr("axis", 0) != 1 and reader.rank(1) != 1:
             return "OpenVINO computes a Gather of single places wrongly behind integer convolutions without a bias"
@@ -239,7 +237,7 @@ def _explain_moved_scales(c: Candidate, maker: NodeRef, rectified: bool) -> Reas
 
 def _find_factor(c: Candidate) -> Array | None:
     """The constant that values are multiplied or divided by."""
-    factors = (c.constant(k) for k in (0, 1))
+    factors = map(c.constant, (0, 1))
     return next((factor for factor in factors if factor is not None), None)
 
 

@@ -46,8 +46,7 @@ def _list_sum_inputs(c: Candidate) -> Indices:
 # EfficientNet-Lite0: 26.3 -> 26.8 dB, and no slower.
 def _explain_behind_stem(c: Candidate, maker: Candidate | None) -> Reason:
     """The reader of the depthwise convolution of a stem, which stays float."""
-    data = None if maker is None else maker.tensor(0)
-    name = None if data is None else surroundings.find_backbone(c.index, data)
+    name = None if maker is None else surroundings.find_backbone(c.index, maker.tensor(0))
     if maker is None or name is None:
         return None
     stem = Candidate(c.index.find_node(name), c.index, c.shapes)
@@ -109,8 +108,7 @@ RULES = (
     surroundings.RESIZE,
 )
 
-# Widths that a byte stores.
-_NARROW = (2, 3, 4, 5, 6, 7, 8)
+_NARROW = surroundings.BYTE_WIDTHS
 _weight = partial(Capability, role=Role.WEIGHT, symmetric=(True,), storage=("int8",))
 _channel = partial(_weight, granularity=(PerTensor, PerChannel))
 _matrix = partial(

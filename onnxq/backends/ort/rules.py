@@ -156,8 +156,7 @@ RULES = (
     surroundings.RESIZE,
 )
 
-# Widths that a byte stores.
-_NARROW = (2, 3, 4, 5, 6, 7, 8)
+_NARROW = surroundings.BYTE_WIDTHS
 _activation = partial(Capability, role=Role.ACTIVATION)
 _weight = partial(Capability, role=Role.WEIGHT, granularity=(PerTensor, PerChannel))
 # Operators whose weight may have one scale per output channel.

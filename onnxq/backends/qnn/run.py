@@ -6,7 +6,7 @@ from pathlib import Path
 from onnxq.backends.engine import Engine, Job
 from onnxq.backends.serving import ServedRunner, serve_model
 from onnxq.errors import ModelError
-from onnxq.graph import QUANTIZE, GraphIndex, ModelLike, get_index
+from onnxq.graph import QUANTIZE, ModelLike, get_index
 from onnxq.runtime import tap_tensors
 from onnxq.sites import TensorId
 
@@ -21,16 +21,10 @@ def emulate(
     for value, sizes in job.shapes.items():
         if len(set(sizes)) > 1:
             listed = ", ".join(dict.fromkeys("x".join(map(str, size)) for size in sizes))
-            fix = "give samples of one size"
-            raise ModelError(
-                f"input {value}",
-                f"a compiled model takes one size, and samples have {listed}",
-                fix,
-                code="Q115",
-            )
+            cause = f"a compiled model takes one size, and samples have {listed}"
+            raise ModelError(f"input {value}", cause, "give samples of one size", code="Q115")
     tapped = _tap_quantized(model) if job.debug_tensors else model
-    own = frozenset(value.name for value in GraphIndex(model).inputs)
-    return serve_model(engine, name, tapped, job, folder, inputs=own)
+    return serve_model(engine, name, tapped, job, folder)
 
 
 def _tap_quantized(model: ModelLike) -> ModelLike:

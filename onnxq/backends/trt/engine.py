@@ -203,8 +203,8 @@ class RtxEngine(TrtEngine):
             link = folder / _LINKS / "libtensorrt_rtx.so"
             link.unlink(missing_ok=True)
             link.symlink_to(library)
-        known = [os.environ["LD_LIBRARY_PATH"]] if os.environ.get("LD_LIBRARY_PATH") else []
-        return {"LD_LIBRARY_PATH": os.pathsep.join([str(folder / _LINKS), *known])}
+        paths = (str(folder / _LINKS), os.environ.get("LD_LIBRARY_PATH"))
+        return {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, paths))}
 
     def find_local(self) -> engine.Engine:
         """TensorRT where there are a GPU and the library."""

@@ -112,7 +112,7 @@ def _read_tensors(text: str) -> Tensors:
         Tensor(
             name=found["name"],
             dtype=find_dtype(found["dtype"]),
-            shape=tuple(int(size) for size in _SIZE.findall(found["shape"])),
+            shape=tuple(map(int, _SIZE.findall(found["shape"]))),
             layout=found["layout"] or "",
         )
         for found in _TENSOR.finditer(text)
@@ -130,6 +130,8 @@ def read_inspector(text: str) -> Kernels:
 
 
 def _read_layer(layer: JsonObject) -> Kernel:
+    name = str(layer.get("Name", ""))
+    kind = str(layer.get("LayerType", ""))
     weights = [_read_tensor(entry) for entry in layer.get("Constants") or ()]
     # A convolution's weight may stand apart from the constants, with a count in place of a shape.
     weight = layer.get("Weights")
@@ -137,14 +139,14 @@ def _read_layer(layer: JsonObject) -> Kernel:
         dtype = find_dtype(str(weight.get("Type", "")))
         weights.append(Tensor(name="weights", dtype=dtype, shape=(int(weight["Count"]),)))
     return Kernel(
-        name=str(layer.get("Name", "")),
-        kind=str(layer.get("LayerType", "")),
+        name=name,
+        kind=kind,
         nodes=find_node_names(str(layer.get("Metadata", ""))),
-        inputs=tuple(_read_tensor(entry) for entry in layer.get("Inputs") or ()),
+        inputs=tuple(map(_read_tensor, layer.get("Inputs") or ())),
         weights=tuple(weights),
-        outputs=tuple(_read_tensor(entry) for entry in layer.get("Outputs") or ()),
+        outputs=tuple(map(_read_tensor, layer.get("Outputs") or ())),
         tactic=str(layer.get("TacticName", "")),
-        moves=moves_data(str(layer.get("Name", "")), str(layer.get("LayerType", ""))),
+        moves=moves_data(name, kind),
     )
 
 
@@ -155,6 +157,6 @@ def _read_tensor(entry: JsonObject) -> Tensor:
     return Tensor(
         name=str(values.get("name", "")),
         dtype=find_dtype(str(values.get("datatype") or "")) or find_dtype(layout),
-        shape=tuple(int(dim) for dim in values.get("dimensions") or ()),
+        shape=tuple(map(int, values.get("dimensions") or ())),
         layout=layout,
     )

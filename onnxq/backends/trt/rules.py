@@ -47,12 +47,13 @@ MISSING: Mapping[FloatType, Names] = {
 
 def refuse_narrow(c: Candidate, kind: FloatType) -> str:
     """Why TensorRT computes this node in float32 only; "" where it has a kernel for the type."""
-    if c.node.op_type in MISSING[kind]:
-        return f"TensorRT has no {kind} kernel for {c.node.op_type}"
+    op_type = c.node.op_type
+    if op_type in MISSING[kind]:
+        return f"TensorRT has no {kind} kernel for {op_type}"
     weight = c.shape(1)
-    grouped = c.node.op_type in ("Conv", "ConvTranspose") and c.node.groups > 1
+    grouped = op_type in ("Conv", "ConvTranspose") and c.node.groups > 1
     # TensorRT-RTX has them; TensorRT 11.2 ends the build, on Ada (NVIDIA/TensorRT#4838). Depthwise ones are others.
-    if grouped and weight is not None and weight[0 if c.node.op_type == "ConvTranspose" else 1] > 1:
+    if grouped and weight is not None and weight[0 if op_type == "ConvTranspose" else 1] > 1:
         return f"TensorRT 11.2 does not build some grouped convolutions in {kind}"
     return ""
 
@@ -93,9 +94,7 @@ def refuse_float(node: NodeRef) -> str:
 def _check_conv(c: Candidate) -> Reason:
     if not c.is_constant(1):
         return "its weight is computed at run time: TensorRT has no int8 kernel for that"
-    if c.is_constant(0):
-        return "its data is constant"
-    return None
+    return surroundings.check_data(c)
 
 
 def _check_gemm(c: Candidate) -> Reason:
@@ -106,10 +105,16 @@ def _check_gemm(c: Candidate) -> Reason:
     return None
 
 
-def _check_gemm_gain(c: Candidate) -> Reason:
+def _check_gain(c: Candidate) -> Reason:
+    """Why a product with one output channel, or of two activations, does not pay."""
     if not c.is_constant(1):
         return "its weight is computed at run time: it is left float, as all products of two activations"
-    return _check_columns(c, 0 if c.node.is_transposed else 1)
+    # Measured: int8 with one column is padded to two and sliced again; one row (batch 1) is not.
+    weight = c.shape(1)
+    columns = 0 if c.node.is_transposed else 1
+    if weight is not None and len(weight) == 2 and weight[columns] == 1:
+        return "a product with one column: TensorRT pads it in int8, which costs more than it saves"
+    return None
 
 
 def _check_matmul(c: Candidate) -> Reason:
@@ -122,10 +127,6 @@ def _check_matmul(c: Candidate) -> Reason:
     return None
 
 
-def _check_matmul_gain(c: Candidate) -> Reason:
-    return _check_columns(c, 1)
-
-
 def _check_cut(c: Candidate) -> Reason:
     return _check_matmul(c) or (
         None
@@ -134,26 +135,11 @@ def _check_cut(c: Candidate) -> Reason:
     )
 
 
-def _check_columns(c: Candidate, axis: int) -> Reason:
-    """Why a product with one output channel does not pay. axis: that of the weight's output channels."""
-    # Measured: int8 with one column is padded to two and sliced again; one row (batch 1) is not.
-    weight = c.shape(1)
-    if weight is not None and len(weight) == 2 and weight[axis] == 1:
-        return "a product with one column: TensorRT pads it in int8, which costs more than it saves"
-    return None
-
-
 def _check_attention(c: Candidate, part: int) -> Reason:
     found = surroundings.find_attention(c.index, c.node)
     if found is not None and found[part] == c.node.name:
         return None
     return f"not the {('scores', 'values')[part]} of attention"
-
-
-def _check_product(c: Candidate) -> Reason:
-    return (
-        None if surroundings.multiplies_activations(c.index, c.node) else "one operand is constant"
-    )
 
 
 def _find_partners(c: Candidate) -> Names:
@@ -221,7 +207,7 @@ RULES = (
         weight=1,
         bias=2,
         check=_check_gemm,
-        unpaid=_check_gemm_gain,
+        unpaid=_check_gain,
     ),
     _product(
         name="matmul-qkv",
@@ -231,7 +217,7 @@ RULES = (
         output=Output.PAIR,
         weight=1,
         check=_check_cut,
-        unpaid=_check_matmul_gain,
+        unpaid=_check_gain,
         closes=lambda c: surroundings.find_attention_cut(c.index, c.node),
     ),
     _product(
@@ -240,7 +226,7 @@ RULES = (
         why="pairs on input and weight; one pair serves all readers of the input (query, key, value)",
         weight=1,
         check=_check_matmul,
-        unpaid=_check_matmul_gain,
+        unpaid=_check_gain,
     ),
     _attention(name="attention-qk", check=partial(_check_attention, part=0)),
     _attention(name="attention-pv", check=partial(_check_attention, part=1), output=Output.PAIR),
@@ -249,7 +235,7 @@ RULES = (
         ops=("MatMul",),
         why="pairs on both operands: with one TensorRT computes in float and quantizes besides",
         data=(0, 1),
-        check=_check_product,
+        check=surroundings.check_all_computed,
         opt_in="a product of two activations stays float: int8 costs it accuracy",
     ),
     _rule(
@@ -279,7 +265,7 @@ RULES = (
 )
 
 # All in int8; below 8 bits a Clip or the values themselves keep to the range.
-_NARROW = (2, 3, 4, 5, 6, 7, 8)
+_NARROW = surroundings.BYTE_WIDTHS
 _capability = partial(Capability, storage=("int8",), symmetric=(True,))
 # float8e4m3fn is a type of opset 19.
 _float8 = partial(_capability, storage=(FLOAT8,), opset=19)
@@ -298,9 +284,12 @@ _FP8_TAPS = 32
 
 
 def _check_taps(shape: Shape, _: QuantSpec) -> CauseAndFix | None:
-    if math.prod(shape[2:]) <= _FP8_TAPS:
+    taps = math.prod(shape[2:])
+    if taps <= _FP8_TAPS:
         return None
-    cause = f"its kernel has {math.prod(shape[2:])} taps: beyond {_FP8_TAPS} TensorRT convolves in float, not in FP8"
+    cause = (
+        f"its kernel has {taps} taps: beyond {_FP8_TAPS} TensorRT convolves in float, not in FP8"
+    )
     return cause, "it stays float"
 
 
@@ -308,13 +297,14 @@ def _check_blocks(shape: Shape, spec: QuantSpec) -> CauseAndFix | None:
     grain = spec.granularity
     if not isinstance(grain, PerBlock) or shape[grain.axis] % grain.size == 0:
         return None
-    fitting = [size for size in _BLOCKS if shape[grain.axis] % size == 0]
+    rows = shape[grain.axis]
+    fitting = [size for size in _BLOCKS if rows % size == 0]
     fix = (
         f"use block_size {fitting[-1]} for it"
         if fitting
         else "leave it float, or quantize in static mode"
     )
-    return f"its {shape[grain.axis]} rows do not make whole blocks of {grain.size}", fix
+    return f"its {rows} rows do not make whole blocks of {grain.size}", fix
 
 
 CAPABILITIES = (

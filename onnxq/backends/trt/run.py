@@ -69,7 +69,8 @@ class TrtRunner:
     """A Runner of a built engine: a context manager. Tensors that survived fusion come out with its outputs."""
 
     def __init__(self, engine: Engine, name: str, path: Path, plugins: Sequence[str] = ()) -> None:
-        self.name, self.seconds = name, 0.0
+        self.name = name
+        self.seconds = 0.0
         # In this process, where the engine runs: NVIDIA's plugins, of which TensorRT for RTX has none, and these. Those
         # that are there already stay.
         if engine.installed and (plugins or not engine.builds_ahead):

@@ -9,7 +9,7 @@ optimizations off computes the file as it is written; speed is not considered.
 from functools import partial
 
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
-from onnxq.backends.surroundings import check_data
+from onnxq.backends.surroundings import check_all_computed, check_data, check_two_activations
 from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 
@@ -25,22 +25,16 @@ def _check_matmul(c: Candidate) -> Reason:
     return _check_weighted(c)
 
 
-def _check_product(c: Candidate) -> Reason:
-    return "one operand is constant" if c.is_constant(0) or c.is_constant(1) else None
-
-
 def _check_two_operands(c: Candidate) -> Reason:
     # Only Softmax reads the sum: one operand is a mask.
-    readers = c.index.list_consumers(c.node.result)
-    if readers and all(c.index.find_node(reader.node).op_type == "Softmax" for reader in readers):
+    readers = c.index.readers(c.node.result)
+    if readers and all(reader.op_type == "Softmax" for reader in readers):
         return "masks scores, maybe with -inf, which no range holds"
-    if c.node.inputs[0] == c.node.inputs[1]:
-        return "both operands are the same tensor"
-    return _check_product(c)
+    return check_two_activations(c)
 
 
 def _check_softmax(c: Candidate) -> Reason:
-    maker = c.index.find_producer(c.tensor(0))
+    maker = c.index.maker(c.node)
     if maker is not None and maker.op_type in ("Add", "Sub", "Where"):
         return "reads scores that may be masked with -inf, which no range holds"
     return check_data(c)
@@ -69,7 +63,7 @@ RULES = (
         check=_check_weighted,
     ),
     _rule(name="matmul", ops=("MatMul",), why=_WEIGHTED, weight=1, check=_check_matmul),
-    _rule(name="product", ops=("MatMul",), why=_BOTH, data=(0, 1), check=_check_product),
+    _rule(name="product", ops=("MatMul",), why=_BOTH, data=(0, 1), check=check_all_computed),
     _rule(
         name="two-operands",
         ops=("Add", "Sub", "Mul"),

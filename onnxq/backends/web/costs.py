@@ -26,6 +26,8 @@ _VALUES = 1 << 18
 _LINES = 4096
 # Nanoseconds by what a node has: a launch, multiplications, results …
 Prices = Mapping[str, float]
+# The kind of a node, and what it does.
+_Work = tuple[str, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,43 +96,42 @@ class WebCosts:
         return sum_lstm(case, case.weight, self.predict_node, quantize)
 
 
-def count_work(case: OpCase) -> tuple[str, dict[str, float]]:
+def count_work(case: OpCase) -> _Work:
     """The kind of a node, and what it does. Sizes that are not known are taken small."""
+    op_type = case.op_type
+    output = case.output
     weight = case.weight
-    if case.op_type == "LSTM" and len(weight or ()) == LSTM_RANK:
+    if op_type == "LSTM" and len(weight or ()) == LSTM_RANK:
         return "LSTM", {}
-    if case.op_type == "Conv" and weight is not None:
+    if op_type == "Conv" and weight is not None:
         return _count_conv(case, weight)
-    if case.op_type in ("Gemm", "MatMul") and weight is not None and len(weight) > 1:
-        made = case.output[-1] if case.output else weight[-1]
-        rows = math.prod(case.output) // max(made, 1) if case.output else UNKNOWN_ROWS
+    if op_type in ("Gemm", "MatMul") and weight is not None and len(weight) > 1:
+        made = output[-1] if output else weight[-1]
+        rows = math.prod(output) // max(made, 1) if output else UNKNOWN_ROWS
         weights = math.prod(weight)
         counts = {"products": rows * weights, "results": rows * made}
-        return case.op_type, {"launch": 1.0, "weights": weights, **counts}
-    shapes = [shape for shape in (case.output, *case.inputs) if shape is not None]
-    shape = (
-        max(shapes, key=math.prod, default=None)
-        if case.op_type == "GlobalAveragePool"
-        else case.output
-    )
+        return op_type, {"launch": 1.0, "weights": weights, **counts}
+    shapes = [shape for shape in (output, *case.inputs) if shape is not None]
+    shape = max(shapes, key=math.prod, default=None) if op_type == "GlobalAveragePool" else output
     elements = UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
     # Elsewhere an activation is a part of its kernel, or has a kernel on both sides.
-    clamps = elements if case.op_type == "Add" and case.activation else 0
+    clamps = elements if op_type == "Add" and case.activation else 0
     return name_kind(case), {"launch": 1.0, "results": float(elements), "clamps": float(clamps)}
 
 
-def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
+def _count_conv(case: OpCase, weight: Shape) -> _Work:
     """Kinds: pointwise, which multiplies the map as it is; dense and grouped, which gather columns first; depthwise."""
     made, per_group, *kernel = weight
+    group = case.group
     batch, _, *sides = (
         case.output if case.output is not None else (1, made, *([_SIDE] * len(kernel)))
     )
     taps = math.prod(kernel)
     pixels = batch * math.prod(sides)
     plain = taps == 1 and math.prod(case.strides or (1,)) == 1
-    kind = "grouped" if case.group > 1 else "pointwise" if plain else "dense"
+    kind = "grouped" if group > 1 else "pointwise" if plain else "dense"
     pairs = 0
-    if per_group == 1 and case.group > 1:
+    if per_group == 1 and group > 1:
         before, after = ((shape or ())[1:] for shape in (case.inputs[0], case.output))
         kind = (
             "matrix"
@@ -148,11 +149,11 @@ def _count_conv(case: OpCase, weight: Shape) -> tuple[str, dict[str, float]]:
         # What a Max behind takes, and those results that integer kernels clamp all the same, one by one.
         "clamps": pixels * made if case.activation else 0,
         "weights": made * depth,
-        "columns": pixels * depth * case.group,
-        "gathers": pixels * taps * case.group,
+        "columns": pixels * depth * group,
+        "gathers": pixels * taps * group,
         # Float kernels go through a map row by row, and short rows fill no vectors.
-        "lines": pixels // max(sides[-1], 1) * taps * case.group,
-        "groups": batch * case.group,
+        "lines": pixels // max(sides[-1], 1) * taps * group,
+        "groups": batch * group,
         # Multiplications of each pixel that is made with all that are read.
         "pairs": batch * pairs,
     }

@@ -78,7 +78,9 @@ class Node:
     """
 
     def __init__(self, threads: int = 1) -> None:
-        self._threads, self._stack, self._count = threads, ExitStack(), 0
+        self._threads = threads
+        self._stack = ExitStack()
+        self._count = 0
 
     @cached_property
     def folder(self) -> Path:
@@ -167,8 +169,10 @@ class NodeRunner:
     """A Runner of a model in Node.js."""
 
     def __init__(self, name: str, node: Node, model: ModelLike) -> None:
-        self.name, self.seconds = name, 0.0
-        self._node, self._inputs = node, [value.name for value in GraphIndex(model).inputs]
+        self.name = name
+        self.seconds = 0.0
+        self._node = node
+        self._inputs = [value.name for value in GraphIndex(model).inputs]
         node.open_session(name, model)
 
     def infer(self, feeds: Feeds) -> RunValues:

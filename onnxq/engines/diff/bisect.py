@@ -36,6 +36,8 @@ from onnxq.progress import Tick
 from onnxq.runtime import Feeds, Session
 from onnxq.sites import TensorId
 
+# How a piece ended: its error and why the engine cannot run it; None for one that is fine.
+_End = tuple[Error, str] | None
 # How much a growing piece grows: a deep network is not run node by node.
 _GROWTH = 1.5
 _NOTHING = Error(
@@ -57,7 +59,8 @@ class FedParts(Cutter[ModelLike]):
 
     def __init__(self, index: GraphIndex, values: Callable[[Iterable[str]], ArrayDict]) -> None:
         super().__init__(index.model)
-        self._index, self._values = index, values
+        self._index = index
+        self._values = values
 
     def cut_fed(self, names: Collection[str], output: str) -> tuple[ModelLike, Feeds]:
         """The nodes as a model with one output, and the arrays to feed it."""
@@ -73,7 +76,7 @@ class FedParts(Cutter[ModelLike]):
         shape = self._index.find_shape(TensorId(name))
         if not dtype or shape is None or len(shape) != array.ndim or len(shape) == 1:
             return declare_input(name, [array], dtype)
-        return helper.make_tensor_value_info(name, dtype, list(shape))
+        return helper.make_tensor_value_info(name, dtype, shape)
 
 
 @dataclass(eq=False)
@@ -93,8 +96,7 @@ class PieceSearch:
     tick: Tick
     step: float = 0.0
     failing: bool = False
-    # How each piece ended: its error and why the engine cannot run it, None for one that is fine.
-    tried: dict[frozenset[str], tuple[Error, str] | None] = field(default_factory=dict)
+    tried: dict[frozenset[str], _End] = field(default_factory=dict)
 
     def find_piece(self) -> Piece | None:
         """None when no piece diverges by itself: the difference then adds up from roundings."""
@@ -138,7 +140,7 @@ class PieceSearch:
             if not edge:
                 return None
             edge = {name for node in edge for name in self.parts.list_sources(node)} - piece
-            piece = piece | edge
+            piece |= edge
 
     def connect(self, names: list[str]) -> list[str]:
         """Those of the nodes that the tensor is computed from without leaving them."""
@@ -148,7 +150,7 @@ class PieceSearch:
         """True when the piece diverges (or fails) by itself; one that the reference cannot run does not count."""
         return self.find_end(piece) is not None
 
-    def find_end(self, piece: Iterable[str]) -> tuple[Error, str] | None:
+    def find_end(self, piece: Iterable[str]) -> _End:
         """How a piece that diverges (or fails) ends, tried once; None for any other."""
         key = frozenset(piece)
         if key not in self.tried:
@@ -156,7 +158,7 @@ class PieceSearch:
             self.tried[key] = self._try(key)
         return self.tried[key]
 
-    def _try(self, piece: frozenset[str]) -> tuple[Error, str] | None:
+    def _try(self, piece: frozenset[str]) -> _End:
         tensor = self.counterpart.tensor
         proto, feeds = self.parts.cut_fed(piece, tensor)
         try:

@@ -93,7 +93,7 @@ def compare_models(
         # Kernels alone are looked at first: bisection needs a tensor to start from, and they may give one.
         if options.bisect:
             points = (*points, *work.check_kernels(points))
-        points = tuple(work.explain(point) for point in points)
+        points = tuple(map(work.explain, points))
         pieces = (*work.bisect(points), *work.bisect_failures()) if options.bisect else ()
     difference = Difference(
         data=dataset.describe(),
@@ -233,9 +233,9 @@ class _Comparison:
         seen = self.sums.seen
         for name in self.engines.names:
             engine = describe_engine(name, self.config.runtime.provider)
-            self.runs.append(Run(name=name, engine=engine, samples=seen.get(name, 0), base=name))
+            self.runs.append(Run(name=name, engine=engine, samples=seen[name], base=name))
         for name, one in self.loaded.items():
-            count = seen.get(name, 0)
+            count = seen[name]
             run = Run(
                 name=name,
                 engine=f"from {one.path}",
@@ -265,21 +265,21 @@ class _Comparison:
 
     def compare_layers(self) -> LayerResults:
         """Every matching tensor inside."""
-        first, threads = self.dataset[0], self.config.verify.threads
-        if OFF not in self.engines.names:
+        engines = self.engines
+        first = self.dataset[0]
+        threads = self.config.verify.threads
+        if OFF not in engines.names:
             cause = f"they are compared with the model run {label_run(OFF)}, which failed"
             return LayerResults(skipped=(Refusal("layers", cause, code="R111"),))
-        with self.engines.progress("having ONNX Runtime optimize the model"):
+        with engines.progress("having ONNX Runtime optimize the model"):
             # The graph of fusions can be read for the CPU alone.
-            fused = ON in self.engines.names and not self.config.runtime.provider
+            fused = ON in engines.names and not self.config.runtime.provider
             # Equalization scales and shifts channels: beside the model as it came, innocent layers
             # have 0 dB.
-            inside = (
-                self.engines.float_index if self.prepared is None else GraphIndex(self.prepared)
-            )
+            inside = engines.float_index if self.prepared is None else GraphIndex(self.prepared)
             self.inner = inner = open_inner(inside, self.index, first, fused=fused, threads=threads)
         with ExitStack() as stack:
-            others = self.engines.open_inner(stack)
+            others = engines.open_inner(stack)
             return compare_layers(
                 inner,
                 self.dataset.samples,
@@ -287,7 +287,7 @@ class _Comparison:
                 others=others,
                 threads=threads,
                 memory_limit=self.config.data.memory_limit or _MEMORY_LIMIT,
-                begin=lambda rounds: self.engines.progress(
+                begin=lambda rounds: engines.progress(
                     "comparing layers", rounds * len(self.dataset)
                 ),
             )

@@ -32,6 +32,8 @@ from onnxq.progress import Task, Tick, silent
 from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
 from onnxq.sites import Lines, Names, Refusal, Refusals, TensorId
 
+# Gives the samples anew.
+Samples = Callable[[], Iterable[Feeds]]
 _FLOATS = FLOAT_TENSORS | {0}
 # Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
 _INTEGERS = {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, 0}
@@ -268,7 +270,7 @@ def _find_layout_notes(
 
 def compare_layers(
     inner: Inner,
-    samples: Callable[[], Iterable[Feeds]],
+    samples: Samples,
     first: Feeds,
     *,
     others: Sequence[Runner] = (),
@@ -347,7 +349,7 @@ class _LayerWork:
     def read_group(
         self,
         group: Sequence[MatchedTensor],
-        samples: Callable[[], Iterable[Feeds]],
+        samples: Samples,
         others: Sequence[Runner],
         threads: int,
         tick: Tick,
@@ -420,20 +422,21 @@ class _LayerWork:
         layers: list[LayerDiff] = []
         points: dict[str, DivergencePoint] = {}
         for row in made:
-            accuracy = tallies.list_errors(row.name, (OFF, *runs), FLOAT)
-            engines = tallies.list_errors(row.name, runs, OFF)
+            tensor = row.name
+            accuracy = tallies.list_errors(tensor, (OFF, *runs), FLOAT)
+            engines = tallies.list_errors(tensor, runs, OFF)
             if not accuracy and not engines:
                 continue
-            before, own = losses[row.name]
+            before, own = losses[tensor]
             for error in engines:
                 # The first in the order of the network: those behind it go on with its error.
                 if error.run not in points and diverges(error, own):
-                    worst = tallies.find_worst_sample(row.name, error.run)
+                    worst = tallies.find_worst_sample(tensor, error.run)
                     points[error.run] = mark_divergence(
-                        row, self.counterparts[row.name, error.run], error, worst
+                        row, self.counterparts[tensor, error.run], error, worst
                     )
-            at = self.counterparts.get((row.name, ON), self.counterparts.get((row.name, OFF)))
-            name = row.reference or row.name
+            at = self.counterparts.get((tensor, ON), self.counterparts.get((tensor, OFF)))
+            name = row.reference or tensor
             layers.append(
                 LayerDiff(
                     name=name,
@@ -442,7 +445,7 @@ class _LayerWork:
                     accuracy=accuracy,
                     engines=engines,
                     at="" if at is None or at.tensor == name else at.tensor,
-                    drop_db=before - own if row.name in plain else math.nan,
+                    drop_db=before - own if tensor in plain else math.nan,
                 )
             )
         fallen = sorted(

@@ -6,15 +6,15 @@ Integers inside a graph, a file's or the one that ONNX Runtime makes of it, coun
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
 from typing import TypeGuard
 
 import numpy as np
 
-from onnxq.arrays import Array, Arrays, RunValues
+from onnxq.arrays import Array, Arrays, RunValues, as_float64
 from onnxq.config import DiffConfig
 from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
@@ -44,7 +44,7 @@ class Level:
         """float64 values of integers; the value itself when it is float already."""
         if value.dtype.kind == "f":
             return value
-        return (value.astype(np.float64) - self.zero_point) * self.scale
+        return (as_float64(value) - self.zero_point) * self.scale
 
 
 def find_level(index: GraphIndex, tensor: str) -> Level | None:
@@ -106,13 +106,15 @@ class Tally:
         """Add one sample."""
         reference = _drop_masks(reference)
         found = self._sums.update(reference, value)
-        at, self.samples = self.samples, self.samples + 1
+        at = self.samples
+        self.samples += 1
         if found is None:
             return
         self.max_rel = max(self.max_rel, _divide(found.max_abs, found.peak))
         share = _divide(found.noise, found.signal)
         if share > self._worst:
-            self._worst, self.worst_sample = share, at
+            self._worst = share
+            self.worst_sample = at
 
     def error(self, run: str, against: str) -> Error:
         """Return the error over all samples."""
@@ -238,7 +240,7 @@ class OutputSums:
     steps: Mapping[str, float]
     top_k: int
     # Samples of each run: a file may hold fewer than were run here.
-    seen: dict[str, int] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
     # By output that cannot be compared: its kind.
     not_numeric: dict[str, str] = field(default_factory=dict)
 
@@ -255,13 +257,14 @@ class OutputSums:
                     "a tensor of text" if isinstance(value, np.ndarray) else "a sequence or a map"
                 )
         for run, found in values.items():
-            self.seen[run] = self.seen.get(run, 0) + 1
-            for name, against in product(self.names, (FLOAT, OFF)):
+            self.seen[run] += 1
+            for name in self.names:
                 mine = found.get(name)
-                other = values.get(against, {}).get(name)
-                # Float is nobody's quantized run, and no run is compared with itself.
-                if run not in (FLOAT, against) and _is_numeric(mine) and _is_numeric(other):
-                    self.tallies.add(name, run, against, other, mine, self.steps[name], feeds)
+                for against in (FLOAT, OFF):
+                    other = values.get(against, {}).get(name)
+                    # Float is nobody's quantized run, and no run is compared with itself.
+                    if run not in (FLOAT, against) and _is_numeric(mine) and _is_numeric(other):
+                        self.tallies.add(name, run, against, other, mine, self.steps[name], feeds)
 
     def make_results(
         self, runs: Sequence[str], classes: Mapping[str, bool]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, RunValues
+from onnxq.arrays import ArrayDict, RunValues
 from onnxq.data.scripts import decode_array, encode_array
 from onnxq.errors import DataError
 from onnxq.files import AnyPath, check_input_kind, shorten_error, write_text
@@ -43,15 +43,10 @@ class Recorder:
         """Keep copies of one sample, until there are enough: runners use their buffers again."""
         if len(self.inputs) == self.limit:
             return
-        self.inputs.append({name: _copy_storable(value) for name, value in feeds.items()})
+        self.inputs.append(_copy_storable(feeds))
         for run, values in by_run.items():
-            arrays = {
-                name: _copy_storable(value)
-                for name, value in values.items()
-                if isinstance(value, np.ndarray)
-            }
             row = {
-                "outputs": arrays,
+                "outputs": _copy_storable(values),
                 "runtime": seconds.get(run),
                 "runner_name": run,
                 _CLASS: "IterationResult",
@@ -68,11 +63,7 @@ class Recorder:
 
 def save_feeds(path: Path, feeds: Feeds) -> None:
     """Write one sample's feeds as Polygraphy's JSON of inputs, over an earlier file."""
-    write_text(
-        path,
-        _to_json([{name: _copy_storable(value) for name, value in feeds.items()}]),
-        overwrite=True,
-    )
+    write_text(path, _to_json([_copy_storable(feeds)]), overwrite=True)
 
 
 def _to_json(value: Any) -> str:
@@ -81,9 +72,13 @@ def _to_json(value: Any) -> str:
     )
 
 
-def _copy_storable(value: Array) -> Array:
-    """A copy numpy can write and read back without pickling."""
-    return value.astype(_STORED.get(value.dtype.kind, value.dtype))
+def _copy_storable(values: RunValues) -> ArrayDict:
+    """Copies of the arrays that numpy can write and read back without pickling."""
+    return {
+        name: value.astype(_STORED.get(value.dtype.kind, value.dtype))
+        for name, value in values.items()
+        if isinstance(value, np.ndarray)
+    }
 
 
 @dataclass(frozen=True, eq=False)

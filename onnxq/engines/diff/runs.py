@@ -37,7 +37,9 @@ class Reference:
     """Tensors of one sample as ORT computes them without optimizations; each computed when first asked for."""
 
     def __init__(self, index: GraphIndex, feeds: Feeds, *, threads: int = 0) -> None:
-        self._index, self._feeds, self._threads = index, feeds, threads
+        self._index = index
+        self._feeds = feeds
+        self._threads = threads
         self._known: ArrayDict = dict(feeds)
 
     def __call__(self, names: Iterable[str]) -> ArrayDict:

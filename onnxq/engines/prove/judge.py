@@ -71,14 +71,13 @@ def judge_optimizer_sums(
 
     optimized: the graph that the kernels are nodes of. known: the weights found in the file.
     """
-    by_name = {kernel.name: kernel for kernel in kernels}
+    computed = {kernel.name: kernel.nodes for kernel in kernels}
     seen = {one.node for one in known}
     found = []
     for weight in find_saturating(optimized):
-        kernel = by_name.get(weight.node)
         names = [
             name
-            for name in (kernel.nodes if kernel is not None else ())
+            for name in computed.get(weight.node, ())
             if index.find_node(name).op_type in PRODUCTS
         ]
         # A fused kernel with several products: nobody knows whose weight it is.
@@ -127,8 +126,7 @@ def find_heavy_nodes(index: GraphIndex) -> NodeRefs:
 
 
 def _is_constant(index: GraphIndex, node: NodeRef) -> bool:
-    found = [index.find_input(node, k) for k, name in enumerate(node.inputs) if name]
-    return bool(found) and all(index.is_constant(tensor) for tensor in found)
+    return bool(index.list_reads(node)) and not index.list_computed(node)
 
 
 def _judge_node(node: NodeRef, kernels: Kernels, reasons: Reasons) -> NodeProof:

@@ -115,21 +115,22 @@ class NodeWork:
 
         The weight is the largest constant, unless the second input is larger: it is computed, or dequantized before.
         """
+        inputs = kernel.inputs
         if self._is_attention(kernel):
-            low = tuple(tensor for tensor in kernel.inputs if is_low(tensor.dtype))
+            low = tuple(tensor for tensor in inputs if is_low(tensor.dtype))
             # Query, key and value; masks come as bool or float beside them.
-            rest = tuple(tensor for tensor in kernel.inputs if tensor.dtype != "bool")
+            rest = tuple(tensor for tensor in inputs if tensor.dtype != "bool")
             return low if len(low) >= _QKV else rest
         if self.op not in PRODUCTS:
-            return kernel.inputs[:1] if self._is_pool(kernel) else kernel.inputs
+            return inputs[:1] if self._is_pool(kernel) else inputs
         weight = max(kernel.weights, key=lambda tensor: tensor.size, default=None)
         if weight is None:
-            return kernel.inputs[:2]
+            return inputs[:2]
         # The inspector says of some constants that they are the weight.
         told = weight.name == "weights" or is_low(weight.dtype)
-        if not told and len(kernel.inputs) > 1 and kernel.inputs[1].size >= weight.size:
-            return kernel.inputs[:2]
-        return (*kernel.inputs[:1], weight)
+        if not told and len(inputs) > 1 and inputs[1].size >= weight.size:
+            return inputs[:2]
+        return (*inputs[:1], weight)
 
 
 def _find_float_type(tensors: Iterable[Tensor]) -> str:

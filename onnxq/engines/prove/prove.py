@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ import onnx
 
 from onnxq.annotate import Inspection, WeightSums, inspect_model, read_plan_note
 from onnxq.backends import Engine, find_backend, find_engine, find_usual_engine, list_engines
-from onnxq.backends.building import build_engine, check_library, fail_alike
+from onnxq.backends.building import build_engine, check_library, copy_file, fail_alike
 from onnxq.backends.engine import (
     LOG,
     BuildResult,
@@ -44,9 +43,9 @@ from onnxq.engines.prove.proof import (
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
-from onnxq.engines.shapes import Sizes, demand_sizes, make_profile, warn_guesses
+from onnxq.engines.shapes import GivenSizes, Sizes, demand_sizes, make_profile, warn_guesses
 from onnxq.errors import ConfigError, OnnxqError, OutputError, suggest_names
-from onnxq.files import ScratchFolder, prepare_folder, replace_files
+from onnxq.files import ScratchFolder, prepare_folder
 from onnxq.graph import ModelLike, ModelSource, add_libraries, infer_shapes, name_nodes, save_model
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.convert import inline_functions
@@ -70,7 +69,7 @@ class ProveRequest:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     # Samples that saturation is measured on.
     dataset: Dataset | None = None
-    shapes: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    shapes: GivenSizes = field(default_factory=dict)
     save: Path | None = None
     progress: Progress = silent
 
@@ -141,7 +140,8 @@ def _find_engine(model: onnx.ModelProto, request: ProveRequest) -> tuple[Engine,
     """The engine with its options, and why it is this one; "" where the caller named it."""
     options = request.options
     if options.engine:
-        engine, chosen = find_engine(options.engine), ""
+        engine = find_engine(options.engine)
+        chosen = ""
     else:
         engine, chosen = choose_engine(model, options.compute_capability)
     engine = engine.with_options(request.runtime)
@@ -191,16 +191,17 @@ def _measure_cost(
     model: ModelLike, weights: Sequence[WeightSums], request: ProveRequest
 ) -> SaturationCost | None:
     """Saturation on the samples, if there are any."""
-    if request.dataset is None:
+    dataset = request.dataset
+    if dataset is None:
         return None
     proto = add_libraries(model, request.runtime.libraries)
     nodes = frozenset(one.node for one in weights if one.saturates)
-    with request.progress("counting sums that saturate", len(request.dataset)) as task:
-        samples = request.dataset.samples()
+    with request.progress("counting sums that saturate", len(dataset)) as task:
+        samples = dataset.samples()
         found = measure_saturation(
             proto, samples, nodes=nodes, threads=request.options.threads, on_sample=task.advance
         )
-    return replace(found, data=request.dataset.describe(), synthetic=request.dataset.synthetic)
+    return replace(found, data=dataset.describe(), synthetic=dataset.synthetic)
 
 
 def choose_engine(proto: onnx.ModelProto, capability: str | None) -> tuple[Engine, str]:
@@ -394,11 +395,7 @@ def _copy_files(folder: Path, result: BuildResult, engine: Engine, save: Path | 
     for name, own in engine.saved.items():
         # Of a build that failed only the log says anything.
         if os.path.exists(folder / name) and (result.state is BuildState.BUILT or name == LOG):
-            with (
-                (folder / name).open("rb") as source,
-                replace_files([save / own], overwrite=True) as files,
-            ):
-                shutil.copyfileobj(source, files[0])
+            copy_file(folder / name, save / own, overwrite=True)
             paths.append(str(save / own))
     return tuple(paths)
 
@@ -433,7 +430,11 @@ def _reduce(
         f"looking for the smallest part that fails, for at most {_REDUCE_SECONDS:g} s"
     ) as task:
         found = find_smallest_failure(index, fails, seconds=_REDUCE_SECONDS, hint=whole.node)
-    if found is None or request.save is None:
-        return None if found is None else found[1]
-    save_model(found[0], request.save / REDUCED, overwrite=True)
-    return replace(found[1], path=str(request.save / REDUCED))
+    if found is None:
+        return None
+    part, reduced = found
+    if request.save is None:
+        return reduced
+    path = request.save / REDUCED
+    save_model(part, path, overwrite=True)
+    return replace(reduced, path=str(path))

@@ -184,4 +184,5 @@ class Reasons:
         axis = _CHANNELS.get(node.op_type)
         if axis is None or shape is None:
             return None
-        return (axis % len(shape), axis % len(shape) - len(shape))
+        rank = len(shape)
+        return axis % rank, axis % rank - rank

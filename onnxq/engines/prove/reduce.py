@@ -47,7 +47,7 @@ class Parts(Cutter[ModelLike]):
         dtype = self._index.find_dtype(TensorId(name))
         shape = self._index.find_shape(TensorId(name))
         return (
-            helper.make_tensor_value_info(name, dtype, list(shape))
+            helper.make_tensor_value_info(name, dtype, shape)
             if dtype and shape is not None
             else None
         )
@@ -63,18 +63,19 @@ def find_smallest_failure(
     """
     search = _Search(Parts(index), fails, time.perf_counter() + seconds)
     start = time.perf_counter()
-    best = list(search.parts.names)
+    whole = search.parts.names
+    best = list(whole)
     # The node to blame with a few before it is often enough, and spares the bisection its builds of half a model.
     if hint in best:
         best = next(
             (tried for tried in search.grow_around(hint, best) if search.ends_alike(tried)), best
         )
-    if len(best) == len(search.parts.names):
+    if len(best) == len(whole):
         best = search.find_prefix(best)
     best = search.find_suffix(best)
     best = leave_out_nodes(best, search.ends_alike)
     model = search.parts.cut_part(best)
-    if model is None or len(best) == len(search.parts.names):
+    if model is None or len(best) == len(whole):
         return None
     ops = tuple(search.parts.nodes[name].op_type for name in best)
     seconds = time.perf_counter() - start
@@ -85,7 +86,9 @@ class _Search:
     """Counts builds, remembers their ends, and builds nothing more once the time is up."""
 
     def __init__(self, parts: Parts, fails: Fails, end: float) -> None:
-        self.parts, self._fails, self._end = parts, fails, end
+        self.parts = parts
+        self._fails = fails
+        self._end = end
         self.builds = 0
         self._known: dict[frozenset[str], bool] = {}
 

@@ -71,17 +71,16 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
     named = name_nodes(proto)
     if nodes is None:
         nodes = frozenset(one.node for one in find_saturating(GraphIndex(named)) if one.saturates)
-    over = nodes
     # Integer operators become products between pairs, which compute in float and have a place for
     # an excess.
-    exact = infer_shapes(read_integer_operators(named, over))
+    exact = infer_shapes(read_integer_operators(named, nodes))
     index = GraphIndex(exact)
     editor = Editor(exact)
     counters = []
     skipped = []
     for operand in find_operands(index):
         name = operand.node.name
-        if name not in over or not operand.over.any():
+        if name not in nodes or not operand.over.any():
             continue
         scale = _find_scale(index, operand)
         reason = _find_obstacle(operand)
@@ -94,7 +93,7 @@ def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) ->
     # What ONNX Runtime quantizes by itself has no pair in the file, and no integers to read.
     seen = {one.node for one in counters} | {one.subject for one in skipped}
     skipped += [
-        Refusal(name, _UNASKED, rule="saturation", code="R114") for name in sorted(over - seen)
+        Refusal(name, _UNASKED, rule="saturation", code="R114") for name in sorted(nodes - seen)
     ]
     return Emulation(exact, editor.export() if counters else exact, tuple(counters), tuple(skipped))
 
@@ -120,7 +119,10 @@ class _ExcessWriter(NodeWriter):
 
     def __init__(self, editor: Editor[Any], opset: int, operand: Operand, scale: Floats) -> None:
         super().__init__(editor, operand.node.scope, f"{operand.node.name}/saturation")
-        self.opset, self.scale, self.operand, self.node = opset, scale, operand, operand.node
+        self.opset = opset
+        self.scale = scale
+        self.operand = operand
+        self.node = operand.node
         self.conv = operand.node.op_type == "Conv"
 
     def write(self) -> Counter:
@@ -139,9 +141,12 @@ class _ExcessWriter(NodeWriter):
         self.add("Add", [inner, self._write_excess(parts, rows, inner)], output=made)
         self.editor.rewire(TensorId(inner, self.scope), made, outputs=True)
         size = self.add("Size", [made])
-        saturated = TensorId(count, self.scope)
-        sizes = TensorId(size, self.scope)
-        return Counter(self.node.name, saturated, sizes, over.size / max(len(over), 1))
+        return Counter(
+            self.node.name,
+            saturated=TensorId(count, self.scope),
+            size=TensorId(size, self.scope),
+            sums=over.size / max(len(over), 1),
+        )
 
     def _name_results(self) -> tuple[str, str]:
         """Names of the exact and of the saturating result.
@@ -185,7 +190,7 @@ class _ExcessWriter(NodeWriter):
         filters = np.tile(units, (channels, *[1] * (len(taps) + 1)))
         attrs = {key: self.node.attrs[key] for key in _CONV_ATTRIBUTES if key in self.node.attrs}
         return self.add(
-            "Conv", [x, self.constant(filters)], **attrs, kernel_shape=list(taps), group=channels
+            "Conv", [x, self.constant(filters)], **attrs, kernel_shape=taps, group=channels
         )
 
     def _find_gather_indices(self, rows: Integers, k: Integers) -> Integers:
@@ -202,9 +207,7 @@ class _ExcessWriter(NodeWriter):
         """The excess of rows, summed up, and how many sums had any. sums: [rows, most], -1 where a row has fewer."""
         # -1 gathers the first sum instead, and its weights are multiplied by 0.
         which = np.maximum(sums, 0)
-        weights = (
-            self.operand.sums[rows[:, None], which].astype(np.float32) * (sums >= 0)[:, :, None]
-        )
+        weights = as_float32(self.operand.sums[rows[:, None], which]) * (sums >= 0)[:, :, None]
         products = []
         # A 16-bit sum is of two neighbours: kernels multiply bytes and add the products in pairs.
         for side in (0, 1):
@@ -257,7 +260,7 @@ def _split_rows(over: Mask) -> Iterator[tuple[Integers, Integers]]:
     """
     counts = over.sum(axis=1)
     order = np.argsort(-counts, kind="stable")
-    order = order[counts[order] > 0].astype(np.int64)
+    order = as_int64(order[counts[order] > 0])
     start = 0
     while start < len(order):
         most = int(counts[order[start]])

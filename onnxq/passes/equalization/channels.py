@@ -34,7 +34,8 @@ class ChannelFlow(Generic[LabelT]):
 
     def __init__(self, index: GraphIndex) -> None:
         self.index = index
-        self.labels: dict[TensorId, LabelT] = {}
+        # Of None, an input that is left out, there is none.
+        self.labels: dict[TensorId | None, LabelT] = {}
 
     def visit_nodes(self, rules: Mapping[str, Callable[[Any, NodeRef], bool] | None]) -> None:
         """Visit every node of every scope. rules: by operator; each returns False where it cannot pass a label on."""
@@ -56,8 +57,7 @@ class ChannelFlow(Generic[LabelT]):
 
     def find_label(self, node: NodeRef, k: int) -> LabelT | None:
         """The label of input k of a node; None where it has none."""
-        tensor = self.index.find_input(node, k)
-        return None if tensor is None else self.labels.get(tensor)
+        return self.labels.get(self.index.find_input(node, k))
 
     def write_label(self, tensor: TensorId, label: LabelT) -> None:
         """Set the label of a tensor; it is held where somebody outside of the nodes sees the tensor."""
@@ -86,8 +86,8 @@ class ScaledLinear:
     @property
     def inputs(self) -> int:
         """Number of input channels."""
-        weight = self.linear.weight
-        return int(weight.shape[0] if self.linear.axis else weight.shape[1] * self.groups)
+        # Of a ConvTranspose, whose weight has the inputs of all groups, there is one group.
+        return int(self.linear.weight.shape[1 - self.linear.axis] * self.groups)
 
     @property
     def groups(self) -> int:
@@ -119,7 +119,7 @@ class ScaledChannels(ChannelFlow[Labels]):
         self.ops: list[ScaledLinear] = []
         self.axes: dict[TensorId, int] = {}
         # Adds that hold the bias of a MatMul, which labels their outputs.
-        self.bias_adds: set[str] = set()
+        self.bias_adds = set[str]()
         self.count = 0
         self.fixed_labels: list[Labels] = []
         self.pairs: list[tuple[Labels, Labels]] = []
@@ -259,20 +259,27 @@ def scale_resize(flow: ScaledChannels, node: NodeRef) -> bool:
 def scale_product(flow: ScaledChannels, node: NodeRef) -> bool:
     """Mul by a tensor without labels, Div by it: a gate, or a constant."""
     labelled = [(k, labels) for k in range(2) if (labels := flow.find_label(node, k)) is not None]
-    # The product of two such tensors would have the factors of both, and behind a Div one its
-    # inverse.
-    if len(labelled) != 1 or (node.op_type == "Div" and labelled[0][0]):
+    # The product of two such tensors would have the factors of both.
+    if len(labelled) != 1:
         return False
-    x = flow.index.find_input(node, labelled[0][0])
-    # Along axis 0 a gate of fewer axes may lie along the channels.
-    return x is not None and flow.axes[x] != 0 and _write_alike(flow, node, *labelled[0])
+    ((k, labels),) = labelled
+    x = flow.index.find_input(node, k)
+    return (
+        x is not None
+        # Along axis 0 a gate of fewer axes may lie along the channels.
+        and flow.axes[x] != 0
+        # Behind a Div a divisor would have the inverse of its factors.
+        and not (node.op_type == "Div" and k)
+        and _write_alike(flow, node, k, labels)
+    )
 
 
 def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
     """Both operands take the same factors, if they are of one shape along the channels."""
     if node.name in flow.bias_adds:
         return True
-    labels, others = flow.find_label(node, 0), flow.find_label(node, 1)
+    labels = flow.find_label(node, 0)
+    others = flow.find_label(node, 1)
     # An operand of one channel broadcasts over those of the other, and has no factor for each.
     if labels is None or others is None or labels.size != others.size:
         return False
@@ -317,7 +324,7 @@ def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     labels = flow.find_label(node, 0)
     if x is None or labels is None or flow.axes[x] != 1:
         return False
-    before, after = (flow.index.find_shape(tensor) for tensor in (x, node.result))
+    before, after = map(flow.index.find_shape, (x, node.result))
     # A Reshape comes here, too: exporters write it for a Flatten.
     if before is None or after is None or len(after) != 2:
         return False

@@ -12,15 +12,11 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Floats
+from onnxq.arrays import Array, Array64, Floats, as_float32, as_float64
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, get_index
+from onnxq.passes.equalization import cross_layer_core
 from onnxq.passes.equalization.channels import ScaledChannels, ShiftSource
-from onnxq.passes.equalization.cross_layer_core import (
-    equalize_values,
-    equalize_weights,
-    scale_weight,
-)
 from onnxq.passes.equalization.operators import find_scaled_channels, find_shifted_channels
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.passes.linear import Linear
@@ -37,9 +33,7 @@ def list_channel_axes(proto: ModelLike, fixed: Iterable[TensorId] = ()) -> dict[
     little about. fixed: tensors that keep their values."""
     flow = find_scaled_channels(get_index(proto), fixed)
     joint = flow.free & ~flow.rectified
-    return {
-        tensor: flow.axes[tensor] for tensor, labels in flow.labels.items() if joint[labels].any()
-    }
+    return {tensor: axis for tensor, axis in flow.axes.items() if joint[flow.labels[tensor]].any()}
 
 
 def compute_factors(
@@ -58,33 +52,36 @@ def compute_factors(
     for op in flow.ops:
         s = by_root[flow.root[op.rows]]
         if max(s.max(initial=1.0), 1.0 / s.min(initial=1.0)) > _WORTH:
-            factors[op.linear.last.result] = s.astype(np.float32)
+            factors[op.linear.last.result] = as_float32(s)
     return factors
 
 
 def _compute_by_root(flow: ScaledChannels, largest: Mapping[TensorId, Array64]) -> Array64:
     """[labels] factors; only roots have factors other than 1."""
-    count = flow.root.size
+    root = flow.root
+    count = root.size
     rows = np.zeros(count)
     columns = np.zeros(count)
     values = np.zeros(count)
     for op in flow.ops:
         size = op.largest
         # `at`: several rows may have one root.
-        np.maximum.at(rows, flow.root[op.rows], size.max(axis=2, initial=0.0).reshape(-1))
+        np.maximum.at(rows, root[op.rows], size.max(axis=2, initial=0.0).reshape(-1))
         if op.columns is not None:
-            np.maximum.at(columns, flow.root[op.columns], size.max(axis=1, initial=0.0).reshape(-1))
+            np.maximum.at(columns, root[op.columns], size.max(axis=1, initial=0.0).reshape(-1))
     for tensor, value in largest.items():
         if tensor in flow.labels:
-            np.maximum.at(values, flow.root[flow.labels[tensor]], value)
-    roots = np.flatnonzero((flow.root == np.arange(count)) & flow.free)
+            np.maximum.at(values, root[flow.labels[tensor]], value)
+    roots = np.flatnonzero((root == np.arange(count)) & flow.free)
     # Behind an Add or a Concat, or without a ReLU, the weights of one operator say little about the values.
     single = roots[flow.rectified[roots]]
     joint = roots[~flow.rectified[roots]]
     factors = np.ones(count)
-    factors[single] = equalize_weights(rows[single], columns[single], flow.group[single])
+    factors[single] = cross_layer_core.equalize_weights(
+        rows[single], columns[single], flow.group[single]
+    )
     if largest:
-        factors[joint] = equalize_values(values[joint], flow.group[joint])
+        factors[joint] = cross_layer_core.equalize_values(values[joint], flow.group[joint])
     return factors
 
 
@@ -95,40 +92,41 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
     """
     index = get_index(proto)
     flow = find_scaled_channels(index)
-    s = np.ones(flow.root.size)
-    scaled = np.zeros(flow.root.size, bool)
+    root = flow.root
+    s = np.ones(root.size)
+    scaled = np.zeros(root.size, bool)
     for tensor, values in factors.items():
         labels = flow.labels.get(tensor)
         if labels is None or labels.size != values.size:
             raise PlanError(
                 tensor, "has no channels that could be equalized this way", _FIX, code="Q404"
             )
-        roots = flow.root[labels]
-        wide = values.astype(np.float64)
+        roots = root[labels]
+        wide = as_float64(values)
         # Channels of one root, as an Add makes them, can only be multiplied alike.
         if (scaled[roots] & (s[roots] != wide)).any() or ((wide != 1.0) & ~flow.free[labels]).any():
             raise PlanError(
                 tensor, "cannot take the factors that the plan gives it", _FIX, code="Q404"
             )
-        s[roots], scaled[roots] = wide, True
+        s[roots] = wide
+        scaled[roots] = True
     edit = Edit(proto)
     changed = False
     for op in flow.ops:
-        rows = s[flow.root[op.rows]]
-        columns = np.ones(op.inputs) if op.columns is None else s[flow.root[op.columns]]
+        rows = s[root[op.rows]]
+        columns = np.ones(op.inputs) if op.columns is None else s[root[op.columns]]
         if (rows == 1.0).all() and (columns == 1.0).all():
             continue
         linear = op.linear
         changed = True
-        weight = scale_weight(linear.weight, op.groups, op.output_first, rows, columns)
+        weight = cross_layer_core.scale_weight(
+            linear.weight, op.groups, op.output_first, rows, columns
+        )
         edit.set_rounded(linear.node.make_edge(1), weight, linear.weight.dtype)
         bias = None if linear.bias_at is None else index.input_value(*linear.bias_at)
         if linear.bias_at is not None and bias is not None:
-            edit.set_rounded(
-                NodeRef.make_edge(*linear.bias_at),
-                bias.astype(np.float64) * rows,
-                bias.dtype,
-            )
+            edge = NodeRef.make_edge(*linear.bias_at)
+            edit.set_rounded(edge, as_float64(bias) * rows, bias.dtype)
     return edit.export() if changed else proto
 
 
@@ -163,7 +161,7 @@ def compute_shifts(low: Array64, high: Array64) -> Array64:
     Values are those of float32, as a plan stores them.
     """
     c = (low + high) / 2.0
-    c = np.where(np.isfinite(c), c, 0.0).astype(np.float32).astype(np.float64)
+    c = as_float64(as_float32(np.where(np.isfinite(c), c, 0.0)))
     before = _measure_width(low, high)
     after = _measure_width(low - c, high - c)
     return c if after < (1.0 - WORTH) * before else np.zeros_like(c)
@@ -179,7 +177,7 @@ def absorb_shifts(weight: Array, c: Array64, axis: int, groups: int) -> Array64:
 
     axis: W's output axis, 0 for Conv ([out, in / groups, kernel…]) and a transposed Gemm, 1 for [in, out] matrices.
     """
-    wide = weight.astype(np.float64)
+    wide = as_float64(weight)
     if axis:
         return c @ wide
     flat = wide.reshape(groups, wide.shape[0] // groups, wide.shape[1], -1).sum(axis=3)
@@ -204,7 +202,7 @@ def choose_shifts(proto: ModelLike, observed: Mapping[TensorId, ChannelStatistic
             values = observed[source.tensor]
             c = compute_shifts(values.low, values.high)
             if c.any():
-                shifts[source.tensor] = c.astype(np.float32)
+                shifts[source.tensor] = as_float32(c)
     return shifts
 
 
@@ -214,7 +212,7 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
     Raises PlanError for a tensor that cannot be lowered this way.
     """
     index = get_index(proto)
-    sources = {source.tensor: source for source in find_shifted_channels(index).list_free()}
+    sources = {source.tensor: source for source in list_sources(proto)}
     # Operators whose bias grows, and by how much: one may make a tensor that is lowered and read another.
     gains: dict[str, tuple[Linear, Array64]] = {}
 
@@ -227,7 +225,7 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
         if source is None or c.shape != (source.op.channels,):
             cause = "cannot take the shifts that the plan gives it"
             raise PlanError(tensor, cause, "plan the model again", code="Q404")
-        wide = c.astype(np.float64)
+        wide = as_float64(c)
         add_gain(source.op, -wide)
         for reader, times in source.readers.values():
             groups = reader.node.groups

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, Mask
+from onnxq.arrays import Array, Array64, Mask, as_float32, as_float64
 
 Labels = NDArray[np.intp]
 
@@ -76,21 +76,20 @@ def _find_alive(values: Array64, groups: Labels) -> Mask:
 
 def _normalize_factors(s: Array64, alive: Mask, groups: Labels) -> Array64:
     """s divided by its geometric mean over the channels of each group that are not empty, within the limits."""
-    count = int(groups.max(initial=-1)) + 1
-    logs = np.bincount(groups[alive], np.log(s[alive]), count)
-    mean = logs / np.maximum(np.bincount(groups[alive], minlength=count), 1)
+    members = groups[alive]
+    logs = np.log(s[alive])
+    # Of a group without members nobody asks for the mean.
+    mean = np.bincount(members, logs) / np.maximum(np.bincount(members), 1)
     out = np.ones_like(s)
-    out[alive] = np.exp(
-        np.clip(np.log(s[alive]) - mean[groups[alive]], -np.log(_FARTHEST), np.log(_FARTHEST))
-    )
+    out[alive] = np.exp(np.clip(logs - mean[members], -np.log(_FARTHEST), np.log(_FARTHEST)))
     # Plans store these numbers in float32, and applying a plan later must repeat them to the bit.
-    return out.astype(np.float32).astype(np.float64)
+    return as_float64(as_float32(out))
 
 
 def group_by_label(weight: Array, groups: int, output_first: bool) -> Array64:
     """Largest |weight| over the kernel, [groups, outputs, inputs]. output_first: Conv's order of axes."""
     outer, inner = weight.shape[:2]
-    flat = np.abs(weight.astype(np.float64)).reshape(groups, outer // groups, inner, -1).max(axis=3)
+    flat = np.abs(as_float64(weight)).reshape(groups, outer // groups, inner, -1).max(axis=3)
     return np.asarray(flat if output_first else flat.swapaxes(1, 2))
 
 
@@ -101,4 +100,4 @@ def scale_weight(
     factor = outputs.reshape(groups, -1, 1) / inputs.reshape(groups, 1, -1)
     factor = factor if output_first else factor.swapaxes(1, 2)
     shape = (*weight.shape[:2], *[1] * (weight.ndim - 2))
-    return weight.astype(np.float64) * factor.reshape(shape)
+    return as_float64(weight) * factor.reshape(shape)

@@ -87,7 +87,7 @@ def find_scaled_channels(
     """
     flow = channels.ScaledChannels(index)
     flow.visit_nodes({name: rules.scale for name, rules in RULES.items()})
-    for tensor in flow.labels.keys() & set(fixed):
+    for tensor in set(fixed) & flow.labels.keys():
         flow.hold_label(flow.labels[tensor], f"a rule gives the range of {tensor.name}")
     return flow.finish()
 

@@ -48,8 +48,7 @@ def observe_channels(
     """
     if not axes:
         return {}
-    lay_out = len(dataset) >= LEAST_LAID_OUT
-    taps = Taps(proto, list(axes), memory_limit, lay_out=lay_out)
+    taps = Taps(proto, list(axes), memory_limit, lay_out=len(dataset) >= LEAST_LAID_OUT)
     if not taps.tensors:
         return {}
     groups = taps.form_groups(dataset.batches(batch))
@@ -71,8 +70,11 @@ def observe_channels(
                 if part.first_index != last:
                     task.advance(part.count)
                     last = part.first_index
-    finished = {tensor: statistics.finish() for tensor, statistics in running.items()}
-    return {tensor: statistics for tensor, statistics in finished.items() if statistics is not None}
+    return {
+        tensor: finished
+        for tensor, statistics in running.items()
+        if (finished := statistics.finish()) is not None
+    }
 
 
 CROSS_LAYER = "cross_layer_equalization"
@@ -101,12 +103,12 @@ def write_factors(
     ids: structural identities in the model that the plan will be applied to, before any scaling.
     """
     single = {tensor: np.asarray(s, np.float32) for tensor, s in factors.items()}
-    records = (
+    records = [
         Scaling(name=name, tensor=tensor, factors=s, anchor=ids.get(tensor, ""))
         for tensor, s in single.items()
-    )
+    ]
     model = infer_shapes(_WRITERS[name](state.model, single))
-    return _record(replace(state, model=model), tuple(records))
+    return _record(replace(state, model=model), records)
 
 
 def _record(state: FloatState, scalings: Sequence[Scaling | Rotation]) -> FloatState:
@@ -341,8 +343,12 @@ def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """A scale for each token of the data that linear layers read."""
     plan = ctx.place(state, ctx.progress)
     index = get_index(state.model)
-    activations = [site for site in plan.sites if not site.role.is_constant]
-    read = {edge for site in activations for edge in site.find_readers(index)}
+    read = {
+        edge
+        for site in plan.sites
+        if not site.role.is_constant
+        for edge in site.find_readers(index)
+    }
     tensors = {index.find_at(edge) for edge in read}
     scaled = {}
     for tensor in sorted(filter(None, tensors)):

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, Integers
+from onnxq.arrays import Array, Array64, Integers, as_float64
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.passes.equalization.operators import find_streams
@@ -32,41 +31,42 @@ _DENSE = 100
 _CHUNK = 1 << 17
 
 
+_ORDER_2 = np.array([[1, 1], [1, -1]], np.int8)
+
+
 @lru_cache(maxsize=64)
-def make_paley(order: int) -> NDArray[np.int8] | None:
-    """Paley's Hadamard matrix of this order, [order, order]; None where there is none of a prime.
+def make_paley(order: int) -> Array | None:
+    """Paley's Hadamard matrix of this order, int8 [order, order]; None where there is none of a prime.
 
     Paley 1933, On orthogonal matrices.
     """
     if order in (1, 2):
-        return np.array([[1, 1], [1, -1]], np.int8)[:order, :order]
+        return _ORDER_2[:order, :order]
     single = order - 1
     half = order // 2 - 1
     # Paley's first construction: q = 3 modulo 4 makes Jacobsthal's matrix skew-symmetric, and I + S
     # orthogonal.
     if single % 4 == 3 and _is_prime(single):
-        border = np.concatenate(
-            [[[0], *[[-1]] * single], [[1] * single, *_make_jacobsthal(single)]], axis=1
-        )
-        return np.asarray(np.eye(order) + border, np.int8)
+        return np.asarray(np.eye(order) + _make_conference(single, -1), np.int8)
     # The second: q = 1 modulo 4 makes it symmetric. Every entry becomes a block of 2 x 2, the zeros
     # on the diagonal a block of their own.
     if order % 4 == 0 and half % 4 == 1 and _is_prime(half):
-        border = np.concatenate(
-            [[[0], *[[1]] * half], [[1] * half, *_make_jacobsthal(half)]], axis=1
-        )
-        crossed = np.kron(border, [[1, 1], [1, -1]])
+        crossed = np.kron(_make_conference(half, 1), _ORDER_2)
         matrix = crossed + np.kron(np.eye(half + 1), [[1, -1], [-1, -1]])
         return np.asarray(matrix, np.int8)
     return None
 
 
-def _make_jacobsthal(q: int) -> Integers:
-    """[q, q]: 1 where row - column is a square modulo q, -1 where it is none, 0 on the diagonal."""
+def _make_conference(q: int, column: int) -> Integers:
+    """Jacobsthal's matrix of order q behind a row of ones and a column of this number: [q + 1, q + 1].
+
+    Its entries: 1 where row - column is a square modulo q, -1 where it is none, 0 on the diagonal.
+    """
     kind = np.full(q, -1)
     kind[np.arange(1, q) ** 2 % q] = 1
     kind[0] = 0
-    return np.asarray(kind[(np.arange(q)[:, None] - np.arange(q)) % q])
+    jacobsthal = kind[(np.arange(q)[:, None] - np.arange(q)) % q]
+    return np.concatenate([[[0], *[[column]] * q], [[1] * q, *jacobsthal]], axis=1)
 
 
 def _is_prime(number: int) -> bool:
@@ -144,7 +144,7 @@ class Hadamard:
 
 
 @lru_cache(maxsize=64)
-def _draw_signs(seed: int, size: int) -> tuple[NDArray[np.intp], Array64]:
+def _draw_signs(seed: int, size: int) -> tuple[Array, Array64]:
     """The order of the channels and their signs."""
     # Raw numbers of the generator: numpy may draw others of one seed in later releases, but never these.
     raw = np.random.PCG64(seed).random_raw(2 * size)
@@ -192,7 +192,7 @@ def multiply_row(row: Array64, matrix: Array) -> Array64:
     """row·matrix, [n] times [n, m], in the order of the rows."""
     out = np.zeros(matrix.shape[1])
     for factor, values in zip(row, matrix, strict=True):
-        out += factor * values.astype(np.float64)
+        out += factor * as_float64(values)
     return out
 
 
@@ -265,7 +265,7 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
             readers[reader.edge] = reader
     recipes = {edge: _ConstantRecipe(turns=tuple(turned)) for edge, turned in turns.items()}
     for edge, reader in readers.items():
-        recipes[edge] = _ConstantRecipe(reader.axis, reader.label.waiting, tuple(turns[edge]))
+        recipes[edge] = replace(recipes[edge], axis=reader.axis, waiting=reader.label.waiting)
     edit = Edit(proto)
     copied = _write_constants(edit, recipes, _move_shifts(edit, readers, recipes))
     waiting = {constant for reader in readers.values() for constant in reader.label.waiting}
@@ -289,13 +289,13 @@ def _add_up(
     scale = np.ones(width)
     shift = np.zeros(width)
     for constant in waiting:
-        value = _read_constant(index, constant.edge).astype(np.float64).reshape(-1)
+        value = as_float64(_read_constant(index, constant.edge)).reshape(-1)
         if constant.shift:
-            shift = shift + value
+            shift += value
         else:
-            scale = scale * value
+            scale *= value
             # A scale multiplies the shifts in front of it, too.
-            shift = shift * value
+            shift *= value
     return scale, shift
 
 
@@ -377,7 +377,7 @@ def _rewrite(index: GraphIndex, edge: Edge, recipe: _ConstantRecipe, gain: Array
     value = _read_constant(index, edge)
     # The gain is in the old basis.
     if gain is not None:
-        value = (value.astype(np.float64) + gain).astype(value.dtype)
+        value = (as_float64(value) + gain).astype(value.dtype)
     for axis, matrix in recipe.turns:
         scaled = recipe.waiting and axis == recipe.axis
         scale = _add_up(index, recipe.waiting, value.shape[axis])[0] if scaled else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array64, Floats
+from onnxq.arrays import Array64, Floats, as_float32, as_float64
 from onnxq.errors import PlanError
 from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, get_index, release_pages
 from onnxq.numerics.machine import map_in_threads
@@ -32,6 +32,8 @@ from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import QuantSpec
 
 Factors = Mapping[TensorId, Floats]
+# By the name of an operator: itself, and what its weight is multiplied by.
+_Turns = dict[str, tuple[Linear, list[Array64]]]
 # Most that may be left of the noise of the layers' outputs, where smoothing is free and where it costs a Mul.
 FREE = 0.9
 MUL = 0.4
@@ -113,7 +115,8 @@ def _find_home(
     if len(whole) != 3 or None in whole or len(parts) != 4 or whole[:2] != parts[:2]:
         return None
     op = makers.get(tensor)
-    fits = isinstance(parts[-1], int) and parts[-1] > 0 and channels % parts[-1] == 0
+    head = parts[-1]
+    fits = isinstance(head, int) and head > 0 and channels % head == 0
     return op if op is not None and fits and op.channels == channels else None
 
 
@@ -222,17 +225,17 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
             raise PlanError(tensor, cause, "plan the model again", code="Q404")
     # A linear operator in front of one group may itself be a layer of another: both factors meet in its weight.
     # Factors, not products: weights are multiplied one after another, so that one of them is in memory.
-    weights: dict[str, tuple[Linear, list[Array64]]] = {}
+    weights: _Turns = {}
     edit = Edit(proto)
     for tensor, s in factors.items():
         group = groups[tensor]
-        wide = s.astype(np.float64)
+        wide = as_float64(s)
         if group.home is None:
             _insert_division(edit, group, wide)
         else:
             _divide_in_home(edit, group.home, wide, weights)
         for op in group.readers:
-            laid = wide[:, None] if op.axis == 1 else wide[None, :]
+            laid = wide[:, None] if op.axis == 1 else wide[None]
             weights.setdefault(op.node.name, (op, []))[1].append(laid)
     for op, turns in weights.values():
         value = op.weight.astype(np.float64)
@@ -246,9 +249,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
 def _insert_division(edit: Edit, group: SmoothingGroup, s: Array64) -> None:
     """X/s in a Mul in front of the layers."""
     first = group.readers[0].node
-    inverse = edit.add_constant(
-        first.scope, f"{group.tensor.name}/smoothing", (1.0 / s).astype(np.float32)
-    )
+    inverse = edit.add_constant(first.scope, f"{group.tensor.name}/smoothing", as_float32(1.0 / s))
     smoothed = edit.insert_before(
         first, "Mul", (group.tensor.name, inverse), f"{group.tensor.name}/smoothed"
     )
@@ -256,16 +257,11 @@ def _insert_division(edit: Edit, group: SmoothingGroup, s: Array64) -> None:
         edit.read(op.node.make_edge(0), smoothed)
 
 
-def _divide_in_home(
-    edit: Edit,
-    home: NodeRef | Linear,
-    s: Array64,
-    weights: dict[str, tuple[Linear, list[Array64]]],
-) -> None:
+def _divide_in_home(edit: Edit, home: NodeRef | Linear, s: Array64, weights: _Turns) -> None:
     """X/s in the node that writes X. weights: gets the factors of a linear operator's."""
     if isinstance(home, Linear):
         # Columns of [K, N], or rows of [N, K].
-        turned = 1.0 / s[None, :] if home.axis == 1 else 1.0 / s[:, None]
+        turned = 1.0 / (s[None] if home.axis == 1 else s[:, None])
         weights.setdefault(home.node.name, (home, []))[1].append(turned)
         spots = [home.bias_at] if home.bias_at is not None else []
     else:
@@ -274,4 +270,4 @@ def _divide_in_home(
     for node, k in spots:
         value = edit.index.input_value(node, k)
         if value is not None:
-            edit.set_constant(node.make_edge(k), (value.astype(np.float64) / s).astype(value.dtype))
+            edit.set_constant(node.make_edge(k), (as_float64(value) / s).astype(value.dtype))

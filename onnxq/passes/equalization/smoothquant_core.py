@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, Floats, are_finite, as_float32, list_other_axes
+from onnxq.arrays import Array, Array64, Floats, are_finite, as_float32, as_float64, list_other_axes
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
 from onnxq.numerics import SumOrders, fake_quant, fake_quant_weight, weight_qparams
 from onnxq.numerics.ranges import qparams_from_range
@@ -81,18 +79,18 @@ class RunningStatistics:
         self.rows: list[Floats] = []
         self.left = rows
 
-    def extend_range(self, value: NDArray[np.floating[Any]], axis: int) -> None:
+    def extend_range(self, value: Array, axis: int) -> None:
         """value: channels along `axis`."""
         others = list_other_axes(value, axis % value.ndim)
         self.low = np.minimum(self.low, value.min(axis=others))
         self.high = np.maximum(self.high, value.max(axis=others))
 
-    def keep_rows(self, values: NDArray[np.floating[Any]], share: int) -> None:
+    def keep_rows(self, values: Array, share: int) -> None:
         """Keep up to `share` rows, evenly spread, of values [positions, channels] without padding."""
         take = min(share, self.left, len(values))
         if take:
             picked = np.linspace(0, len(values) - 1, take).astype(int)
-            self.rows.append(values[picked].astype(np.float32))
+            self.rows.append(as_float32(values[picked]))
             self.left -= take
 
     def finish(self) -> ChannelStatistics | None:
@@ -107,7 +105,7 @@ class RunningStatistics:
 def compute_smoothing(largest: Array64, weights: Sequence[Array], alpha: float) -> Array32:
     """SmoothQuant's s, [channels]. largest: max |X_c|; weights: [channels, outputs] each."""
     # All layers that read the activation share s, so the largest weight of any of them counts.
-    columns = np.max([np.abs(w).max(axis=1) for w in weights], axis=0).astype(np.float64)
+    columns = as_float64(np.max([np.abs(w).max(axis=1) for w in weights], axis=0))
     alive = (largest > _DEAD_PEAK * largest.max(initial=0.0)) & (
         columns > _DEAD_PEAK * columns.max(initial=0.0)
     )
@@ -116,7 +114,7 @@ def compute_smoothing(largest: Array64, weights: Sequence[Array], alpha: float) 
     # In logarithms the geometric mean is a mean, and no power overflows. Divided by it, s neither
     # grows the weights nor the activations as a whole.
     s[alive] = np.exp(logs - logs.mean()) if logs.size else 1.0
-    return s.astype(np.float32)
+    return as_float32(s)
 
 
 def compute_awq_scaling(rows: Array32, alpha: float) -> Array32:
@@ -144,9 +142,7 @@ def measure_layer_error(
     # A range always holds zero, which quantizers keep exact.
     low = min(float(np.min(statistics.low / s)), 0.0)
     high = max(float(np.max(statistics.high / s)), 0.0)
-    x = fake_quant(statistics.rows / s, qparams_from_range(low, high, spec), spec).astype(
-        np.float32
-    )
+    x = as_float32(fake_quant(statistics.rows / s, qparams_from_range(low, high, spec), spec))
     ratios = [
         relative_noise([sum_squares(x @ layer.round_scaled(s), output)], sum_squares(output))
         for layer, output in zip(weights, exact, strict=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from onnxq.arrays import Shape
 from onnxq.graph import FLOAT_TENSORS, NodeRef
 from onnxq.passes.equalization.streams import StreamLabel, Streams
-from onnxq.sites import TensorId
+from onnxq.sites import Edge
 
 
 def pass_stream(flow: Streams, node: NodeRef, same_rank: bool = True) -> bool:
@@ -35,7 +35,7 @@ def turn_matmul(flow: Streams, node: NodeRef) -> bool:
     y = flow.find_label(node, 1)
     shape = flow.find_shape(edge)
     if shape is not None:
-        return len(shape) == 2 and _turn_linear(flow, node, shape[0], -2, shape[1], -1)
+        return len(shape) == 2 and _turn_linear(flow, node, shape)
     if x is None or y is None:
         # P·V: every row is a mean of rows.
         return y is not None and y.axis == -1 and flow.pass_label(node, y)
@@ -47,19 +47,18 @@ def turn_matmul(flow: Streams, node: NodeRef) -> bool:
     return True
 
 
-def _turn_linear(
-    flow: Streams, node: NodeRef, inputs: int, axis: int, outputs: int, out_axis: int
-) -> bool:
-    """A linear operator ends a stream and begins another."""
+def _turn_linear(flow: Streams, node: NodeRef, shape: Shape) -> bool:
+    """A linear operator with a weight of this shape ends a stream and begins another."""
     x = flow.find_label(node, 0)
     edge = node.make_edge(1)
+    axis, out_axis = (-1, -2) if node.is_transposed else (-2, -1)
     if x is not None and x.axis == -1:
-        flow.read_stream(x, edge, axis, inputs)
+        flow.read_stream(x, edge, axis, shape[axis])
     # Tokens are mixed, not channels: as in an MLP-Mixer or behind a Transpose.
     elif x is not None:
         flow.hold_label(x, f"{node.title} reads it along another axis")
     if not flow.index.has_constant(node, 0):
-        label = flow.begin_stream(node.result, edge, out_axis, outputs)
+        label = flow.begin_stream(node.result, edge, out_axis, shape[out_axis])
         flow.write_label(
             node.result, replace(label, rank=flow.find_rank(flow.index.find_input(node, 0)))
         )
@@ -69,25 +68,12 @@ def _turn_linear(
 def turn_gemm(flow: Streams, node: NodeRef) -> bool:
     """A linear operator with its bias."""
     shape = flow.find_shape(node.make_edge(1))
-    turned = node.is_transposed
     if shape is None or len(shape) != 2 or node.transposes_data:
         return False
-    _turn_linear(
-        flow,
-        node,
-        shape[int(turned)],
-        -1 if turned else -2,
-        shape[1 - int(turned)],
-        -2 if turned else -1,
-    )
-    # The bias follows the output.
+    _turn_linear(flow, node, shape)
     label = flow.labels.get(node.result)
-    if label is None or flow.index.find_input(node, 2) is None:
-        return True
-    edge = node.make_edge(2)
-    shape = flow.find_shape(edge)
-    # A computed bias cannot be turned offline.
-    if shape is None or not flow.turn_constant(label, edge, shape):
+    # The bias follows the output; a computed one cannot be turned offline.
+    if label is not None and (flow.find_label(node, 2) or not flow.turn_others(node, label, [2])):
         flow.hold_label(label, f"the bias of {node.name} is computed")
     return True
 
@@ -138,74 +124,60 @@ def turn_gather(flow: Streams, node: NodeRef) -> bool:
 def turn_reshape(flow: Streams, node: NodeRef) -> bool:
     """Channels that lie side by side stay so: of heads in one row, or of each head in its own."""
     label = flow.find_label(node, 0)
-    source = flow.index.find_input(node, 0)
-    out = flow.index.find_shape(node.result)
     if label is None:
         return False
     if label.axis == -1:
-        width = _find_width(flow, node)
+        width = _find_width(flow, node, label)
         if width is None or (label.waiting and width != label.width):
             return False
         # Heads in rows of their own: only a rotation within each head, the same for all, survives.
         flow.divide_stream(label, width)
         return flow.pass_label(node, replace(label, width=width, rank=_find_rank(flow, node)))
-    before = flow.index.find_shape(source)
-    if (
-        before is None
-        or out is None
-        or len(out) != 3
-        or label.axis != 1 - len(before)
-        or out[1] != label.width
-    ):
-        return False
+    before = flow.index.input_shape(node, 0)
+    after = flow.index.find_shape(node.result)
     # [N, C, H, W] to [N, C, H·W].
-    return flow.pass_label(node, replace(label, axis=-2))
+    return (
+        before is not None
+        and after is not None
+        and len(after) == 3
+        and label.axis == 1 - len(before)
+        and after[1] == label.width
+        and flow.pass_label(node, replace(label, axis=-2))
+    )
 
 
-def _find_width(flow: Streams, node: NodeRef) -> int | None:
+def _find_width(flow: Streams, node: NodeRef, label: StreamLabel) -> int | None:
     """The last dim of a node's output; by the linear operator that reads it where no shape says so."""
     shape = flow.index.find_shape(node.result)
     if shape and isinstance(shape[-1], int):
         return shape[-1]
-    target = flow.index.input_value(node, 1) if node.op_type == "Reshape" else None
-    if target is not None and target.size and target.flat[-1] > 0:
-        return int(target.flat[-1])
-    label = flow.find_label(node, 0)
-    axes = flow.index.input_value(node, 1)
-    if node.op_type == "Unsqueeze" and label is not None and axes is not None:
+    value = flow.index.input_value(node, 1)
+    if node.op_type == "Reshape" and value is not None and value.size and value.flat[-1] > 0:
+        return int(value.flat[-1])
+    if node.op_type == "Unsqueeze" and value is not None:
         rank = _find_rank(flow, node)
-        last = any(int(axis) == -1 or rank is None or int(axis) == rank - 1 for axis in axes.flat)
+        last = any(rank is None or axis in (-1, rank - 1) for axis in value.flat)
         return None if last else label.width
-    for edge in flow.index.list_consumers(node.result):
-        weight = flow.find_shape(replace(edge, index=1)) if edge.index == 0 else None
-        if (
-            weight is not None
-            and len(weight) == 2
-            and flow.index.find_node(edge.node).op_type == "MatMul"
-        ):
+    for reader in flow.index.readers(node.result):
+        weight = flow.find_shape(reader.make_edge(1))
+        if reader.op_type == "MatMul" and weight is not None and len(weight) == 2:
             return weight[0]
     return None
 
 
 def _find_rank(flow: Streams, node: NodeRef) -> int | None:
     """The rank of a Reshape's or an Unsqueeze's output; None for other nodes."""
-    rank = flow.find_rank(flow.index.find_input(node, 0))
+    rank = 0 if node.op_type == "Reshape" else flow.find_rank(flow.index.find_input(node, 0))
     added = flow.index.input_value(node, 1)
-    if added is None or node.op_type not in ("Reshape", "Unsqueeze"):
+    if added is None or rank is None or node.op_type not in ("Reshape", "Unsqueeze"):
         return None
-    return (
-        int(added.size)
-        if node.op_type == "Reshape"
-        else None
-        if rank is None
-        else rank + int(added.size)
-    )
+    return rank + added.size
 
 
 def turn_transpose(flow: Streams, node: NodeRef) -> bool:
     """The channels lie along another axis."""
     label = flow.find_label(node, 0)
-    perm = list(node.attrs.get("perm", ()))
+    perm = node.attrs.get("perm")
     # Without `perm` ONNX reverses all axes, and how many there are may be unknown.
     if label is None or not perm:
         return False
@@ -258,24 +230,18 @@ def turn_expand(flow: Streams, node: NodeRef) -> bool:
     )
 
 
-def _find_pair(
-    flow: Streams, node: NodeRef
-) -> tuple[StreamLabel, int, TensorId | None, tuple[int, ...] | None] | None:
-    """(label, its input, the other input, that one's shape if it is a constant) where one of two inputs has a label."""
+def _find_pair(flow: Streams, node: NodeRef) -> tuple[StreamLabel, Edge, Shape | None] | None:
+    """(label, the other input, that one's shape if it is a constant) where one of two inputs has a label."""
     labels = [flow.find_label(node, k) for k in range(2)]
     k = 0 if labels[0] is not None else 1
     label = labels[k]
     if label is None or labels[1 - k] is not None:
         return None
-    return (
-        label,
-        k,
-        flow.index.find_input(node, 1 - k),
-        flow.find_shape(node.make_edge(1 - k)),
-    )
+    other = node.make_edge(1 - k)
+    return label, other, flow.find_shape(other)
 
 
-def _is_row(shape: Sequence[int], label: StreamLabel) -> bool:
+def _is_row(shape: Shape, label: StreamLabel) -> bool:
     """True for one number, or one for each channel of the last axis."""
     return (
         all(dim == 1 for dim in shape[:-1])
@@ -296,17 +262,16 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
     pair = _find_pair(flow, node)
     if pair is None:
         return False
-    label, k, other, shape = pair
-    edge = node.make_edge(1 - k)
+    label, other, shape = pair
     if label.waiting:
         if shape is None or node.op_type == "Sub" or not _is_row(shape, label):
             return False
-        label = flow.scale_stream(label, None, edge)
+        label = flow.scale_stream(label, None, other)
     elif shape is not None:
-        if not flow.turn_constant(label, edge, shape):
+        if not flow.turn_constant(label, other, shape):
             return False
     # Added to all channels alike: kept by a rotation that keeps the vector of ones.
-    elif flow.is_narrow(other) and label.axis == -1:
+    elif flow.is_narrow(flow.index.find_at(other)) and label.axis == -1:
         flow.find_stream(label).level = True
     else:
         return False
@@ -328,15 +293,18 @@ def turn_product(flow: Streams, node: NodeRef) -> bool:
     if node.inputs[0] == node.inputs[1]:
         return node.op_type == "Mul" and _square_channels(flow, node)
     pair = _find_pair(flow, node)
-    if pair is None or (node.op_type == "Div" and pair[1]):
+    if pair is None:
         return False
-    label, k, other, shape = pair
+    label, other, shape = pair
+    if node.op_type == "Div" and other.index == 0:
+        return False
     if shape is None:
-        return flow.is_narrow(other) and label.axis == -1 and flow.pass_label(node, label)
+        narrow = flow.is_narrow(flow.index.find_at(other))
+        return narrow and label.axis == -1 and flow.pass_label(node, label)
     if len(shape) >= -label.axis and shape[label.axis] != 1:
         if not _is_row(shape, label) or node.op_type == "Div":
             return False
-        label = flow.scale_stream(label, node.make_edge(1 - k))
+        label = flow.scale_stream(label, other)
     return flow.pass_label(node, label)
 
 
@@ -366,7 +334,7 @@ _MEANS = ("ReduceMean", "ReduceSum", "GlobalAveragePool")
 def turn_mean(flow: Streams, node: NodeRef) -> bool:
     """A sum or mean over the channels, of squares or of themselves, or over what stands in front of them."""
     tensor = flow.index.find_input(node, 0)
-    squares = None if tensor is None else flow.squares.get(tensor)
+    squares = flow.squares.get(tensor)
     label = squares or flow.find_label(node, 0)
     pooled = node.op_type == "GlobalAveragePool"
     axes = np.array([2]) if pooled else flow.index.read_integers(node, "axes", 1)
@@ -462,16 +430,14 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
     if flow.index.find_input(node, past) is not None:
         # A cache holds values of earlier runs, in the basis that they were computed in.
         flow.hold_label(label, f"{node.title} reads past values")
-    tensor = flow.index.find_input(node, 2)
-    width = label.width
-    out = label.width
+    width = out = label.width
     # Of rank 4, [N, heads, tokens, width], heads lie apart and labels are a head wide.
-    if flow.find_rank(tensor) != 4:
+    if flow.find_rank(flow.index.find_input(node, 2)) != 4:
         # Of all heads in one row.
         parts = node.read_int(kv_heads, 0)
-        if not parts or label.width % parts:
+        if not parts or out % parts:
             return False
-        width = label.width // parts
+        width = out // parts
         # With grouped queries several heads read one head of values: the result is wider.
         out = width * int(node.attrs[heads])
     flow.divide_stream(label, width)

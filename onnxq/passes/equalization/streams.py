@@ -87,9 +87,9 @@ class Streams(ChannelFlow[StreamLabel]):
     def __init__(self, index: GraphIndex) -> None:
         super().__init__(index)
         # Tensors of one number for all channels of their row, where no shape says so.
-        self.narrow: set[TensorId] = set()
+        self.narrow = set[TensorId]()
         # Squares of a stream's tensors, for whoever takes their mean.
-        self.squares: dict[TensorId, StreamLabel] = {}
+        self.squares: dict[TensorId | None, StreamLabel] = {}
         # By number of a label; joined streams are one object.
         self._streams: list[Stream] = []
 
@@ -164,12 +164,13 @@ class Streams(ChannelFlow[StreamLabel]):
 
     def turn_constant(self, label: StreamLabel, edge: Edge, shape: Sequence[int]) -> bool:
         """Let a constant that joins a stream follow it; False where its shape says nothing of channels."""
-        if len(shape) >= -label.axis and shape[label.axis] == label.width:
-            self.find_stream(label).turns.append((edge, label.axis))
+        axis = label.axis
+        if len(shape) >= -axis and shape[axis] == label.width:
+            self.find_stream(label).turns.append((edge, axis))
             return True
         # One number for all channels.
         self.find_stream(label).level = True
-        return len(shape) < -label.axis or shape[label.axis] == 1
+        return len(shape) < -axis or shape[axis] == 1
 
     def turn_others(self, node: NodeRef, label: StreamLabel, inputs: Iterable[int]) -> bool:
         """Let constants that are added follow a stream; False for anything else beside it."""
@@ -222,8 +223,6 @@ class Streams(ChannelFlow[StreamLabel]):
 
     def find_rank(self, tensor: TensorId | None) -> int | None:
         """The rank of a tensor, by its shape or its label; operators of ONNX Runtime have no shape inference."""
-        if tensor is None:
-            return None
         label = self.labels.get(tensor)
         return self.index.find_rank(tensor) or (None if label is None else label.rank)
 

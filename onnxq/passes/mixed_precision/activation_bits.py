@@ -20,7 +20,7 @@ from functools import cache
 
 import numpy as np
 
-from onnxq.arrays import as_float64
+from onnxq.arrays import as_float64, as_int32
 from onnxq.backends import find_target
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import measure_models
@@ -38,9 +38,9 @@ from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Names, Role, Site, TensorId
-from onnxq.spec import QParams, QuantSpec
 
-NAME, WIDEN = "activation_bits", "wide_activations"
+NAME = "activation_bits"
+WIDEN = "wide_activations"
 # The plan in the fewest bits, with the ranges that were chosen for it.
 _NARROW: Note[Plan] = Note(NAME)
 # By how much ranges in the most bits reach further than the samples did: there are steps enough for it. Without it a
@@ -61,11 +61,12 @@ def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         line = f"ranges in {_FINE_BITS} bits reach {_HEADROOM:g} times as far as the samples"
         changed = plan is not state.plan
         return replace(state, plan=plan), PassReport(WIDEN, (line,) if changed else ())
-    narrow, wide = state.plan, _list_widths(ctx)[-1]
+    narrow = state.plan
+    wide = _list_widths(ctx)[-1]
     names = _list_free(state)
     # Finer inputs make finer biases, which must not overflow: weights are scaled anew.
     bare = narrow.with_sites(
-        tuple(replace(site, qparams=None) if site.role.is_weight else site for site in narrow.sites)
+        replace(site, qparams=None) if site.role.is_weight else site for site in narrow.sites
     )
     plan = _place_widths(ctx, state, dict.fromkeys(names, wide), (bare,))
     plan = widen_ranges(state.model, plan, _HEADROOM)
@@ -95,13 +96,14 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     if narrow_plan is None:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
     limits = LIMITS[NAME]
-    calibration = ctx.data.calibration.take(limits.samples, ctx.config.data.seed)
+    calibration = ctx.take_samples(limits.samples)
     samples = calibration.joined(ctx.data.validation)
     floats = answer_samples(ctx, state, samples)
     # There are hundreds of roundings: each alone is measured on fewer samples than a choice is judged on.
     alone = answer_samples(ctx, state, calibration)
     noises = _measure_noises(ctx, state, narrow_plan, alone)
-    estimate, ops = find_target(state.plan.target).estimate_work, state.problem.ops
+    estimate = find_target(state.plan.target).estimate_work
+    ops = state.problem.ops
     amounts = {name: estimate(ops.candidate(ops.by_name[name].node)) for name in _list_free(state)}
     total = sum(amounts.values()) or 1.0
     work = {name: amount / total for name, amount in amounts.items()}
@@ -154,8 +156,9 @@ def _list_widths(ctx: SampledContext) -> list[int]:
 
 def _list_free(state: PlacedState) -> Names:
     """Operators in integers whose width is theirs to choose: what moves values has that of its maker."""
-    problem, sites = state.problem, {site.site for site in state.plan.sites}
-    return tuple(op.name for op in problem.ops if op.out in sites and not op.rule.shares)
+    sites = {site.site for site in state.plan.sites}
+    ops = state.problem.ops
+    return tuple(op.name for op in ops if op.out in sites and not op.rule.shares)
 
 
 def _place_widths(
@@ -164,11 +167,13 @@ def _place_widths(
     """The plan with these widths. A tensor has the numbers that one of the known plans has for it in that width."""
     problem = replace_problem(state.problem, widths=widths)
     plan = carry_qparams(known[0], problem.default(), problem.index)
-    numbers: dict[tuple[TensorId, QuantSpec], QParams] = {}
-    for other in known:
-        for site in other.sites:
-            if site.role.is_measured and site.qparams is not None:
-                numbers.setdefault((site.quantized_tensor, site.spec), site.qparams)
+    # Of the first plan that has some.
+    numbers = {
+        (site.quantized_tensor, site.spec): site.qparams
+        for other in reversed(known)
+        for site in reversed(other.sites)
+        if site.role.is_measured and site.qparams is not None
+    }
     sites = []
     for site in plan.sites:
         if site.role.is_bias:
@@ -196,7 +201,7 @@ def _move_bias(before: SitePlan | None, after: SitePlan) -> SitePlan:
     ratio = as_float64(before.qparams.scale) / as_float64(after.qparams.scale)
     limit = np.iinfo(np.int32)
     values = np.clip(np.rint(as_float64(before.values) * ratio), limit.min, limit.max)
-    return replace(after, values=values.astype(np.int32))
+    return replace(after, values=as_int32(values))
 
 
 # Noise at the outputs of single roundings to the fewest bits: of an input that only its operator reads so, and of a
@@ -274,7 +279,7 @@ def _order_operators(
     ops = state.problem.ops
     # In their order.
     narrowed: dict[str, None] = {}
-    rounded: set[TensorId] = set()
+    rounded = set[TensorId]()
 
     def find_price(name: str) -> tuple[bool, float]:
         op = ops.by_name[name]

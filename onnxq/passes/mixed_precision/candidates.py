@@ -191,14 +191,13 @@ class Ways:
         known = set(map(str, specs))
         same = {site.name for site in plan.sites if specs.get(site.site) == site.spec}
         computing = set(list_quantized_ops(self.problem, plan))
-        chosen = set()
-        for switch in toggled.switches:
-            # A corrected bias has no site: it goes with its operator.
-            if switch.site in same or (
-                switch.site not in known and computing.intersection(switch.readers)
-            ):
-                chosen.add(switch)
-        return frozenset(chosen)
+        # A corrected bias has no site: it goes with its operator.
+        return frozenset(
+            switch
+            for switch in toggled.switches
+            if switch.site in same
+            or (switch.site not in known and computing.intersection(switch.readers))
+        )
 
     def list_promoted(self, plan: Plan) -> Names:
         """Operators that compute in integers now and would not with `plan`; for uint16 those that read a wide one."""
@@ -319,7 +318,9 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
     while missing := [site for site in plan.sites if not site.complete]:
         causes = {refusal.subject: refusal for refusal in plan.refusals}
         # A bias goes with the operator whose input has no scale.
-        for site in [site for site in missing if site.derived is None]:
+        for site in missing:
+            if site.derived is not None:
+                continue
             cause = causes.get(site.name, Refusal(site.name, "no sample reached it"))
             text = f"its tensor {site.quantized_tensor} {cause.reason}"
             for name in Ways(problem, plan).list_operators(site):

@@ -62,10 +62,11 @@ class Fold:
         for site in plan.sites:
             if not is_observed(site) or site.site not in self.ranges:
                 continue
-            (low, high), (least, most) = read_range(site), self.ranges[site.site]
+            low, high = read_range(site)
+            least, most = self.ranges[site.site]
             lowest, highest = self.whole.get(site.site, (low, high))
-            least = least * _measure_widening(low, lowest)
-            most = most * _measure_widening(high, highest)
+            least *= _measure_widening(low, lowest)
+            most *= _measure_widening(high, highest)
             if least > low or most < high:
                 changed[site.site] = replace(
                     site, qparams=set_range(site, max(low, least), min(high, most))
@@ -112,7 +113,7 @@ def split_folds(ctx: SampledContext, state: PlannedState) -> tuple[Fold, ...]:
     held_back = samples.validation.joined(samples.test)
     whole = samples.calibration.joined(held_back)
     judged = whole.take(max(_MOST, len(held_back)), seed) if len(whole) > _MOST else whole
-    observed = any(is_observed(site) for site in state.plan.sites)
+    observed = any(map(is_observed, state.plan.sites))
     # Ranges of other runs are of other samples, too; and of a large model one at a time is held.
     folds = min(_FOLDS, len(judged)) if observed and not ctx.config.scale.ranges else 1
     if folds == 1 or is_large_model(state.model):

@@ -73,7 +73,7 @@ def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def _state_problem(ctx: SampledContext, state: PlacedState, kind: FloatType) -> PrecisionProblem:
     model = infer_shapes(state.model)
-    samples = ctx.data.calibration.take(LIMITS[_TYPES].samples, ctx.config.data.seed)
+    samples = ctx.take_samples(LIMITS[_TYPES].samples)
     errors = measure_float_errors(model, kind, samples.samples(), progress=ctx.progress)
     io = _find_io(ctx.config)
     values = (*model.graph.input, *model.graph.output)
@@ -181,7 +181,7 @@ PLAIN: Note[Plan] = Note(_ATTENTION)
 def without_attention(whole: Plan, plain: Plan) -> Plan:
     """`plain`, whose sites are among those of `whole`, with the numbers of `whole`."""
     known = whole.by_site
-    same_sites = [(site, known.get(site.site, site)) for site in plain.sites]
+    same_sites = ((site, known.get(site.site, site)) for site in plain.sites)
     return replace(
         plain,
         sites=tuple(

@@ -57,7 +57,6 @@ _FLOAT_REASON = "it gains little time, and what it reads makes much of the noise
 _STATIC = QuantSpec(signed=False, symmetric=False)
 # Decibels that the outputs must gain for each percent of time that `float_ops` adds.
 _DB_A_PERCENT = 0.6
-_TITLE = "trying scales of each run"
 
 MeasureNoises = Callable[[Sequence[Setting]], list[float]]
 
@@ -85,8 +84,7 @@ def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
     limits = LIMITS[SENSITIVE]
     switched = SwitchedPlan(ctx, state, fix_scales(ctx, state, plan))
     pairs = switched.list_pairs(*MEASURED)
-    searched = ctx.data.calibration.take(limits.samples, ctx.config.data.seed)
-    floats = answer_samples(ctx, state, searched)
+    floats = answer_samples(ctx, state, ctx.take_samples(limits.samples))
 
     def measure_noises(settings: Sequence[Setting], floats: FloatOutputs = floats) -> list[float]:
         return [
@@ -140,10 +138,9 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     readers = list_dynamic_candidates(state.problem, state.plan)
     better = []
     if readers:
-        static = SwitchedPlan(ctx, state, state.plan).measure_alone(_TITLE)
-        dynamic = SwitchedPlan(
-            ctx, state, make_dynamic(ctx, state, readers.values()).plan
-        ).measure_alone(_TITLE)
+        static = SwitchedPlan(ctx, state, state.plan).measure_alone()
+        tried = make_dynamic(ctx, state, readers.values()).plan
+        dynamic = SwitchedPlan(ctx, state, tried).measure_alone()
         for names in readers.values():
             # A pair in the file serves all readers, one of each run a single reader.
             noise = sum(dynamic.get(name, 0.0) for name in names)
@@ -202,7 +199,7 @@ def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan without the operators that read the loudest pairs, as far as time allows. Deterministic."""
     problem = state.problem
     limits = LIMITS[FLOAT_NAME]
-    noise = SwitchedPlan(ctx, state, state.plan).measure_alone(_TITLE)
+    noise = SwitchedPlan(ctx, state, state.plan).measure_alone()
     ways = Ways(problem, state.plan, FLOAT, has_attention_rules(ctx, state), _FLOAT_REASON)
     least = limits.least_gain * sum(noise.values())
     loud = [

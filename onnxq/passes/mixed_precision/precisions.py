@@ -161,8 +161,8 @@ def find_takers(
     # A precision changes either weights or activations.
     role = Role.WEIGHT if precision.weights else Role.ACTIVATION
     old = {site.site: site.spec for site in before.sites}
-    changed: set[str] = set()
-    apart: set[str] = set()
+    changed = set[str]()
+    apart = set[str]()
     # More bits than the engine's kernels have make a model slower than float, and are for who asks for them.
     asked = precision.weights or precision.name in problem.config.search.precisions.split(",")
     for site in after.sites:
@@ -271,7 +271,6 @@ class ProgramBuilder:
     def _list_choices(self, op: QuantizableOp) -> Iterator[tuple[str, Costs]]:
         """The precisions that an operator may have, with what it alone costs there."""
         cost = self._costs.ops[op.name]
-        own = self.own
         if self.floats:
             size = sum(value.nbytes for value in self._read_weights(op).values())
             yield FLOAT, Costs(size=size, time=cost.float_us)
@@ -279,7 +278,7 @@ class ProgramBuilder:
             if op.name not in one.operators:
                 continue
             # With other activations weights keep their numbers, and every reader rounds what it reads by itself.
-            weights = own if one.precision.activations else one
+            weights = self.own if one.precision.activations else one
             # No figure: the constant is the float one, rounded to itself.
             noise = weights.weights.get(op.name, 0.0)
             time = cost.int8_us
@@ -307,7 +306,7 @@ class ProgramBuilder:
 
     @cached_property
     def _dynamic_costs(self) -> PlacementCosts:
-        return self._predict_costs(frozenset(self.own.operators))
+        return self._predict_costs(self.own.operators)
 
     def _predict_costs(self, apart: frozenset[str]) -> PlacementCosts:
         """The mean of kinds of CPU, and of engines, where there are several."""

@@ -22,16 +22,10 @@ from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import SampledContext
 from onnxq.passes.journal import PromotionStep
 from onnxq.passes.judging import LIMITS
-from onnxq.passes.mixed_precision import candidates
+from onnxq.passes.mixed_precision import candidates, precisions
 from onnxq.passes.mixed_precision.candidates import Keys
 from onnxq.passes.mixed_precision.cross_validation import Fold, answer_samples, find_optimism
 from onnxq.passes.mixed_precision.float_parts import has_attention_rules
-from onnxq.passes.mixed_precision.precisions import (
-    MeasuredPrecision,
-    Precision,
-    ProgramBuilder,
-    measure_precision,
-)
 from onnxq.passes.mixed_precision.program import Condition, Costs, Implication, PrecisionProgram
 from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
 from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
@@ -84,7 +78,9 @@ class PromotionSearch:
         self, ctx: SampledContext, state: PlacedState, to: str, folds: Sequence[Fold] = ()
     ) -> None:
         plan = state.plan
-        self.ctx, self.state, self.folds = ctx, state, folds
+        self.ctx = ctx
+        self.state = state
+        self.folds = folds
         self.ways = candidates.Ways(state.problem, plan, to, has_attention_rules(ctx, state))
         self.count = len(candidates.list_quantized_ops(state.problem, plan))
         self.late = False
@@ -162,10 +158,9 @@ class PromotionSearch:
         ctx = self.ctx
         state = self.state
         # A request gets its answer, however long it takes.
-        samples = ctx.data.calibration.take(max(self.sample_count, 1), ctx.config.data.seed)
-        answers = answer_samples(ctx, state, samples)
+        answers = answer_samples(ctx, state, ctx.take_samples(max(self.sample_count, 1)))
         names = candidates.list_quantized_ops(state.problem, self.ways.plan)
-        own = Precision(_KEPT)
+        own = precisions.Precision(_KEPT)
         if self.as_run:
             # Rounding alone does not show what the engine computes otherwise: what goes with each does.
             settings = [Keys(), *self._groups.values()]
@@ -178,9 +173,11 @@ class PromotionSearch:
                 name: max(every - noise, 0.0)
                 for name, noise in zip(self._groups, without, strict=True)
             }
-            measured = MeasuredPrecision(own, frozenset(names), state, weights=groups, tensors={})
+            measured = precisions.MeasuredPrecision(
+                own, frozenset(names), state, weights=groups, tensors={}
+            )
         else:
-            measured = measure_precision(self._switched, state, answers, own, names)
+            measured = precisions.measure_precision(self._switched, state, answers, own, names)
             tensors = measured.tensors
             groups = {
                 name: sum(tensors.get(key, 0.0) for key in keys)
@@ -192,7 +189,7 @@ class PromotionSearch:
                 {name: {self.ways.to: one, _KEPT: Costs(n)} for name, n in groups.items()}
             )
         program = _weigh_costs(
-            ProgramBuilder([measured], cpu=ctx.config.cpu).build_program(), len(names)
+            precisions.ProgramBuilder([measured], cpu=ctx.config.cpu).build_program(), len(names)
         )
         # The float model is there already: behind all others in float the last is not.
         floats = tuple(Condition(name, frozenset([FLOAT])) for name in names[:-1])
@@ -227,7 +224,7 @@ class PromotionSearch:
             self.late = True
         holding = [keys for keys, figure in figures.items() if figure >= wanted]
         if not holding:
-            best = max(figures, key=lambda keys: figures[keys])
+            best = max(figures, key=figures.__getitem__)
             return Meeting(best if self.is_open_ended() else frozenset(), False, figures)
         cheapest = min(holding, key=lambda keys: self.ways.measure_cost(self.place_keys(keys)))
         if not smooth:
@@ -309,21 +306,20 @@ class PromotionSearch:
 
     def rank_parts(self, keys: Keys) -> list[list[str]]:
         """The names of what is promoted with these keys, the noisiest first: all around a tensor together."""
+        left = {name for name, group in self._groups.items() if group <= keys}
         # In the order of the network, which breaks ties.
-        left = dict.fromkeys(name for name, group in self._groups.items() if group <= keys)
         noises: list[tuple[Names, float]] = [
             ((name,), options[_KEPT].noise) for name, options in self.program.operators.items()
         ]
         for shared in self.program.shared:
             around = tuple(one.operator for one in shared.any_of if one.operator in self._groups)
             # As long as one of them computes in integers, the tensor is rounded.
-            if shared.costs.noise and left.keys() >= set(around):
+            if shared.costs.noise and left.issuperset(around):
                 noises.append((around, shared.costs.noise))
         parts = []
         for names, _ in sorted(noises, key=lambda entry: -entry[1]):
             part = [name for name in names if name in left]
-            for name in part:
-                del left[name]
+            left.difference_update(part)
             if part:
                 parts.append(part)
         return parts

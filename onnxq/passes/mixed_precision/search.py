@@ -17,13 +17,16 @@ from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.sites import Role
 
+# Names of operators, or of sites.
+_Keys = frozenset[str]
+
 
 def take_paying(
-    start: frozenset[str],
-    candidates: Iterable[frozenset[str]],
-    pays: Callable[[frozenset[str]], bool],
-    change: Callable[[frozenset[str], frozenset[str]], frozenset[str]] = frozenset.union,
-) -> frozenset[str]:
+    start: _Keys,
+    candidates: Iterable[_Keys],
+    pays: Callable[[_Keys], bool],
+    change: Callable[[_Keys, _Keys], _Keys] = frozenset.union,
+) -> _Keys:
     """The keys after each candidate in order has been taken, by `change`, where the result pays."""
     for candidate in candidates:
         changed = change(start, candidate)
@@ -36,7 +39,8 @@ class SwitchedPlan:
     """A calibrated plan whose pairs and rounded constants can be switched off, to see what each costs the outputs."""
 
     def __init__(self, ctx: SampledContext, state: PlacedState, plan: Plan) -> None:
-        self._ctx, self._model = ctx, state.model
+        self._ctx = ctx
+        self._model = state.model
         with ctx.progress("putting every pair behind a switch"):
             pairs = write_pairs(state, plan)
             self.toggled = toggle_model(state.model, pairs, threads=ctx.config.verify.threads)
@@ -54,11 +58,12 @@ class SwitchedPlan:
             self.toggled, floats, settings, progress=ctx.progress, title=title, crew=ctx.crew
         )
 
-    def measure_alone(self, title: str) -> dict[str, float]:
+    def measure_alone(self) -> dict[str, float]:
         """Noise at the outputs of each pair of an activation alone, by the nodes that read it."""
         pairs = self.list_pairs(Role.ACTIVATION)
         floats = self._ctx.data.judge.float_outputs(self._model)
-        errors = self.measure_settings([frozenset([pair]) for pair in pairs], floats, title)
+        settings = [frozenset([pair]) for pair in pairs]
+        errors = self.measure_settings(settings, floats, "trying scales of each run")
         return {
             name: error.noise()
             for pair, error in zip(pairs, errors, strict=True)

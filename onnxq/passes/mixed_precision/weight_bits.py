@@ -161,7 +161,7 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     }
     if not any(widths.values()):
         return state, PassReport(_WEIGHT_BITS, ("no weight can have more bits on this target",))
-    few = calibration.take(_FITTED + _JUDGED, config.data.seed)
+    few = ctx.take_samples(_FITTED + _JUDGED)
     # A third at most: rounding needs samples more than judging does.
     fitted, judged = few.split(max(1, min(_JUDGED, len(few) // 3)), config.data.seed)
     samples = list(fitted.samples())
@@ -176,12 +176,16 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         crew=ctx.crew,
         progress=ctx.progress,
     )
-    choices = {}
-    for site in weights:
-        # What no error is known of keeps its bits, which count.
-        free = widths[site.site] if site.site in errors else ()
-        error = errors.get(site.site, 0.0)
-        choices[site.site] = WeightChoice(elements[site.site], site.spec.bits, error, free)
+    choices = {
+        site.site: WeightChoice(
+            elements[site.site],
+            site.spec.bits,
+            errors.get(site.site, 0.0),
+            # What no error is known of keeps its bits, which count.
+            widths[site.site] if site.site in errors else (),
+        )
+        for site in weights
+    }
     bits = spend_budget([*choices.values()], config.weight_bits_budget)
     after = _widen_weights(ctx, state, plan, dict(zip(choices, bits, strict=True)))
     mean = compute_mean_bits([*elements.values()], bits)
@@ -194,17 +198,18 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def _list_widths(index: GraphIndex, site: SitePlan, config: Config) -> tuple[int, ...]:
     """The widths that a weight of the fewest bits may get instead, ascending."""
+    present = site.spec
     # Weights that a rule gave bits keep them; those of a group share a scale with another tensor.
-    if site.spec.bits != config.weights.bits or site.spec.is_float or site.group:
+    if present.bits != config.weights.bits or present.is_float or site.group:
         return ()
     op_type = index.find_node(site.consumers[0].node).op_type if site.consumers else ""
     engine = backends.find_target(config.target, config.mode)
-    widths = config.weight_bits or range(site.spec.bits + 1, _MOST_BITS + 1)
+    widths = config.weight_bits or range(present.bits + 1, _MOST_BITS + 1)
     specs = {
-        bits: _widen_spec(site.spec, bits) for bits in sorted(set(widths)) if bits > site.spec.bits
+        bits: _widen_spec(present, bits) for bits in sorted(set(widths)) if bits > present.bits
     }
     # Blocks are for size, and in a file 5 bits take the room of 8.
-    blocked = site.spec.has_blocks
+    blocked = present.has_blocks
     wider = {bits: spec for bits, spec in specs.items() if spec.fills_storage or not blocked}
     return tuple(
         bits
@@ -257,12 +262,12 @@ def spend_budget(weights: Sequence[WeightChoice], average: float) -> list[int]:
     while True:
         # Gain per bit, since weights differ in size: the relaxed knapsack takes items in this
         # order.
-        best: tuple[float, int, int] | None = None
+        best: tuple[float, int, int, int] | None = None
         for k, weight in enumerate(weights):
             for width in weight.widths:
                 cost = (width - bits[k]) * weight.elements
                 # One that no longer fits is passed over; a smaller weight may fit still.
-                if width <= bits[k] or cost > room or cost <= 0:
+                if cost > room or cost <= 0:
                     continue
                 # 6 dB a bit: a quarter of the power.
                 gain = (
@@ -271,11 +276,11 @@ def spend_budget(weights: Sequence[WeightChoice], average: float) -> list[int]:
                     / cost
                 )
                 if best is None or gain > best[0]:
-                    best = gain, k, width
+                    best = gain, k, width, cost
         if best is None or best[0] <= 0:
             return bits
-        _, k, width = best
-        room -= (width - bits[k]) * weights[k].elements
+        _, k, width, cost = best
+        room -= cost
         bits[k] = width
 
 

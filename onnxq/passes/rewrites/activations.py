@@ -73,7 +73,7 @@ def _find_activations(
     index: GraphIndex, computes: int, unknown: Container[str]
 ) -> list[Replacement]:
     found = []
-    taken: set[str] = set()
+    taken = set[str]()
     for node in index.nodes:
         anchor = None if node.name in taken else _find_anchor(index, node)
         match = None if anchor is None else _match_activation(index, anchor, computes, unknown)
@@ -171,14 +171,16 @@ def _match_activation(
             single = _recognise(
                 anchor, reading, tail.factor is not None, index.find_dtype(x), computes
             )
+            if single is None:
+                continue
             last = reading.last
             used = reading.used
             # Constants that broadcast x would be lost, and tensors that others read must stay.
             whole = used.rank <= index.find_least_rank(x) and index.are_private(
                 used.tensors - {last.result}, used.nodes
             )
-            name = "" if single is None else f"{single.domain}.{single.op_type}".lstrip(".")
-            if single is not None and whole and name not in unknown:
+            name = f"{single.domain}.{single.op_type}".lstrip(".")
+            if whole and name not in unknown:
                 nodes = frozenset(used.nodes)
                 return Replacement(
                     last, nodes, single.op_type, (x,), single.attrs, single.domain, single.opset
@@ -194,7 +196,7 @@ def _list_readings(index: GraphIndex, anchor: _Anchor, tail: Tail) -> list[Tail]
         poly = read_polynomial(index, anchor.inner, x, used)
         if poly is not None:
             used.add_formula(tail.used)
-            readings.append(Tail(tail.last, tail.scale, tail.shift, x, poly, used))
+            readings.append(replace(tail, factor=x, poly=poly, used=used))
     return readings
 
 
@@ -212,12 +214,13 @@ def _recognise(
         return _recognise_clamp(anchor, tail, product, tol)
     if not product:
         return None
-    halves = is_close({0: tail.shift, 1: tail.scale}, {0: 0.5, 1: 0.5}, tol)
+    behind = {0: tail.shift, 1: tail.scale}
+    halves = is_close(behind, {0: 0.5, 1: 0.5}, tol)
     if anchor.kind == "Erf" and halves and is_close(tail.poly, _ERF, tol):
         return _Single("Gelu", 20)
     if anchor.kind == "Tanh" and halves and is_close(tail.poly, _TANH, tol):
         return _Single("Gelu", 20, {"approximate": "tanh"})
-    plain = is_close({0: tail.shift, 1: tail.scale}, {1: 1.0}, tol)
+    plain = is_close(behind, {1: 1.0}, tol)
     if anchor.kind == "Sigmoid" and plain and set(tail.poly) <= {1} and dtype == TensorProto.FLOAT:
         # The slope as ORT's kernel holds it, in float32.
         return _Single("QuickGelu", 1, {"alpha": float(np.float32(tail.poly[1]))}, "com.microsoft")
@@ -438,6 +441,7 @@ def _follow_product(
 
 def _add_node(used: Used, node: NodeRef, rank: int) -> Used:
     # A copy: the shorter tails stay as they are.
-    copy = Used(used.scope, set(used.nodes), set(used.tensors), used.rank)
+    copy = Used(used.scope)
+    copy.add_formula(used)
     copy.add_node(node, rank)
     return copy

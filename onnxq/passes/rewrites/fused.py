@@ -88,11 +88,7 @@ def _make_activation(edit: Edit, node: NodeRef, parameters: Sequence[float]) -> 
 
 def _write_matmul(edit: Edit, node: NodeRef) -> bool:
     """The product of a and b, either with its last two axes exchanged, times alpha."""
-    ranks = [
-        edit.index.find_rank(tensor)
-        for k in (0, 1)
-        if (tensor := edit.index.find_input(node, k)) is not None
-    ]
+    ranks = [edit.index.find_rank(edit.index.find_input(node, k)) for k in (0, 1)]
     turned = [bool(node.attrs.get(name, 0)) for name in ("transA", "transB")]
     unknown = any(
         turn and (rank is None or rank < 2) for turn, rank in zip(turned, ranks, strict=True)
@@ -109,11 +105,9 @@ def _write_matmul(edit: Edit, node: NodeRef) -> bool:
                 node, "Transpose", [inputs[k]], name, attrs={"perm": order}
             )
     alpha = node.read_float("alpha", 1.0)
-    steps: list[Step] = (
-        [] if alpha == 1.0 else [("Mul", (edit.add_float(node, "alpha", alpha),), {})]
-    )
     edit.replace_node(node, "MatMul", inputs)
-    edit.append(node, steps)
+    if alpha != 1.0:
+        edit.append(node, [("Mul", (edit.add_float(node, "alpha", alpha),), {})])
     return True
 
 

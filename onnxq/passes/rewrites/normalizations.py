@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Axes, Shape, is_float
+from onnxq.arrays import Array, Array64, Axes, Shape, as_float64, is_float
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.base import RunContext
@@ -116,7 +116,7 @@ def _fold_in_front(state: FloatState) -> FloatStep:
         row = ", ".join(leader.name for leader in source.nodes)
         bias, rest = move
         fits = round_to_type(np.array(rest), op.weight.dtype) is not None
-        weight = round_to_type(op.weight.astype(np.float64) * source.s, op.weight.dtype)
+        weight = round_to_type(as_float64(op.weight) * source.s, op.weight.dtype)
         if not fits or not _write_constants(edit, op, weight, bias):
             skipped.append(_refuse_overflow(op, row, "scalars"))
             continue
@@ -135,25 +135,13 @@ def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | No
     """How s·x + t enters an operator: its new bias, and the term still added to x (t/s) where padding is zero."""
     if source.t == 0.0:
         return op.bias, 0.0
-    if op.bias_at is not None and not _is_padded(op):
+    if op.bias_at is not None and not op.is_padded:
         sums = sum_inputs(op.weight, op.axis) * op.node.read_float("alpha", 1.0)
         return op.bias + source.t * sums, 0.0
     # One node for one node would gain nothing, and t/s loses digits where s is small.
     if len(source.nodes) < 2 or abs(source.s) < 1e-6:
         return None
     return op.bias, source.t / source.s
-
-
-def _is_padded(op: Linear) -> bool:
-    """True when the output's border sees fewer inputs than its middle."""
-    if op.node.op_type in ("Gemm", "MatMul"):
-        return False
-    mode = op.node.padding_mode
-    padded = mode not in ("NOTSET", "VALID") or (
-        mode == "NOTSET" and any(op.node.attrs.get("pads", ()))
-    )
-    # Kernels of a ConvTranspose overlap less at the border even without padding.
-    return op.node.op_type == "ConvTranspose" or padded
 
 
 # Layer normalization written out becomes LayerNormalization (opset 17).
@@ -237,7 +225,6 @@ def _match_normalized(index: GraphIndex, root: NodeRef) -> tuple[list[NodeRef], 
         return None
     node, k = reader
     nodes = [node]
-    d = None
     numerator = index.read_scalar(node, 0)
     if node.op_type == "Reciprocal" or (k == 1 and numerator is not None and numerator[0] == 1.0):
         reader = index.find_reader(node.result, "Mul")
@@ -245,9 +232,10 @@ def _match_normalized(index: GraphIndex, root: NodeRef) -> tuple[list[NodeRef], 
             return None
         node, k = reader
         nodes.append(node)
-        d = _match_centred(index, index.find_input(node, 1 - k))
-    elif k == 1:
-        d = _match_centred(index, index.find_input(node, 0))
+    # root / d is no normalization.
+    elif k == 0:
+        return None
+    d = _match_centred(index, index.find_input(node, 1 - k))
     return None if d is None else (nodes, d)
 
 
@@ -281,22 +269,20 @@ def _affine(
     scaled = _constant_reader(index, node, "Mul")
     if scaled is None:
         return None
+    multiplied, factor = scaled
+    least_rank = index.find_least_rank(x)
     # The sizes of the normalized axes, where all are known.
     sizes = tuple(dim for dim in (index.find_shape(x) or ())[-count:] if isinstance(dim, int))
-    gamma = _trailing(
-        scaled[1], count, sizes if len(sizes) == count else None, index.find_least_rank(x)
-    )
+    gamma = _trailing(factor, count, sizes if len(sizes) == count else None, least_rank)
     if gamma is None:
         return None
-    shifted = _constant_reader(index, scaled[0], "Add")
-    beta = (
-        None
-        if shifted is None
-        else _trailing(shifted[1], count, gamma.shape, index.find_least_rank(x))
-    )
-    if shifted is None or beta is None or beta.dtype != gamma.dtype:
-        return scaled[0], scaled[0], gamma, None
-    return scaled[0], shifted[0], gamma, beta
+    shifted = _constant_reader(index, multiplied, "Add")
+    if shifted is not None:
+        last, shift = shifted
+        beta = _trailing(shift, count, gamma.shape, least_rank)
+        if beta is not None and beta.dtype == gamma.dtype:
+            return multiplied, last, gamma, beta
+    return multiplied, multiplied, gamma, None
 
 
 def _constant_reader(
@@ -311,11 +297,9 @@ def _constant_reader(
 
 def _trailing(value: Array, count: int, dims: Shape | None, least_rank: int) -> Array | None:
     """A constant in the shape of the normalized axes; None when it varies along others or raises the rank."""
-    if value.ndim > max(least_rank, 1) or any(
-        dim != 1 for dim in value.shape[: max(value.ndim - count, 0)]
-    ):
+    if value.ndim > max(least_rank, 1) or any(dim != 1 for dim in value.shape[:-count]):
         return None
-    tail = value.reshape(value.shape[max(value.ndim - count, 0) :])
+    tail = value.reshape(value.shape[-count:])
     if dims is not None:
         try:
             return np.ascontiguousarray(np.broadcast_to(tail, dims))

@@ -64,11 +64,10 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
     index = edit.index
     changed = []
     for node in index.nodes:
-        data = index.find_input(node, 0)
-        before = index.find_sizes(data)
+        before = index.find_sizes(index.find_input(node, 0))
         after = index.find_sizes(node.result)
         most = _FEWER_AXES.get(node.op_type, _MOST_AXES)
-        if data is None or before is None or after is None or max(len(before), len(after)) <= most:
+        if before is None or after is None or max(len(before), len(after)) <= most:
             continue
         steps = _lower_node(index, node, before, after)
         # Values stay in their order.
@@ -76,7 +75,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
         if not steps and not turned and not node.is_onnx(*_RESHAPING):
             continue
         # A chain of such nodes has pairs of Reshapes between its nodes, which are joined in the end.
-        source = data.name
+        source = node.inputs[0]
         made = f"{node.outputs[0]}/lowered"
 
         def insert_reshape(name: str, shape: Shape, node: NodeRef = node, made: str = made) -> str:
@@ -114,7 +113,7 @@ def _join_reshapes(state: FloatState) -> FloatState:
         data = index.find_input(node, 0) if node.is_onnx("Reshape") else None
         after = index.find_sizes(node.result)
         origin = index.find_origin(data, ("Reshape",))
-        if data is None or after is None or origin is None or origin == data:
+        if after is None or origin is None or origin == data:
             continue
         # Others are the network's own, and do no harm.
         *reshaped, _ = index.walk_back(data, ("Reshape",))
@@ -162,12 +161,8 @@ def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) ->
         axes = index.input_value(node, 3)
         if axes is None or axes.size != 1:
             return []
-        inputs: tuple[str | np.ndarray, ...] = (
-            *node.inputs[1:3],
-            as_int64([1]),
-            *node.inputs[4:],
-        )
-        return [_Lowered(_join_axes(sizes, int(axes.flat[0])), {}, inputs)]
+        shape = _join_axes(sizes, int(axes.flat[0]))
+        return [_Lowered(shape, {}, (*node.inputs[1:3], as_int64([1]), *node.inputs[4:]))]
     return []
 
 
@@ -207,14 +202,13 @@ def _lower_transpose(node: NodeRef, sizes: Shape) -> list[_Lowered]:
     """
     runs = _find_runs(node, sizes)
     order = sorted(runs)
-    wanted = runs
     steps = list[_Lowered]()
     if 1 < len(runs) <= _MOST_AXES:
         shape = tuple(_count_values(sizes, [run]) for run in order)
         return [_Lowered(shape, {"perm": [order.index(run) for run in runs]})]
-    while order != wanted:
-        first = next(k for k, run in enumerate(order) if run != wanted[k])
-        place = order.index(wanted[first])
+    while order != runs:
+        first = next(k for k, run in enumerate(order) if run != runs[k])
+        place = order.index(runs[first])
         parts = order[:first], order[first:place], [order[place]], order[place + 1 :]
         shape = tuple(_count_values(sizes, part) for part in parts)
         # In their place already; passed; brought to their place; behind it.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import GraphProto
 
-from onnxq.arrays import Array, Integers, are_finite, as_int64
+from onnxq.arrays import Array, Integers, are_finite, as_float64, as_int64
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs, copy_proto, get_index, rebuild, walk_graphs
 from onnxq.graph.scopes import iterate_subgraphs, list_defined, rename_reads
 from onnxq.passes.base import RunContext
@@ -61,19 +61,20 @@ def _find_repeated(index: GraphIndex, node: NodeRef) -> TensorId | None:
     extra = [out for out in node.results if out != node.result]
     if node.domain or any(index.list_consumers(out) or index.is_kept(out) for out in extra):
         return None
+    op_type = node.op_type
     x = index.find_input(node, 0)
-    if node.op_type == "Identity":
+    if op_type == "Identity":
         return x
-    if node.op_type == "Dropout":
+    if op_type == "Dropout":
         return x if _is_inference(index, node) else None
-    if node.op_type == "Cast" and x is not None:
+    if op_type == "Cast" and x is not None:
         return x if index.find_dtype(x) == node.attrs.get("to") else None
-    if node.op_type == "Pad":
+    if op_type == "Pad":
         amounts = pad_amounts(index, node, index.find_rank(x))
         return x if amounts is not None and not any(amounts) else None
-    if node.op_type == "Gather" and x is not None:
+    if op_type == "Gather" and x is not None:
         return _find_ordered(index, node, x)
-    return _find_neutral(index, node) if node.op_type in _NEUTRAL else None
+    return _find_neutral(index, node) if op_type in _NEUTRAL else None
 
 
 def _find_ordered(index: GraphIndex, node: NodeRef, x: TensorId) -> TensorId | None:
@@ -149,17 +150,10 @@ def replace_prelu(edit: Edit, node: NodeRef) -> Iterator[str]:
     """
     index = edit.index
     x = index.find_input(node, 0)
-    slope_at = index.find_input(node, 1)
     slope = index.input_value(node, 1) if node.is_onnx("PRelu") else None
-    if (
-        x is None
-        or slope_at is None
-        or slope is None
-        or index.find_dtype(x) not in SINGLE
-        or slope.size == 0
-    ):
+    if x is None or slope is None or not slope.size or index.find_dtype(x) not in SINGLE:
         return
-    wide = slope.astype(np.float64)
+    wide = as_float64(slope)
     if not are_finite(wide) or slope.ndim > index.find_least_rank(x):
         return
     if np.all(wide == wide.flat[0]):
@@ -169,7 +163,7 @@ def replace_prelu(edit: Edit, node: NodeRef) -> Iterator[str]:
     # Max would choose the other branch for x < 0 where a slope exceeds 1; with infinities a slope of 0 gives NaN.
     if wide.max() > 1 or np.any(wide == 0):
         return
-    scaled = edit.insert_before(node, "Mul", (x.name, slope_at.name), f"{node.outputs[0]}/scaled")
+    scaled = edit.insert_before(node, "Mul", node.inputs, f"{node.outputs[0]}/scaled")
     edit.replace_node(node, "Max", (x.name, scaled))
     yield f"{node.name}: Max(x, slope·x)"
 
@@ -380,10 +374,9 @@ class _Amounts:
 
 def _find_amounts(index: GraphIndex, node: NodeRef) -> _Amounts | None:
     """The numbers of a node that names axes; None for other nodes, and where they cannot be written out."""
-    data = index.find_input(node, 0)
-    if data is None or not node.is_onnx("Pad", "Resize", "CenterCropPad"):
+    if not node.is_onnx("Pad", "Resize", "CenterCropPad"):
         return None
-    rank = index.find_rank(data)
+    rank = index.find_rank(index.find_input(node, 0))
     axes = index.input_value(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
     if not rank or axes is None:
         return None
@@ -471,9 +464,8 @@ def _find_invariants(index: GraphIndex, loop: NodeRef, body: GraphProto) -> list
     return [
         k
         for k in range(inputs, end)
-        if (tensor := index.find_input(loop, k)) is not None
-        and index.is_constant(tensor)
-        and tensor.name not in hidden - {body.input[k].name}
+        if index.has_constant(loop, k)
+        and loop.inputs[k] not in hidden - {body.input[k].name}
         and results[k - inputs + conditions] == body.input[k].name
         and results.count(body.input[k].name) == 1
         and not any(

@@ -170,9 +170,8 @@ def _read_sizes(index: GraphIndex, node: NodeRef) -> np.ndarray | None:
         return sizes
     if any(node.inputs[1:]):  # computed ones
         return None
-    data = index.find_input(node, 0)
     count = len(node.outputs)
-    shape = index.find_shape(data)
+    shape = index.input_shape(node, 0)
     size = None if shape is None else shape[node.attrs.get("axis", 0)]
     if not isinstance(size, int):
         return None
@@ -257,10 +256,11 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         op = find_linear(index, node) if node.is_onnx("MatMul") else None
         if op is None or op.bias_at is None:
             continue
-        shape = index.find_sizes(op.last.result)
+        last = op.last
+        shape = index.find_sizes(last.result)
         # The Reshape behind the Gemm states every size. In front of a Log, which is float, a Gemm in float16 loses what
         # is added: 7 dB instead of 35.
-        if shape is None or index.find_reader(op.last.result, "Log"):
+        if shape is None or index.find_reader(last.result, "Log"):
             continue
         x = node.inputs[0]
         key = TensorId(x, node.scope)
@@ -272,11 +272,11 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         held = edit.add_constant(node.scope, f"{node.name}/bias", bias)
         edit.replace_node(node, "Gemm", [matrices.get(key, x), node.inputs[1], held])
         if len(shape) == 2:
-            edit.absorb_chain(node, [op.last])
+            edit.absorb_chain(node, [last])
         else:
-            matrix = edit.rename_output(node, f"{op.last.outputs[0]}/matrix")
+            matrix = edit.rename_output(node, f"{last.outputs[0]}/matrix")
             # The Relu or Clip goes in front of the Reshape, where the Gemm's kernel takes it up.
-            clip, _ = index.find_reader(op.last.result, "Relu", "Clip") or (None, 0)
+            clip, _ = index.find_reader(last.result, "Relu", "Clip") or (None, 0)
             if clip is not None:
                 matrix = edit.insert_before(
                     clip,
@@ -285,9 +285,9 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
                     f"{clip.outputs[0]}/matrix",
                     attrs=clip.attrs,
                 )
-            sizes = edit.add_integers(node.scope, f"{op.last.outputs[0]}/sizes", shape)
-            edit.replace_node(clip or op.last, "Reshape", [matrix, sizes])
+            sizes = edit.add_integers(node.scope, f"{last.outputs[0]}/sizes", shape)
+            edit.replace_node(clip or last, "Reshape", [matrix, sizes])
             if clip is not None:
-                edit.remove_node(op.last)
-        changed.append(f"{node.name}: took in {op.last.name}")
+                edit.remove_node(last)
+        changed.append(f"{node.name}: took in {last.name}")
     return edit.finish_pass(state, "biases", changed)

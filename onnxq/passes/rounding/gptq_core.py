@@ -29,7 +29,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, Floats, Integers, Shape
+from onnxq.arrays import Array, Array64, Floats, Integers, Shape, as_float32, as_float64
 from onnxq.numerics import SumOrder, choose_widening, find_partners, round_within_sum
 from onnxq.numerics.machine import map_parts
 from onnxq.numerics.weights import MOST
@@ -97,21 +97,25 @@ class RoundingProblem:
         return self.factor()
 
 
+# Quantized values of a weight.
+Codes = NDArray[np.int32]
+
+
 @dataclass(frozen=True, eq=False)
 class RoundedWeight:
     """codes: int32 [groups, rows, K]. factors: of the scales, float32 [groups, rows]; None: the scales stay."""
 
-    codes: NDArray[np.int32]
+    codes: Codes
     factors: Floats | None = None
 
 
 def round_to_nearest(problem: RoundingProblem) -> RoundedWeight:
     """Weights rounded to nearest, as by `numerics.quantize_weight`."""
     zero = problem.zero
-    limits = problem.limits
+    low, high = problem.limits
     partner = problem.partner
-    steps = np.asarray(problem.weight, np.float32) / problem.scale
-    codes = np.clip(np.rint(steps), limits[0] - zero, limits[1] - zero).astype(np.int32) + zero
+    steps = as_float32(problem.weight) / problem.scale
+    codes = np.clip(np.rint(steps), low - zero, high - zero).astype(np.int32) + zero
     if partner is not None:
         # Each sum once, from its first column.
         first = np.flatnonzero(partner > np.arange(len(partner)))
@@ -187,7 +191,7 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
     w, scale, zero = (_reorder(array.transpose(0, 2, 1), feedback.order) for array in arrays)
     sums = None if problem.partner is None else _SharedSums(problem.partner, feedback.order, zero)
     lower = feedback.lower.astype(np.float32, copy=False)
-    low, high = (np.asarray(limit - zero, np.float32) for limit in problem.limits)
+    low, high = (as_float32(limit - zero) for limit in problem.limits)
     codes = np.empty_like(w)
     errors = np.empty_like(w)
     left = np.empty_like(w)
@@ -211,15 +215,11 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
             np.subtract(column, value, out=left[:, k])
             np.subtract(w[:, k], value, out=errors[:, k])
     # Of each row, [groups, rows].
-    error = np.asarray(
-        np.einsum("gkr,gk->gr", np.square(left, out=left), feedback.weights), np.float64
-    )
+    error = as_float64(np.einsum("gkr,gk->gr", np.square(left, out=left), feedback.weights))
     return RoundedWeight(_take_better_rows(problem, codes.astype(np.int32) + zero, error))
 
 
-def _take_better_rows(
-    problem: RoundingProblem, ordered: Array, error: Array64
-) -> NDArray[np.int32]:
+def _take_better_rows(problem: RoundingProblem, ordered: Array, error: Array64) -> Codes:
     """The rows by GPTQ, [groups, K, rows] as of `_reorder`, or those rounded to nearest where their error is less."""
     feedback = problem.feedback
     w = problem.weight
@@ -229,9 +229,7 @@ def _take_better_rows(
     np.put_along_axis(codes, feedback.order[:, :, None], ordered, axis=1)
     codes = codes.transpose(0, 2, 1)
     nearest = round_to_nearest(problem).codes
-    gap = _reorder(
-        (w - (nearest - zero).astype(np.float32) * scale).transpose(0, 2, 1), feedback.order
-    )
+    gap = _reorder((w - as_float32(nearest - zero) * scale).transpose(0, 2, 1), feedback.order)
     # gapᵀ H gap, where H = L · diag(weights) · Lᵀ.
     upper = feedback.lower.transpose(0, 2, 1)
     remainders = np.empty_like(gap)
@@ -279,8 +277,8 @@ def layer_error(w: Array, codes: Array, scale: Array, zero: Array, h: Array) -> 
     errors = np.empty(w.shape[:2])
 
     def measure_rows(part: slice) -> None:
-        steps = np.asarray(codes[:, part], np.float64) - zero[:, part]
-        gap = np.asarray(w[:, part], np.float64) - steps * np.asarray(scale[:, part], np.float64)
+        steps = as_float64(codes[:, part]) - zero[:, part]
+        gap = as_float64(w[:, part]) - steps * as_float64(scale[:, part])
         np.einsum("grk,grk->gr", gap @ h, gap, out=errors[:, part])
 
     map_parts(measure_rows, w.shape[1], ROWS_AT_ONCE, elements=h.size)
@@ -289,17 +287,15 @@ def layer_error(w: Array, codes: Array, scale: Array, zero: Array, h: Array) -> 
 
 def refit_weight(w: Array, moments: Moments, *, ridge: float) -> Floats:
     """W (C + l I) (H + l I)^-1, l = ridge * mean(diag H), group by group; w: [groups, rows, K]."""
-    wide = np.asarray(w, np.float64)
-    return np.asarray(
-        wide + _find_step(wide @ (moments.c - moments.h), moments.h, ridge), np.float32
-    )
+    wide = as_float64(w)
+    return as_float32(wide + _find_step(wide @ (moments.c - moments.h), moments.h, ridge))
 
 
 def _find_step(crossed: Array64, h: Array, ridge: float) -> Array64:
     """W' - W = W (C - H) (H + l I)^-1; crossed: W (C - H)."""
     # H is symmetric: X (H + l I) = B is (H + l I) X^T = B^T.
     solved = np.linalg.solve(damp_moments(h, ridge), crossed.transpose(0, 2, 1))
-    return np.asarray(solved.transpose(0, 2, 1), np.float64)
+    return as_float64(solved.transpose(0, 2, 1))
 
 
 def choose_ridge(w: Array, even: Moments, odd: Moments) -> float | None:
@@ -309,7 +305,7 @@ def choose_ridge(w: Array, even: Moments, odd: Moments) -> float | None:
     """
     if not may_refit(even) or not may_refit(odd):
         return None
-    wide = np.asarray(w, np.float64)
+    wide = as_float64(w)
     halves = [(wide @ (half.c - half.h), half.h) for half in (even, odd)]
     best = 0.0
     chosen = None
@@ -338,12 +334,10 @@ def may_refit(half: Moments) -> bool:
 
 def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> Array64:
     """b + f (W mean(x) - W^ mean(y)): [groups, rows]; w, rounded: [groups, rows, K]."""
-    wide = np.asarray(w, np.float64)
-    quantized = np.asarray(rounded, np.float64)
     # The mean over everything first, then those of the samples.
     means = [(moments.count, moments.mean_x, moments.mean_y), *moments.parts]
     x, y = (np.stack([part[k] for part in means], axis=2) for k in (1, 2))
-    errors = wide @ x - quantized @ y
+    errors = as_float64(w) @ x - as_float64(rounded) @ y
     mean = errors[:, :, 0]
     shares = np.array([count for count, _, _ in moments.parts], np.float64) / max(moments.weight, 1)
     shrink: Array | float = 1.0
@@ -353,7 +347,7 @@ def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> Arr
         # The variance of a weighted mean, from how far the samples lie around it.
         spread = gaps @ np.square(shares) * len(shares) / (len(shares) - 1)
         shrink = np.maximum(1.0 - spread / np.maximum(mean**2, np.finfo(np.float64).tiny), 0.0)
-    return np.asarray(np.asarray(bias, np.float64) + shrink * mean)
+    return np.asarray(as_float64(bias) + shrink * mean)
 
 
 class _SharedSums:
@@ -367,11 +361,12 @@ class _SharedSums:
         ordered = partner[order]
         at = np.where(ordered >= 0, np.take_along_axis(places, np.maximum(ordered, 0), axis=1), 0)
         before = np.where(at > np.arange(order.shape[1]), at, 0)
-        self.groups, self.before = np.arange(len(before)), before
+        self.groups = np.arange(len(before))
+        self.before = before
         self.there = before.any(axis=0).tolist()
         self.only = before[0].tolist() if len(before) == 1 else None
         # Sums are of stored integers, zero points among them.
-        self.zeros = zero.astype(np.float32) if zero.any() else None
+        self.zeros = as_float32(zero) if zero.any() else None
 
     def limit_column(self, column: Array, codes: Array, k: int) -> Array:
         """The codes of column k, clipped to the rest of their sums; [groups, rows], without zero points."""
@@ -379,14 +374,15 @@ class _SharedSums:
         if not self.there[k]:  # type: ignore[index]
             return column
         at = self.before[:, k]
+        paired = (at > 0)[:, None]
         if self.only is not None:
             beside = codes[:, self.only[k]]
         else:
             # Column 0 is not rounded yet where it stands for none, and its memory may hold NaN.
-            beside = np.where((at > 0)[:, None], codes[self.groups, at], np.float32(0))
+            beside = np.where(paired, codes[self.groups, at], np.float32(0))
         if self.zeros is not None:
             zeros = self.zeros[:, k] + self.zeros[self.groups, at]
-            beside = beside + zeros * (at > 0)[:, None]
+            beside = beside + zeros * paired
         total = column + beside
         np.minimum(total, MOST, out=total)
         np.maximum(total, -MOST, out=total)
@@ -412,8 +408,7 @@ def round_within_sums(problem: RoundingProblem) -> RoundedWeight:
     w = problem.weight
     scale = problem.scale
     partner = problem.partner
-    if partner is None:
-        return round_with_feedback(problem)
+    assert partner is not None
     first = np.flatnonzero(partner > np.arange(len(partner)))
     second = partner[first]
     # A column's error costs the part that later columns cannot compensate. Of two neighbours the one rounded last gives
@@ -425,10 +420,11 @@ def round_within_sums(problem: RoundingProblem) -> RoundedWeight:
     cost = np.where(earlier, costs[:, first], costs[:, second])
     steps = scale.max(axis=2)
     noise = np.broadcast_to(costs.sum(axis=1)[:, None], w.shape[:2])
-    each = [
-        choose_widening(w[g][:, first], w[g][:, second], steps[g], noise[g], cost[g])
-        for g in range(len(w))
-    ]
-    factors = np.stack(each)
-    wider = np.asarray(scale * factors[:, :, None], np.float32)
+    factors = np.stack(
+        [
+            choose_widening(w[g][:, first], w[g][:, second], steps[g], noise[g], cost[g])
+            for g in range(len(w))
+        ]
+    )
+    wider = as_float32(scale * factors[:, :, None])
     return RoundedWeight(round_with_feedback(replace(problem, scale=wider)).codes, factors)

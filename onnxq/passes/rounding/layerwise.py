@@ -38,6 +38,8 @@ Tensor = Array | TensorFile
 # Of a name between two pieces: a tensor, or those of a sequence.
 Value = Tensor | list[Tensor]
 Sample = Arrays | Mapping[str, TensorFile]
+# Outputs of a piece, sample by sample.
+PieceOutputs = Iterable[Mapping[str, Value]]
 # (node, input index) -> what it reads instead of its own constant.
 Changes = dict[tuple[str, int], Array]
 
@@ -100,7 +102,8 @@ class LayerwiseRunner:
         """Run everything before the main graph's node number `place`."""
         for stop in (*self._ahead, place):
             self._run_until(stop)
-        self._ahead, self._at = [], self._ran
+        self._ahead = []
+        self._at = self._ran
 
     def values(self, tensor: TensorId) -> Iterator[Tensor]:
         """The tensor's value for each sample, here; empty arrays where its branch did not run or nobody can look."""
@@ -111,9 +114,8 @@ class LayerwiseRunner:
                 yield value
             return
         # Inside a body nothing can be kept between two pieces, so the node that holds it runs whole, with a tap.
-        whole = infer_shapes(
-            self._cut_piece([self._nodes[self._at]], [n for n in self._nodes[self._at].output if n])
-        )
+        node = self._nodes[self._at]
+        whole = infer_shapes(self._cut_piece([node], list(filter(None, node.output))))
         tapped = tap_tensors(whole, [tensor], only=True)
         if tensor not in tapped.outputs:
             # A branch in a loop runs in some iterations only.
@@ -134,7 +136,7 @@ class LayerwiseRunner:
             for name in node.output
             if name and self._last.get(name, -1) >= place
         ]
-        outputs: Iterable[Mapping[str, Value]] = repeat({}, len(self._live))
+        outputs: PieceOutputs = repeat({}, len(self._live))
         if names:
             outputs = self._evaluate_piece(self._cut_piece(part, names), names)
         self._ran = max(self._ran, place)
@@ -155,9 +157,7 @@ class LayerwiseRunner:
     def _release_value(self, value: Value) -> None:
         """Let go of a value that no node ahead reads."""
 
-    def _evaluate_piece(
-        self, piece: ModelLike, names: Sequence[str]
-    ) -> Iterable[Mapping[str, Value]]:
+    def _evaluate_piece(self, piece: ModelLike, names: Sequence[str]) -> PieceOutputs:
         """These outputs of a piece for each sample."""
         # Outputs lie in the buffers of the session: with an arena none of them is free before the last.
         session = Session(piece, fuse_pairs=False, threads=self._threads, arena=False)
@@ -247,9 +247,7 @@ class SharedRunner(LayerwiseRunner):
             self._tapped = files
         yield from files
 
-    def _evaluate_piece(
-        self, piece: ModelLike, names: Sequence[str]
-    ) -> Iterable[Mapping[str, Value]]:
+    def _evaluate_piece(self, piece: ModelLike, names: Sequence[str]) -> PieceOutputs:
         model = self._work.crew.share_model(piece)
         inputs = [value.name for value in bare_proto(piece).graph.input]
         tasks = [

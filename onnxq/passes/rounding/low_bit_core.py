@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64
+from onnxq.arrays import Array, Array64, as_float32, as_float64, as_int32
 from onnxq.numerics.machine import map_parts
 from onnxq.passes.rounding.gptq_core import (
+    Codes,
     RoundedWeight,
     RoundingProblem,
     layer_error,
@@ -47,7 +47,7 @@ _STEP = 1e-7
 def shrink_moments(h: Array, even: Array, odd: Array) -> Array64:
     """H with its off-diagonal part shrunk. even, odd: H of either half of the samples. All [groups, K, K]."""
     noise = np.empty(h.shape[:2])
-    signal = np.empty(h.shape[:2])
+    signal = np.empty_like(noise)
     columns = np.arange(h.shape[-1])
 
     def add_squares(part: slice) -> None:
@@ -70,37 +70,34 @@ def round_low_bit(problem: RoundingProblem) -> RoundedWeight:
     w = problem.weight
     zero = problem.zero
     damped = problem.feedback.damped
-    least = (
-        np.zeros(w.shape[:2]) if problem.least is None else np.asarray(problem.least, np.float64)
-    )
+    nothing = np.zeros(w.shape[:2])
+    least = nothing if problem.least is None else as_float64(problem.least)
     several = len(problem.factors) > 1
     codes = np.zeros(w.shape, np.int32)
-    error = np.full(w.shape[:2], np.inf)
-    best = np.zeros(w.shape[:2])
+    error = np.full_like(nothing, np.inf)
+    best = nothing
     for k, factor in enumerate(problem.factors):
-        scale = np.asarray(problem.scale * np.float32(factor), np.float32)
+        scale = as_float32(problem.scale * np.float32(factor))
         tried = round_with_feedback(replace(problem, scale=scale)).codes
         if problem.thorough:
             tried = descend_values(w, tried, damped, scale, zero, problem.limits)
-        now = layer_error(w, tried, scale, zero, damped) if several else np.zeros(w.shape[:2])
+        now = layer_error(w, tried, scale, zero, damped) if several else nothing
         # The first, the whole range, is allowed to every row, and of equal errors it stays.
         better = ((now < error) & (factor >= least)) | (k == 0)
         codes = np.where(better[:, :, None], tried, codes)
         error = np.where(better, now, error)
         best = np.where(better, factor, best)
     best = best * _measure_shrinkage(w, (codes - zero) * problem.scale * best[:, :, None], damped)
-    return RoundedWeight(
-        np.asarray(codes, np.int32), np.asarray(np.maximum(best, least), np.float32)
-    )
+    return RoundedWeight(as_int32(codes), as_float32(np.maximum(best, least)))
 
 
 def _measure_shrinkage(w: Array, rounded: Array, damped: Array) -> Array:
     """<W, W>_H / <W^, W>_H of every row, within 1 / _GAIN and _GAIN."""
     exact = np.empty(w.shape[:2])
-    shrunk = np.empty(w.shape[:2])
+    shrunk = np.empty_like(exact)
 
     def project_rows(part: slice) -> None:
-        towards = np.asarray(w[:, part], np.float64) @ damped
+        towards = as_float64(w[:, part]) @ damped
         np.einsum("grk,grk->gr", towards, w[:, part], out=exact[:, part])
         np.einsum("grk,grk->gr", towards, rounded[:, part], out=shrunk[:, part])
 
@@ -111,14 +108,14 @@ def _measure_shrinkage(w: Array, rounded: Array, damped: Array) -> Array:
 
 def descend_values(
     w: Array, codes: Array, damped: Array, scale: Array, zero: Array, limits: tuple[int, int]
-) -> NDArray[np.int32]:
+) -> Codes:
     """Quantized values after coordinate descent: the best change by 1 per row, until none lowers the row's error.
 
     No row's error is larger than before. damped: of `damp_moments`. At most K steps per row.
     """
     descended = np.array(codes, np.int32)
-    for group in range(len(descended)):
-        _descend_group(w[group], descended[group], damped[group], scale[group], zero[group], limits)
+    for group in zip(w, descended, damped, scale, zero, strict=True):
+        _descend_group(*group, limits)
     return descended
 
 
@@ -126,10 +123,10 @@ def _descend_group(
     w: Array, codes: Array, h: Array, scale: Array, zero: Array, limits: tuple[int, int]
 ) -> None:
     """`descend_values` of one group, in place. The gradient is updated, not recomputed: a step is K products a row."""
-    moments = np.asarray(h, np.float32)
-    steps = np.asarray(scale, np.float32)
+    moments = as_float32(h)
+    steps = as_float32(scale)
     curve = np.diag(moments)
-    gap = (codes - zero) * steps - np.asarray(w, np.float32)
+    gap = (codes - zero) * steps - as_float32(w)
     slope = gap @ moments
     floor = -_STEP * np.einsum("rk,rk->r", slope, gap)
     rows = np.arange(len(codes))
@@ -140,12 +137,14 @@ def _descend_group(
         at = codes[rows]
         # A step of an integer changes the error by ±2 · step · slope + step² · h_kk.
         bend = step * step * curve
-        up = np.where(at < limits[1], 2 * step * slopes + bend, np.inf)
-        down = np.where(at > limits[0], bend - 2 * step * slopes, np.inf)
-        column = np.minimum(up, down).argmin(axis=1)
+        tilt = 2 * step * slopes
+        up = np.where(at < limits[1], tilt + bend, np.inf)
+        down = np.where(at > limits[0], bend - tilt, np.inf)
+        least = np.minimum(up, down)
+        column = least.argmin(axis=1)
         every = np.arange(len(rows))
         rising = up[every, column] <= down[every, column]
-        helps = np.minimum(up, down)[every, column] < floor[rows]
+        helps = least[every, column] < floor[rows]
         rows = rows[helps]
         column = column[helps]
         rising = rising[helps]

@@ -7,18 +7,21 @@ over the elements that the tap reads, so one product per axis with a matrix of c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Axes, Floats, Integers, Mask, Shape
+from onnxq.arrays import Array, Array64, Axes, Floats, Integers, Mask, Shape, as_float32, as_int64
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.rewrites.single_nodes import find_pooled_axes
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, TensorId
 
+# The input that reads a bias, and its values.
+_Bias = tuple[Edge | None, Array | None]
 # A number for each axis of a kernel, or two for both its ends.
 PerAxis = tuple[int, ...]
 
@@ -55,7 +58,7 @@ class Places:
 
     def gather_columns(self, x: Array) -> Floats:
         """Columns of x, of the shape they were made for: [groups, K, n], K in the order of the flattened weight."""
-        values = np.asarray(x, np.float32)
+        values = as_float32(x)
         if not self.geometry.kernel:
             # One group, K along the last axis of the input.
             return values.reshape(-1, values.shape[-1])[self.index].T[None]
@@ -78,19 +81,19 @@ def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -
     # Positions are counted over output pixels, each of which reads one window.
     batch, *at = np.unravel_index(chosen, (shape[0], *_find_output(shape[2:], geometry)))
     rank = len(at)
-    places = int(np.prod(shape[2:], dtype=np.int64))
+    places = math.prod(shape[2:])
     # Axes [kH, kW, n] are added up by broadcasting: no index of all windows exists before the end.
-    index = np.asarray(batch, np.int64).reshape((1,) * rank + (-1,)) * places
+    index = as_int64(batch).reshape((1,) * rank + (-1,)) * places
     inside = np.ones((1,) * (rank + 1), bool)
     for axis, output in enumerate(at):
         read, there = _find_reads(axis, shape[2 + axis], shape[2:], geometry, output)
         aligned = [1] * rank + [len(chosen)]
         aligned[axis] = len(read)
-        step = int(np.prod(shape[3 + axis :], dtype=np.int64))
+        step = math.prod(shape[3 + axis :])
         index = index + (read * step).reshape(aligned)
         inside = inside & there.reshape(aligned)
     outside = np.flatnonzero(~np.broadcast_to(inside, (*geometry.kernel, len(chosen))))
-    return Places(geometry, index.reshape(int(np.prod(geometry.kernel)), len(chosen)), outside)
+    return Places(geometry, index.reshape(math.prod(geometry.kernel), len(chosen)), outside)
 
 
 def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Array64:
@@ -98,26 +101,23 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
 
     chosen: bool [entries, positions], the positions that count, only without a kernel; None: all.
     """
-    values = np.asarray(x, np.float32)
+    values = as_float32(x)
     entries = values.shape[0]
     if not geometry.kernel:
         rows = values.reshape(entries, -1, values.shape[-1])
-        counted = (
-            np.ones(rows.shape[:2], np.float32) if chosen is None else chosen.astype(np.float32)
-        )
+        counted = np.ones(rows.shape[:2], np.float32) if chosen is None else as_float32(chosen)
         # A sample that is all padding has no position: its mean is 0, not NaN.
         total = np.maximum(counted.sum(axis=1, dtype=np.float64), 1)
         # [entries, 1, positions] @ [entries, positions, K].
         return np.asarray((counted[:, None] @ rows) / total[:, None, None])
     # Padding counts as zeros that were read, as the convolution itself sees it.
     total = np.maximum(gather_positions(values.shape, geometry) / max(entries, 1), 1)
-    spatial = tuple(int(size) for size in values.shape[2:])
+    spatial = values.shape[2:]
     counts = _count_reads(spatial, geometry)
     # 1 x 1 without stride or padding, as most are: one product with a vector.
     if all(taps.shape[1] == 1 and taps.all() for taps in counts):
-        sums = values.reshape(-1, int(np.prod(spatial))) @ np.ones(
-            int(np.prod(spatial)), np.float32
-        )
+        places = math.prod(spatial)
+        sums = values.reshape(-1, places) @ np.ones(places, np.float32)
     else:
         # One axis after the other, the last first: [the rest, places, taps of the later axes] -> [the rest, all taps].
         sums = values.reshape(-1, spatial[-1]) @ counts[-1]
@@ -131,8 +131,8 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
 def gather_positions(shape: Shape, geometry: Geometry) -> int:
     """Number of columns of an input of this shape: output pixels, or the product of all axes but the last."""
     if not geometry.kernel:
-        return int(np.prod(shape[:-1], dtype=np.int64))
-    return int(shape[0] * np.prod(_find_output(shape[2:], geometry), dtype=np.int64))
+        return math.prod(shape[:-1])
+    return shape[0] * math.prod(_find_output(shape[2:], geometry))
 
 
 def sample_positions(total: int, limit: int, seed: int) -> Integers:
@@ -152,11 +152,8 @@ def _find_reads(
 ) -> tuple[Integers, Mask]:
     """(index along the axis that each tap reads for each output, True where it is inside the input), both [taps, n]."""
     taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
-    read = (
-        taps
-        + np.asarray(output, np.int64)[None] * geometry.strides[axis]
-        - _find_padding(spatial, geometry)[axis][0]
-    )
+    before, _ = _find_padding(spatial, geometry)[axis]
+    read = taps + as_int64(output)[None] * geometry.strides[axis] - before
     step = geometry.upsample[axis] if geometry.upsample else 1
     # Between the values of an upsampled input are zeros, which count as padding.
     there = (read >= 0) & (read < size * step) & (read % step == 0)
@@ -214,8 +211,6 @@ def _find_padding(spatial: Shape, geometry: Geometry) -> list[tuple[int, int]]:
             large = total - total // 2
             pads.append((small, large) if geometry.auto_pad == "SAME_UPPER" else (large, small))
         return pads
-    if geometry.auto_pad == "VALID":
-        return [(0, 0)] * rank
     return [(geometry.pads[k], geometry.pads[k + rank]) for k in range(rank)]
 
 
@@ -262,12 +257,11 @@ class Operator:
 
     def to_rows(self, array: Array) -> Array:
         """An array of the weight's shape as [groups, rows, K]."""
+        groups = self.geometry.groups
         if self.node.op_type == "Conv":
-            groups = self.geometry.groups
-            return array.reshape(groups, array.shape[0] // groups, -1)
+            return array.reshape(groups, len(array) // groups, -1)
         if self.node.op_type == "ConvTranspose":
-            groups = self.geometry.groups
-            parted = array.reshape(groups, array.shape[0] // groups, *array.shape[1:])
+            parted = array.reshape(groups, len(array) // groups, *array.shape[1:])
             # As a convolution over the upsampled input, whose kernel is the flipped one.
             return (
                 np.flip(parted, self._kernel_axes)
@@ -281,7 +275,8 @@ class Operator:
         if self.node.op_type == "Conv":
             return np.ascontiguousarray(rows.reshape(self.weight.shape))
         if self.node.op_type == "ConvTranspose":
-            groups, (inputs, outputs, *kernel) = self.geometry.groups, self.weight.shape
+            groups = self.geometry.groups
+            inputs, outputs, *kernel = self.weight.shape
             parted = rows.reshape(groups, outputs, inputs // groups, *kernel).swapaxes(1, 2)
             return np.ascontiguousarray(
                 np.flip(parted, self._kernel_axes).reshape(self.weight.shape)
@@ -336,14 +331,11 @@ def _describe_operator(
     # Models in float16 or bfloat16 are planned in float32; float64 has no integer kernels.
     if geometry is None or not weight.size or weight.dtype != np.float32:
         return None
-    outputs = _count_outputs(node, weight, geometry)
+    rows_first = node.op_type == "Conv" or node.is_transposed
+    outputs = weight.shape[0] if rows_first else weight.shape[1] * geometry.groups
     bias_edge, bias = _find_bias(index, node, outputs)
-    values = (
-        np.zeros(outputs)
-        if bias is None
-        else np.broadcast_to(bias.reshape(-1), (outputs,)).astype(np.float64)
-    )
-    whole = bias is not None and bias.size == outputs
+    if bias is None:
+        bias = np.zeros(outputs)
     if bias_edge in fixed:
         bias_edge = None
     # One input channel a group: W is [C, 1, kH, kW].
@@ -354,19 +346,13 @@ def _describe_operator(
         site,
         weight,
         geometry,
-        values,
+        np.broadcast_to(bias.reshape(-1), outputs).astype(np.float64),
         bias_edge,
-        bias.shape if bias is not None and whole else (outputs,),
+        bias.shape if bias.size == outputs else (outputs,),
         biases.get(bias_edge) if bias_edge is not None else None,
         alone,
         "depthwise Conv" if depthwise else node.op_type,
     )
-
-
-def _count_outputs(node: NodeRef, weight: Array, geometry: Geometry) -> int:
-    if node.op_type == "ConvTranspose":
-        return int(weight.shape[1]) * geometry.groups
-    return int(weight.shape[0] if node.op_type == "Conv" or node.is_transposed else weight.shape[1])
 
 
 def _describe_geometry(node: NodeRef, weight: Array) -> Geometry | None:
@@ -379,47 +365,42 @@ def _describe_geometry(node: NodeRef, weight: Array) -> Geometry | None:
         return Geometry() if plain and weight.ndim == 2 else None
     if node.op_type not in ("Conv", "ConvTranspose") or weight.ndim < 3:
         return None
-    if node.op_type == "ConvTranspose":
-        return _describe_transposed(node, weight)
     rank = weight.ndim - 2
-    ones = (1,) * rank
-    return Geometry(
-        groups=node.groups,
-        kernel=tuple(weight.shape[2:]),
-        strides=tuple(attrs.get("strides", ones)),
-        dilations=tuple(attrs.get("dilations", ones)),
-        pads=tuple(attrs.get("pads", (0,) * (2 * rank))),
-        auto_pad=node.padding_mode,
-    )
-
-
-def _describe_transposed(node: NodeRef, weight: Array) -> Geometry | None:
-    """As a convolution over the input with zeros between its values; None where padding depends on the input's size."""
-    attrs = node.attrs
-    rank = weight.ndim - 2
-    # ONNX computes the pads from `output_shape`, or for SAME_* from the size of the input.
-    if node.padding_mode not in ("NOTSET", "VALID") or "output_shape" in attrs:
-        return None
     ones = (1,) * rank
     none = (0,) * (2 * rank)
-    dilations = tuple(attrs.get("dilations", ones))
-    pads = none if node.padding_mode == "VALID" else tuple(attrs.get("pads", none))
-    extra = tuple(attrs.get("output_padding", (0,) * rank))
+    geometry = Geometry(
+        groups=node.groups,
+        kernel=weight.shape[2:],
+        strides=attrs.get("strides", ones),
+        dilations=attrs.get("dilations", ones),
+        pads=none if node.padding_mode == "VALID" else attrs.get("pads", none),
+        auto_pad=node.padding_mode,
+    )
+    return geometry if node.op_type == "Conv" else _turn_transposed(node, geometry)
+
+
+def _turn_transposed(node: NodeRef, geometry: Geometry) -> Geometry | None:
+    """As a convolution over the input with zeros between its values; None where padding depends on the input's size."""
+    # ONNX computes the pads from `output_shape`, or for SAME_* from the size of the input.
+    if geometry.auto_pad not in ("NOTSET", "VALID") or "output_shape" in node.attrs:
+        return None
+    rank = len(geometry.kernel)
+    pads = geometry.pads
+    extra = node.attrs.get("output_padding", (0,) * rank)
     # Without padding every input reaches a whole kernel of outputs; what is padded there is cropped here.
-    reach = [(k - 1) * d for k, d in zip(weight.shape[2:], dilations, strict=True)]
+    reach = [(k - 1) * d for k, d in zip(geometry.kernel, geometry.dilations, strict=True)]
     begins = [reach[k] - pads[k] for k in range(rank)]
     ends = [reach[k] - pads[k + rank] + extra[k] for k in range(rank)]
-    return Geometry(
-        groups=node.groups,
-        kernel=tuple(weight.shape[2:]),
-        strides=ones,
-        dilations=dilations,
+    return replace(
+        geometry,
+        strides=(1,) * rank,
         pads=(*begins, *ends),
-        upsample=tuple(attrs.get("strides", ones)),
+        auto_pad="NOTSET",
+        upsample=geometry.strides,
     )
 
 
-def _find_bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | None, Array | None]:
+def _find_bias(index: GraphIndex, node: NodeRef, outputs: int) -> _Bias:
     """(input that reads the bias, its values): the node's own, or that of the Add behind a MatMul."""
     if node.op_type == "MatMul":
         return _find_added_bias(index, node, outputs)
@@ -434,22 +415,17 @@ def _find_bias(index: GraphIndex, node: NodeRef, outputs: int) -> tuple[Edge | N
     return (None, None) if value is None or not _is_row(value, outputs) else (edge, value)
 
 
-def _find_added_bias(
-    index: GraphIndex, node: NodeRef, outputs: int
-) -> tuple[Edge | None, Array | None]:
-    readers = index.list_consumers(node.result)
+def _find_added_bias(index: GraphIndex, node: NodeRef, outputs: int) -> _Bias:
+    reader = index.find_reader(node.result, "Add")
     # Others would read the product without the corrected bias.
-    if len(readers) != 1 or index.is_output(node.result):
+    if reader is None:
         return None, None
-    add = index.find_node(readers[0].node)
-    if add.op_type != "Add" or add.domain or add.scope != node.scope or len(add.inputs) != 2:
-        return None, None
-    k = 1 - readers[0].index
-    value = index.input_value(add, k)
+    add, k = reader
+    value = index.input_value(add, 1 - k)
     # A single number cannot take one correction for each output.
     if value is None or value.size != outputs or not _is_row(value, outputs):
         return None, None
-    return add.make_edge(k), value
+    return add.make_edge(1 - k), value
 
 
 def _is_row(value: Array, outputs: int) -> bool:

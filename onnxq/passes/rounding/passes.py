@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float32
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, attach_weights, ensure_opset
 from onnxq.numerics import limit_sums
@@ -104,9 +104,7 @@ def apply_rounding(plan: Plan, block: ExternalRounding) -> tuple[Plan, Lines]:
         sites[site], moved = _keep_sums(_replace_values(old, block))
         lines += [f"{block.block}: {site}: {moved}"] if moved else []
     kept = tuple(bias for bias in plan.biases if bias.edge not in block.biases)
-    biases = tuple(
-        BiasPlan(edge=edge, values=np.asarray(v, np.float32)) for edge, v in block.biases.items()
-    )
+    biases = tuple(BiasPlan(edge=edge, values=as_float32(v)) for edge, v in block.biases.items())
     return replace(
         plan, sites=tuple(sites[site.site] for site in plan.sites), biases=(*kept, *biases)
     ), tuple(lines)
@@ -126,11 +124,12 @@ def _keep_sums(site: SitePlan) -> tuple[SitePlan, str]:
 
 
 def _replace_values(old: SitePlan, block: ExternalRounding) -> SitePlan:
+    subject = f"{block.block}: {old.site}"
     qparams = block.numbers.get(old.site, old.qparams)
     levels = block.levels.get(old.site)
     if levels is None or qparams is None or old.qparams is None:
         cause = "comes without levels: those it has belong to other numbers"
-        raise PlanError(f"{block.block}: {old.site}", cause, "hand in both", code="Q408")
+        raise PlanError(subject, cause, "hand in both", code="Q408")
     found = np.asarray(levels)
     spec = old.spec
     shaped = old.values is None or found.shape == old.values.shape
@@ -141,17 +140,12 @@ def _replace_values(old: SitePlan, block: ExternalRounding) -> SitePlan:
         cause = (
             f"its levels must be integers from {spec.qmin} to {spec.qmax}, of the weight's shape"
         )
-        raise PlanError(
-            f"{block.block}: {old.site}",
-            cause,
-            "clip them, and keep the shape of its scale",
-            code="Q408",
-        )
-    kind = np.dtype(spec.numpy_storage)
+        fix = "clip them, and keep the shape of its scale"
+        raise PlanError(subject, cause, fix, code="Q408")
     return replace(
         old,
         qparams=replace(qparams, origin=f"handed in by {block.block}"),
-        values=found.astype(kind),
+        values=found.astype(spec.numpy_storage),
     )
 
 
@@ -194,7 +188,7 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     score = judges.score(state, plan, progress=ctx.progress)
     if ctx.config.effort != "high" and score >= _GOOD_DB:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
-    chosen: frozenset[str] = frozenset()
+    chosen = frozenset[str]()
     best: SequentialRounding | None = None
     operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
     round_layers = _prepare_rounding(ctx, state)
@@ -206,7 +200,7 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         tried = round_layers(options=options)
         now = judges.score(state, tried.plan, progress=ctx.progress)
         if THRESHOLDS[NAME].allows(score, now):
-            chosen = chosen | segment
+            chosen |= segment
             best = tried
             score = now
             if not segment:
@@ -243,7 +237,7 @@ def round_externally(ctx: SampledContext, state: PlacedState) -> PlacedStep:
             if THRESHOLDS[EXTERNAL].allows(best, now):
                 plan = tried
                 best = now
-                taken = taken + 1
+                taken += 1
                 moved += "".join(f"; {line}" for line in changes)
         lines.append(
             f"{name}: {taken} of {blocks} blocks kept, {before:.1f} to {best:.1f} dB{moved}"
@@ -269,8 +263,7 @@ def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) 
 
 def _prepare_rounding(ctx: SampledContext, state: PlacedState) -> partial[SequentialRounding]:
     """`round_sequentially` of the state's plan, with its samples and other views of them."""
-    taken = take_enough(ctx.data.calibration, state.plan, ctx.config, state)
-    samples = list(taken.samples())
+    samples = list(take_enough(ctx.data.calibration, state.plan, ctx.config, state).samples())
     return partial(
         round_sequentially,
         state.model,
@@ -288,7 +281,7 @@ def _report_rounding(state: PlacedState, before: Plan, rounding: SequentialRound
     searched = [
         site for site in plan.sites if site.qparams is not None and site.qparams.origin == SEARCHED
     ]
-    replaced = list_replaced(before, plan.with_sites(tuple(searched)), (Role.WEIGHT,), _WHY)
+    replaced = list_replaced(before, plan.with_sites(searched), (Role.WEIGHT,), _WHY)
     lines = [*rounding.describe()]
     if rounding.skipped:
         lines.append(f"not seen in any sample: {', '.join(rounding.skipped)}")
@@ -314,21 +307,6 @@ def _cut_segments(operators: Sequence[Operator]) -> list[frozenset[str]]:
     return [frozenset(operator.node.name for operator in segment) for segment in reversed(segments)]
 
 
-# Of sequential rounding, on calibration samples too: of a few held back none may be hard.
-_JUDGED: Trial[SampledContext, PlacedState] = Trial(
-    lambda ctx, state: ctx.data.judges.score(state, state.plan, progress=ctx.progress),
-    THRESHOLDS[NAME],
-    lambda ctx, before, after: ctx.data.judges.is_worse(
-        after, after.plan, before.plan, progress=ctx.progress
-    ),
-)
-# Of a search that fits the samples it was made with.
-_VALIDATED: Trial[SampledContext, PlacedState] = Trial(
-    lambda ctx, state: ctx.data.judge.score(state, state.plan, progress=ctx.progress),
-    THRESHOLDS[SEARCH],
-)
-
-
 def _has_few_bits(ctx: SampledContext, state: PlacedState) -> bool:
     weights = [site for site in state.plan.sites if site.role.is_weight and site.values is not None]
     return _was_rounded(ctx, state) and any(site.spec.bits <= NARROW_BITS for site in weights)
@@ -346,7 +324,14 @@ ROUNDING: tuple[Pass[SampledContext, PlacedState], ...] = (
         "rounding weights",
         0.6,
         applies=has_real_samples,
-        trial=_JUDGED,
+        # On calibration samples too: of a few held back none may be hard.
+        trial=Trial(
+            lambda ctx, state: ctx.data.judges.score(state, state.plan, progress=ctx.progress),
+            THRESHOLDS[NAME],
+            lambda ctx, before, after: ctx.data.judges.is_worse(
+                after, after.plan, before.plan, progress=ctx.progress
+            ),
+        ),
         retry=round_segments,
     ),
     Pass(
@@ -356,7 +341,11 @@ ROUNDING: tuple[Pass[SampledContext, PlacedState], ...] = (
         "searching longer for values of few bits",
         0.6,
         applies=_has_few_bits,
-        trial=_VALIDATED,
+        # It fits the samples that it was made with.
+        trial=Trial(
+            lambda ctx, state: ctx.data.judge.score(state, state.plan, progress=ctx.progress),
+            THRESHOLDS[SEARCH],
+        ),
     ),
     Pass(
         EXTERNAL,

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Floats, as_float32
 from onnxq.numerics.machine import map_parts
 
 # (positions, mean of x, mean of y), the means float64 [groups, K].
@@ -79,7 +79,7 @@ class Workspace(threading.local):
     """
 
     def __init__(self) -> None:
-        self._held = [np.empty(0, np.float32), np.empty(0, np.float32)]
+        self._held = [np.empty(0, np.float32)] * 2
 
     def shift_columns(self, which: int, parts: Sequence[Array], shift: Array) -> Floats:
         """Blocks of columns side by side, less their shift, in the blocks' memory order; valid until the next call."""
@@ -142,7 +142,9 @@ class Accumulator:
     """
 
     def __init__(self, groups: int, size: int, *, second: bool = True, cross: bool = True) -> None:
-        self._second, self._cross, self._groups = second, second and cross, groups
+        self._second = second
+        self._cross = second and cross
+        self._groups = groups
         shape = (groups, size, size)
         empty = np.zeros((groups, 0, 0))
         self._h = np.zeros(shape) if second else empty
@@ -161,25 +163,25 @@ class Accumulator:
         self._parts.extend(parts)
         # About the first sample's mean: float32 products of values far from 0 would lose the digits that differ.
         if self._shift is None:
-            self._shift = (
-                parts[0][1].astype(np.float32)[:, :, None],
-                parts[0][2].astype(np.float32)[:, :, None],
-            )
+            _, x, y = parts[0]
+            self._shift = as_float32(x)[:, :, None], as_float32(y)[:, :, None]
         self._count += count
         if not self._second:
             return
         # With few columns at a time, adding up K x K sums would take most of the time.
         most = max(_ROWS // self._groups, 256)
         for first in range(0, count, most):
-            self._waiting.append((columns, first, min(first + most, count)))
-            self._pending += self._waiting[-1][2] - first
+            last = min(first + most, count)
+            self._waiting.append((columns, first, last))
+            self._pending += last - first
             if self._pending >= most:
                 self._close_block()
 
     def _close_block(self) -> None:
         if self._waiting and self._shift is not None:
             self._blocks.append(Block(tuple(self._waiting), self._shift, self._cross))
-        self._waiting, self._pending = [], 0
+        self._waiting = []
+        self._pending = 0
 
     def take_blocks(self) -> list[Block]:
         """The columns that wait to be multiplied, whose products go to `add_products` in their order."""
@@ -204,11 +206,9 @@ class Accumulator:
             x, y = np.zeros_like(self._sums)
             return Moments(self._h, self._c, x, y, 0)
         # By positions, since samples may differ in size.
-        weights = np.array([count for count, _, _ in self._parts], np.float64)
-        x, y = (
-            np.tensordot(weights / weights.sum(), np.stack([p[k] for p in self._parts]), 1)
-            for k in (1, 2)
-        )
+        counts, *means = zip(*self._parts, strict=True)
+        weights = np.array(counts, np.float64)
+        x, y = (np.tensordot(weights / weights.sum(), np.stack(part), 1) for part in means)
         n = max(self._count, 1)
         # Less the shift, means of the columns that were taken; p and q are those of all positions.
         u, v = self._sums / n

@@ -77,7 +77,8 @@ class SharedWork:
     """
 
     def __init__(self, crew: Crew, *, one_thread: bool) -> None:
-        self.crew, self._one_thread = crew, one_thread
+        self.crew = crew
+        self._one_thread = one_thread
         self._folder = crew.make_folder()
         self._numbers = count()
 

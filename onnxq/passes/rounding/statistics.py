@@ -83,7 +83,9 @@ class OperatorStatistics:
     def __init__(
         self, moments: Moments, halves: tuple[Moments, Moments] | None, *, scarce: bool = False
     ) -> None:
-        self.moments, self.halves, self.scarce = moments, halves, scarce
+        self.moments = moments
+        self.halves = halves
+        self.scarce = scarce
         # A Cholesky factor costs K³ and serves every weight that reads the tensor (query, key,
         # value).
         self._factors: dict[tuple[float, bool], ErrorFeedback] = {}
@@ -174,8 +176,7 @@ class _Group:
         total = sum(self.counts)
         most = self.each * len(self.samples)
         # By sample, so that positions do not depend on threads or on the order of groups.
-        seed = self.samples[0].number
-        chosen = sample_positions(total, most, seed)
+        chosen = sample_positions(total, most, self.samples[0].number)
         if self._meant is not None:
             # Positions were drawn among those that the mask means.
             chosen = np.flatnonzero(self._meant)[chosen]
@@ -238,8 +239,11 @@ class _Gathering:
     """Moments on the way, and samples that wait to be looked at together with others."""
 
     def __init__(self, wanted: MomentsRequest, count: int, others: int) -> None:
-        self.wanted, self.count, self.others = wanted, count, others
-        self.scarce, self.each = False, 0
+        self.wanted = wanted
+        self.count = count
+        self.others = others
+        self.scarce = False
+        self.each = 0
         self.sums: list[Accumulator] = []
         self.waiting: list[list[_Sample]] = []
         # Each with its half; nothing was read of them yet.
@@ -281,7 +285,8 @@ class _Gathering:
 
     def _begin_sums(self, sample: _Sample) -> None:
         """Prepare the statistics that so many samples like the first allow."""
-        wanted, (groups, size) = self.wanted, self.wanted.shape
+        wanted = self.wanted
+        groups, size = wanted.shape
         second = wanted.rounded
         here = _count_positions(sample, wanted.geometry)
         # By the first sample: most models have one size of input.

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from onnxq.arrays import Array, Integers, Shape
+from onnxq.arrays import Array, Integers, Shape, as_float32
 from onnxq.numerics import align_qparams, floor_weight_scale, needs_bound, weight_qparams
 from onnxq.passes.rounding.gptq_core import (
     RoundedWeight,
@@ -90,7 +90,7 @@ class PosedWeight:
             if not np.array_equal(scale, qparams.scale):
                 qparams = replace(qparams, scale=scale, origin=SEARCHED)
         origin = SEARCHED if qparams.origin == SEARCHED else "weights, rounded"
-        codes = operator.to_stored(rounded.codes).astype(np.dtype(spec.numpy_storage))
+        codes = operator.to_stored(rounded.codes).astype(spec.numpy_storage)
         return replace(self.site, qparams=replace(qparams, origin=origin), values=codes)
 
     def _shape_factors(self, factors: Array) -> Array:
@@ -122,7 +122,7 @@ def pose_weight(
     """
     strategy = next(strategy for strategy in STRATEGIES if strategy.applies(operator, site))
     # Observers know weights as the file has them.
-    stored = operator.to_stored(np.asarray(target, np.float32))
+    stored = operator.to_stored(as_float32(target))
     qparams = site.qparams
     blocked = site.spec.has_blocks
     # Otherwise calibration's scale is still that of this very weight.
@@ -130,8 +130,9 @@ def pose_weight(
         orders = () if strategy.searches else site.sum_orders
         # The search has one factor for all blocks of a row; here each is by itself, by its columns' power.
         # An error in a column counts by the power of the input that meets it.
-        power = _weigh_columns(statistics.moments.h, target.shape) if blocked else None
-        importance = None if power is None else operator.to_stored(power)
+        importance = (
+            _weigh_columns(operator, statistics.moments.h, target.shape) if blocked else None
+        )
         qparams = weight_qparams(
             stored, site.spec, observer=site.observer, orders=orders, importance=importance
         )
@@ -164,12 +165,16 @@ def pose_weight(
     return PosedWeight(operator, site, qparams, strategy, problem)
 
 
-def _weigh_columns(h: Array, shape: Shape) -> Array:
-    """The power of each column, of mean 1, for every row of a weight of this shape, [groups, rows, K]; none is 0."""
+def _weigh_columns(operator: Operator, h: Array, shape: Shape) -> Array:
+    """The power of each column, of mean 1, for every row of a weight, as it is stored; none is 0.
+
+    shape: of its matrix form, [groups, rows, K].
+    """
     power = np.diagonal(h, axis1=1, axis2=2)[:, None, :]
     # A column that no sample reaches keeps a thousandth, so that its weights are not free to be
     # anything.
-    return np.broadcast_to(power / max(float(power.mean()), 1e-30) + 1e-3, shape)
+    weighed = np.broadcast_to(power / max(float(power.mean()), 1e-30) + 1e-3, shape)
+    return operator.to_stored(weighed)
 
 
 def _find_partners(operator: Operator, site: SitePlan) -> Integers | None:
@@ -187,7 +192,6 @@ def _has_row_scales(operator: Operator, site: SitePlan) -> bool:
     """True when every row of the matrix form has scales of its own."""
     grain = site.spec.granularity
     axis = operator.output_axis
-    rank = operator.weight.ndim
     if axis is None or not isinstance(grain, PerChannel | PerBlock):
         return False
-    return (grain.axis % rank == axis) is isinstance(grain, PerChannel)
+    return (grain.axis % operator.weight.ndim == axis) is isinstance(grain, PerChannel)

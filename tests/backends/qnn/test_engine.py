@@ -83,7 +83,7 @@ def test_a_compiled_model_loads_again_and_answers_the_same(tmp_path: Path) -> No
     assert "EPContext" in [node.op_type for node in onnx.load(path).graph.node]
     shutil.copy(path, tmp_path / ENGINE)
     feeds = {"x": SAMPLES["x"][:1]}
-    with serve_child(engine, tmp_path, {"options": dict(engine.options)}, timeout=60) as ask:
+    with serve_child(engine, tmp_path, timeout=60) as ask:
         runner = ServedRunner("qnn", tmp_path, ask, frozenset(feeds))
         (answer,) = runner.infer(feeds).values()
         expected = Session(model, optimize=False).run(feeds)["yd"]
@@ -91,7 +91,7 @@ def test_a_compiled_model_loads_again_and_answers_the_same(tmp_path: Path) -> No
         with pytest.raises(ModelError, match="the engine cannot run the model"):
             runner.infer({"x": SAMPLES["x"]})
     late = pytest.raises(ModelError, match=r"did not answer within 0\.01 s")
-    with late, serve_child(engine, tmp_path, {"options": dict(engine.options)}, timeout=0.01):
+    with late, serve_child(engine, tmp_path, timeout=0.01):
         pass
 
 
