@@ -71,6 +71,7 @@ def turn_gemm(flow: Streams, node: NodeRef) -> bool:
     if shape is None or len(shape) != 2 or node.transposes_data:
         return False
     _turn_linear(flow, node, shape)
+    flow.hold_inputs(node, [2])
     label = flow.labels.get(node.result)
     # The bias follows the output; a computed one cannot be turned offline.
     if label is not None and (flow.find_label(node, 2) or not flow.turn_others(node, label, [2])):

@@ -12,10 +12,11 @@ from onnx import numpy_helper
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.passes.equalization import rotation
+from onnxq.passes.equalization.operators import find_streams
 from onnxq.plan import Rotation
 from onnxq.sites import TensorId
 from tests.passes.equalization.decoders import HD, D, make_decoder, make_feeds
-from tests.passes.kit import infer
+from tests.passes.kit import infer, parse, random_weights
 
 FORMS: dict[str, dict[str, Any]] = {
     "written out": {},
@@ -107,6 +108,15 @@ def test_a_stream_whose_channels_somebody_asks_for_is_left(met: str) -> None:
     assert fixed[0].code == "R112"
     # The values of heads alone are not worth a trial.
     assert [one.tensor.name for one in rotation.list_rotations(model, 1)] == (["x0"] if left == {"v0"} else [])
+
+
+def test_a_stream_that_a_gemm_adds_to_its_product_is_left() -> None:
+    text = """g (int64[3] rows, float[3,16] x) => (float[3,8] y, float[3,16] z) {
+        c = Gather(table, rows) y = MatMul(c, v) z = Gemm(x, w, c) }"""
+    model = parse(text, **random_weights({"table": (10, 16), "v": (16, 8), "w": (16, 16)}))
+    (stream,) = [stream for stream in find_streams(GraphIndex(model)).list_streams() if stream.tensor.name == "c"]
+    assert stream.readers
+    assert "Gemm) reads c" in stream.reason
 
 
 def test_rotations_of_another_network_are_refused() -> None:

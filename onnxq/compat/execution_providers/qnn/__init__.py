@@ -21,7 +21,8 @@ from onnxq.compat.shape_inference import LEAST_BYTES, ONE_FILE
 from onnxq.compat.theirs import hand_on, import_theirs
 
 if TYPE_CHECKING:
-    from onnxq.compat.quantize import Model, Names
+    from onnxq.compat.quantize import Names
+    from onnxq.graph import ModelSource
 
 __getattr__ = hand_on("execution_providers.qnn")
 # Every tensor in one width, that of the arguments.
@@ -38,7 +39,7 @@ _PREPROCESSING: OptionTable = {
 
 
 def get_qnn_qdq_config(
-    model_input: Model,
+    model_input: ModelSource,
     calibration_data_reader: Any,
     calibrate_method: Any = UnaskedMethod.MinMax,
     activation_type: Any = QuantType.QUInt8,
@@ -74,7 +75,7 @@ def get_qnn_qdq_config(
 
 
 def qnn_preprocess_model(
-    model_input: Model,
+    model_input: ModelSource,
     model_output: str | Path,
     exclude_initializer_from_input: bool = False,
     fuse_layernorm: bool = False,
