@@ -29,7 +29,7 @@ from onnxq.graph.nbits import write_nbits
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import restore_stored
 from onnxq.graph.qoperators import write_qoperators
-from onnxq.passes.patterns import Edit
+from onnxq.passes.patterns import Edit, Step
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, name_part
 from onnxq.progress import Progress, silent
@@ -40,6 +40,8 @@ from onnxq.spec import FloatType
 _TRANSPARENT = MOVING_OPS | {"ReduceMax", "ReduceMin", "Concat", "Tile"}
 # What ONNX Runtime joins to a product, or looks for an int8 product in front of.
 _JOINED = {"MatMul": ("Add", "Relu", "Clip"), "Gemm": ("Relu", "Clip")}
+# A node that changes nothing, that ONNX Runtime leaves in the graph, and that runs on WebGPU, too.
+_NOTHING: Step = ("LeakyRelu", (), {"alpha": 1.0})
 # Nodes of that kind in a row; exporters write two or three.
 _REACH = 6
 
@@ -113,8 +115,9 @@ def keep_products(proto: ModelLike, nodes: Sequence[str], paired: Collection[Edg
     when the data is 2-D, or of higher rank with only static dimensions and the Add of [N]; without a pair behind it
     that Gemm stays float (0.36x on a transformer of fixed shape), and takes in the activation behind it. An Add of
     [1, .., 1, N] as long as the input's rank escapes it for rank 3 and up; for 2-D inputs Sub(x, -b) does, to the same
-    bits: x - (-b) = x + b; a Sum for computed operands. In front of a Relu or Clip that one node reads, ORT 1.32 takes
-    the product for the front of a QuantizeLinear, and gives up where none is: a Sum of one operand keeps it from that.
+    bits: x - (-b) = x + b. In front of a Relu or Clip that one node reads, ORT 1.32 takes the product for the front of
+    a QuantizeLinear, and gives up where none is. There, and in front of an Add of computed rows, a node that changes
+    nothing keeps it from that.
 
     For MatMuls that will be quantized without a pair on their output; left float or with a pair behind, Gemm is fine.
     The bias is a copy of its own, so other readers of it see no change. Nodes that ORT fuses nothing of stay: other
@@ -147,11 +150,11 @@ def _keep_product(index: GraphIndex, edit: Edit, node: NodeRef, paired: Collecti
         last = index.find_reader(behind.result)
         if last is None or last[0].op_type == QUANTIZE or last[0].make_edge(last[1]) in paired:
             return False
-        edit.append(node, [("Sum", (), {})])
+        edit.append(node, [_NOTHING])
     elif bias is None:
         if deep or behind.make_edge(k) in paired:
             return False
-        edit.replace_node(behind, "Sum", behind.inputs)
+        edit.append(node, [_NOTHING])
     elif not is_float(bias):
         return False
     elif deep:

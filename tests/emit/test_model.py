@@ -179,7 +179,7 @@ def test_weight_only(wish: dict[str, object], dtype: int, scale_shape: list[int]
 
 # With the bias in a Gemm, the Relu behind it would be in there too, and the weight dequantized at every run.
 APART = {"MatMulNBits": 1, "Sub": 1, "Relu": 1, "Neg": 1}
-IN_FRONT = {"MatMulNBits": 1, "Sum": 1, "Relu": 1, "Neg": 1}
+IN_FRONT = {"MatMulNBits": 1, "LeakyRelu": 1, "Relu": 1, "Neg": 1}
 
 
 @pytest.mark.recent_ort
@@ -195,7 +195,7 @@ IN_FRONT = {"MatMulNBits": 1, "Sum": 1, "Relu": 1, "Neg": 1}
         ("m = Gemm(x, w) r = Relu(m) y = Neg(r)", IN_FRONT),
         (
             "m = MatMul(x, w) n = MatMul(x, v) a = Add(m, n) y = Relu(a)",
-            {"MatMulNBits": 2, "Sum": 1, "Relu": 1},
+            {"MatMulNBits": 2, "LeakyRelu": 2, "Add": 1, "Relu": 1},
         ),
         ("y = Gemm<beta=0.5>(x, w, b)", {"MatMulNBits": 1, "Sub": 1}),
         ("y = Gemm<alpha=0.5>(x, w)", {"Gemm": 1}),
