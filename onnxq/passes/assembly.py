@@ -147,8 +147,7 @@ def _keep_product(index: GraphIndex, edit: Edit, node: NodeRef, paired: Collecti
     deep = rank >= 3
     bias = index.input_value(behind, 1 - k)
     if behind.op_type != "Add":
-        last = index.find_reader(behind.result)
-        if last is None or last[0].op_type == QUANTIZE or last[0].make_edge(last[1]) in paired:
+        if index.is_output(behind.result) or _is_paired(index, behind.result, paired):
             return False
         edit.append(node, [_NOTHING])
     elif bias is None:
@@ -168,6 +167,33 @@ def _keep_product(index: GraphIndex, edit: Edit, node: NodeRef, paired: Collecti
         negated = edit.add_constant(behind.scope, f"{behind.inputs[1 - k]}/negated", -bias)
         edit.replace_node(behind, "Sub", (node.outputs[0], negated))
     return True
+
+
+def _is_paired(index: GraphIndex, tensor: TensorId, paired: Collection[Edge]) -> bool:
+    """True where a reader of a tensor stands behind a pair, or is one that the model came with."""
+    return any(
+        edge in paired or index.find_node(edge.node).op_type == QUANTIZE
+        for edge in index.list_consumers(tensor)
+    )
+
+
+def keep_pools(proto: ModelLike, paired: Collection[Edge]) -> ModelLike:
+    """A copy in which ORT leaves a MaxPool float that reads floats: it would move the QuantizeLinear in front of it.
+
+    On bytes it has a kernel for plain layouts alone, 20 times slower than the float one, which has those of Conv.
+    """
+    edit = Edit(proto)
+    index = edit.index
+    pools = [
+        node
+        for node in index.nodes
+        if node.is_onnx("MaxPool")
+        and node.make_edge(0) not in paired
+        and _is_paired(index, node.result, paired)
+    ]
+    for node in pools:
+        edit.append(node, [_NOTHING])
+    return edit.export() if pools else proto
 
 
 def write_pairs(state: FloatState, plan: Plan, *, fold_constants: bool = False) -> ModelLike:
@@ -206,7 +232,7 @@ def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
             if site.role.is_measured
             for edge in site.named_consumers
         }
-        proto = keep_products(proto, _list_products(plan), paired)
+        proto = keep_pools(keep_products(proto, _list_products(plan), paired), paired)
     done = guard_float(emit_pairs(proto, plan, progress), plan.float_nodes)
     # Only the types the model declared itself: inferred ones let ORT fuse more, and not for the better.
     declared = {value.name for value in state.named.graph.value_info}
