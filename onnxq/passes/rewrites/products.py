@@ -1,4 +1,4 @@
-"""Products that are written as those of matrices: Einsum of two tensors, stacks of constant matrices, lookups of such.
+"""Products as engines take them: Einsum as MatMul, stacks of constant matrices, lookups of such, factors of a Gemm.
 
 Einsum is written as the product of matrices that it is. Engines have kernels for MatMul, in integers too; for Einsum
 they have none, or those of a few equations. Axes that both operands and the result have are those of a stack of
@@ -282,3 +282,21 @@ def flatten_tables(edit: Edit, node: NodeRef) -> Iterator[str]:
     shape = edit.add_integers(node.scope, f"{node.name}/shape", [*[_SAME] * rank, *stack.shape[1:]])
     edit.append(node, [("Reshape", (shape,), {})])
     yield f"{node.name}: matrices as rows of a table"
+
+
+@rewrite_nodes("betas")
+def fold_betas(edit: Edit, node: NodeRef) -> Iterator[str]:
+    """Take the factor of a Gemm's bias into the bias, and leave out a bias times 0, as JAX's exporter writes it."""
+    beta = node.read_float("beta", 1.0) if node.is_onnx("Gemm") else 1.0
+    if beta == 1.0:
+        return
+    bias = edit.index.input_value(node, 2)
+    if beta == 0.0 or edit.index.find_input(node, 2) is None:
+        attrs = {name: value for name, value in node.attrs.items() if name != "beta"}
+        edit.replace_node(node, "Gemm", node.inputs[:2], attrs)
+    elif bias is not None:
+        edit.set_constant(node.make_edge(2), bias * bias.dtype.type(beta))
+        edit.set_attrs(node, {"beta": None})
+    else:
+        return
+    yield f"{node.name}: a bias without a factor"

@@ -10,9 +10,9 @@ from onnx import ModelProto
 
 from onnxq import quantize
 from onnxq.graph import infer_shapes
-from onnxq.passes.rewrites.products import flatten_tables, part_stacks, write_lookups, write_out_einsums
+from onnxq.passes.rewrites.products import flatten_tables, fold_betas, part_stacks, write_lookups, write_out_einsums
 from onnxq.runtime import Session
-from tests.passes.kit import apply, assert_changed, assert_untouched, infer, ops, parse
+from tests.passes.kit import apply, assert_changed, assert_untouched, infer, ops, parse, random_weights, read_by
 
 SIZES = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 2, "h": 3, "i": 6, "j": 7, "k": 4, "n": 2, "t": 3, "v": 5, "w": 4}
 # By the operators that are left of them, with all sizes fixed.
@@ -234,3 +234,22 @@ def test_experts_of_each_row_are_stored_in_integers() -> None:
         report = quantize(make_lookup(), samples, overrides={"latency": False, **overrides}).report
         assert report.output_bytes < (0.2 if overrides else 0.3) * report.source_bytes
         assert report.figures[0].sqnr_db > (15 if overrides else 30)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "inputs"),
+    [("Gemm<beta=0.0>(x, w, c)", 2), ("Gemm<beta=0.0>(x, w)", 2), ("Gemm<alpha=2.0, beta=0.5, transB=1>(x, w, b)", 3)],
+)
+def test_a_bias_has_no_factor(gemm: str, inputs: int) -> None:
+    weights = random_weights({"w": (8, 8), "b": (8,), "c": (1, 8)})
+    before = infer_shapes(parse(f"g (float[3,8] x) => (float[3,8] y) {{ y = {gemm} }}", **read_by(gemm, weights)))
+    after, _ = assert_changed(fold_betas, before)
+    (node,) = after.graph.node
+    assert len(node.input) == inputs
+    assert not any(attribute.name == "beta" for attribute in node.attribute)
+    assert any(attribute.name == "transB" for attribute in node.attribute) == ("transB" in gemm)
+
+
+def test_a_computed_bias_keeps_its_factor() -> None:
+    text = "g (float[3,8] x, float[3,8] z) => (float[3,8] y) { y = Gemm<beta=0.5>(x, w, z) }"
+    assert_untouched(fold_betas, infer_shapes(parse(text, **random_weights({"w": (8, 8)}))))
