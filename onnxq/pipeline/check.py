@@ -248,7 +248,7 @@ def _note_losses(
     other_samples: Iterable[Feeds],
 ) -> Cautions:
     """A note for each output that is near the float model's on the samples held back and far from it on others."""
-    near = {check.name for check in checks if check.sqnr_db[0] >= LOST_DB}
+    near = {check.name for check in checks if not any(db < LOST_DB for db in check.sqnr_db)}
     if not near or (errors.count >= _FEW and errors.estimate().least_db >= LOST_DB):
         return ()
     return tuple(

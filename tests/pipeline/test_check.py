@@ -15,10 +15,10 @@ from onnxq.config import Config
 from onnxq.errors import ModelError, VerificationError
 from onnxq.graph import name_nodes
 from onnxq.graph.precision.widen import emulate_types
-from onnxq.pipeline.check import check_model, explain_slowness, load_file
+from onnxq.pipeline.check import _note_losses, check_model, explain_slowness, load_file
 from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
-from onnxq.runtime import KernelError
+from onnxq.runtime import KernelError, Session
 from tests.codes.kit import quantized
 from tests.graph.kit import model
 from tests.pipeline.models import EVERYTHING, images, quantize, residual
@@ -39,6 +39,14 @@ def test_an_easy_sample_does_not_hide_that_others_are_lost(few: tuple[dict[str, 
     assert found.outputs[0].sqnr_db[0] > 50
     assert [note.code for note in found.notes] == ["W108"] * told
     assert all("though not on the 1 held back" in str(note) for note in found.notes)
+
+
+def test_answers_that_the_optimized_run_alone_loses_are_not_called_near() -> None:
+    found = check_model(_network(1, 1), _network(1.001, 0), [EASY])
+    pair = (Session(_network(1, 1), optimize=False), Session(_network(1.001, 0), optimize=False))
+    for on, notes in ((9.0, 0), (12.0, 1)):
+        checks = [replace(found.outputs[0], sqnr_db=(12.0, on))]
+        assert len(_note_losses(checks, found.errors["off"], pair, [EASY, HARD])) == notes
 
 
 def test_answers_lost_on_the_sample_held_back_are_told_once() -> None:
