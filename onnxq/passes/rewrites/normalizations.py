@@ -11,6 +11,7 @@ A BatchNormalization in front of a Conv stays: it evens out channels that share 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,8 @@ from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import Refusal, TensorId
 
 _BATCHNORM = frozenset({"BatchNormalization"})
+# TensorFlow's exporter writes the mean of rows of three axes as the latter.
+_MEANS = ("ReduceMean", "GlobalAveragePool")
 
 
 def fold_batchnorm(_ctx: RunContext, state: FloatState) -> FloatStep:
@@ -146,6 +149,8 @@ def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | No
 
 # Layer normalization written out becomes LayerNormalization (opset 17).
 # d = x - mean(x); y = d / sqrt(mean(d²) + eps) · gamma (+ beta)
+# JAX has max(mean(x²) - mean(x)², 0) in place of mean(d²), TensorFlow with r = gamma / sqrt(mean(d²) + eps)
+# y = x · r + (beta - mean(x) · r)
 #
 # ORT fuses this by itself when nothing stands between; as one node it also stays whole when pairs are planned around
 # it, and calibration need not look inside.
@@ -172,20 +177,14 @@ class _Centred:
 
 def _match(index: GraphIndex, root: NodeRef) -> Replacement | None:
     inside = _inside(index, root)
-    norm = _match_normalized(index, root)
-    if inside is None or norm is None:
+    if inside is None:
         return None
-    squares, epsilon, nodes = inside
-    divided, d = norm
-    # Exporters compute d once, or once for each of its two uses.
-    if (d.x, d.axes) != (squares.x, squares.axes):
+    d, epsilon, nodes = inside
+    behind = _match_divided(index, root, d) or _match_spread(index, root, d)
+    if behind is None:
         return None
-    affine = _affine(index, divided[-1], d.x, len(d.axes))
-    if affine is None:
-        return None
-    scaled, last, gamma, beta = affine
-    behind = (*divided, scaled, last)
-    used = {node.name for node in (root, *nodes, *behind, *squares.nodes, *d.nodes)}
+    parts, last, gamma, beta = behind
+    used = {node.name for node in (root, *nodes, *parts, last, *d.nodes)}
     written = {index.find_node(name).result for name in used} - {last.result}
     if not index.are_private(written, used):
         return None
@@ -202,20 +201,101 @@ def _inside(index: GraphIndex, root: NodeRef) -> tuple[_Centred, float, list[Nod
         return None
     # A constant of more axes than the mean would not be one epsilon.
     k, epsilon = index.read_operands(add)
-    mean = index.find_onnx_producer(index.find_input(add, k), "ReduceMean")
-    square = index.find_onnx_producer(index.find_input(mean, 0), "Pow", "Mul")
-    if epsilon is None or epsilon[1] > 1 or epsilon[0] < 0 or mean is None or square is None:
+    variance = index.find_input(add, k)
+    if epsilon is None or epsilon[1] > 1 or epsilon[0] < 0:
         return None
-    if square.op_type == "Pow":
-        exponent = index.read_scalar(square, 1)
-        if exponent is None or exponent[0] != 2.0 or exponent[1] > 1:
-            return None
-    elif square.inputs[0] != square.inputs[1]:
+    nodes = [add]
+    bound = index.find_onnx_producer(variance, "Max")
+    if bound is not None and index.read_scalar(bound, 1) == (0.0, 0):
+        nodes.append(bound)
+        variance = index.find_input(bound, 0)
+    difference = index.find_onnx_producer(variance, "Sub")
+    if difference is not None:
+        variance = index.find_input(difference, 0)
+    mean = index.find_onnx_producer(variance, *_MEANS)
+    square = _match_square(index, index.find_input(mean, 0))
+    if mean is None or square is None:
         return None
-    d = _match_centred(index, index.find_input(square, 0))
-    if d is None or _axes(index, mean, d.x) != d.axes:
+    nodes += [mean, square]
+    base = index.find_input(square, 0)
+    if difference is None:
+        d = _match_centred(index, base)
+        return (d, epsilon[0], nodes) if d and _axes(index, mean, d.x) == d.axes else None
+    squared = _match_square(index, index.find_input(difference, 1))
+    centre = index.find_onnx_producer(index.find_input(squared, 0), *_MEANS)
+    if squared is None or centre is None or base is None or index.find_input(centre, 0) != base:
         return None
-    return d, epsilon[0], [add, mean, square]
+    axes = _axes(index, centre, base)
+    if axes is None or axes != _axes(index, mean, base):
+        return None
+    return _Centred(base, axes, (centre,)), epsilon[0], [*nodes, difference, squared]
+
+
+def _match_square(index: GraphIndex, tensor: TensorId | None) -> NodeRef | None:
+    """The node that squares its first input, if one makes the tensor."""
+    square = index.find_onnx_producer(tensor, "Pow", "Mul")
+    if square is None:
+        return None
+    if square.op_type == "Mul":
+        return square if square.inputs[0] == square.inputs[1] else None
+    exponent = index.read_scalar(square, 1)
+    return square if exponent and exponent[0] == 2.0 and exponent[1] <= 1 else None
+
+
+# The nodes behind the root but the last one, the last one, gamma and beta.
+_Behind = tuple[NodeRefs, NodeRef, Array, Array | None]
+
+
+def _match_divided(index: GraphIndex, root: NodeRef, d: _Centred) -> _Behind | None:
+    """d / root · gamma (+ beta)."""
+    norm = _match_normalized(index, root)
+    # Exporters compute d once, or once for each of its two uses.
+    if norm is None or (norm[1].x, norm[1].axes) != (d.x, d.axes):
+        return None
+    divided, again = norm
+    affine = _affine(index, divided[-1], d.x, len(d.axes))
+    if affine is None:
+        return None
+    scaled, last, gamma, beta = affine
+    return (*divided, *again.nodes, scaled), last, gamma, beta
+
+
+def _match_spread(index: GraphIndex, root: NodeRef, d: _Centred) -> _Behind | None:
+    """x · r + (beta - mean(x) · r), where r = gamma / root; also written x · r + (-mean(x) · r + beta)."""
+    reader = index.find_reader(root.result, "Reciprocal")
+    scaled = None if reader is None else _constant_reader(index, reader[0], "Mul")
+    if reader is None or scaled is None:
+        return None
+    factor, values = scaled
+    products = index.readers(factor.result)
+    centre = next(node for node in d.nodes if node.op_type in _MEANS)
+    for product, other in itertools.permutations(products, 2):
+        last = index.find_reader(product.result, "Add")
+        negated = index.find_onnx_producer(_other_input(index, other, factor), "Neg")
+        shifted = _constant_reader(index, other, "Add" if negated else "Sub")
+        if last is None or shifted is None or _other_input(index, product, factor) != d.x:
+            continue
+        moved = index.find_input(negated, 0) if negated else _other_input(index, other, factor)
+        shift, offsets = shifted
+        if moved != centre.result or _other_input(index, last[0], product) != shift.result:
+            continue
+        if shift.op_type == "Sub" and index.find_input(shift, 1) != other.result:
+            continue
+        gamma, beta = (
+            _trailing(value, len(d.axes), None, index.find_least_rank(d.x))
+            for value in (values, offsets)
+        )
+        if gamma is None or beta is None or (gamma.shape, gamma.dtype) != (beta.shape, beta.dtype):
+            continue
+        nodes = (reader[0], factor, product, other, shift, *([negated] if negated else []))
+        return nodes, last[0], gamma, beta
+    return None
+
+
+def _other_input(index: GraphIndex, node: NodeRef, maker: NodeRef) -> TensorId | None:
+    """The operand of a node of two that another node does not make."""
+    k = 1 if index.find_input(node, 0) == maker.result else 0
+    return index.find_input(node, k)
 
 
 def _match_normalized(index: GraphIndex, root: NodeRef) -> tuple[list[NodeRef], _Centred] | None:
@@ -242,7 +322,7 @@ def _match_normalized(index: GraphIndex, root: NodeRef) -> tuple[list[NodeRef], 
 def _match_centred(index: GraphIndex, tensor: TensorId | None) -> _Centred | None:
     sub = index.find_onnx_producer(tensor, "Sub")
     x = index.find_input(sub, 0)
-    mean = index.find_onnx_producer(index.find_input(sub, 1), "ReduceMean")
+    mean = index.find_onnx_producer(index.find_input(sub, 1), *_MEANS)
     if sub is None or x is None or mean is None or index.find_input(mean, 0) != x:
         return None
     axes = _axes(index, mean, x)
@@ -250,11 +330,13 @@ def _match_centred(index: GraphIndex, tensor: TensorId | None) -> _Centred | Non
 
 
 def _axes(index: GraphIndex, mean: NodeRef, x: TensorId) -> Axes | None:
-    """The trailing axes a ReduceMean with kept dims runs over, counted from the end."""
+    """The trailing axes a mean with kept dims runs over, counted from the end."""
     axes = index.read_integers(mean, "axes", 1)
+    rank = index.find_rank(x)
+    if mean.op_type == "GlobalAveragePool":
+        return None if rank is None else tuple(range(2 - rank, 0))
     if axes is None or not mean.attrs.get("keepdims", 1):
         return None
-    rank = index.find_rank(x)
     values = axes.tolist()
     if rank is not None:
         values = [axis - rank if axis >= 0 else axis for axis in values]

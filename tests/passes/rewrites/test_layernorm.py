@@ -16,7 +16,22 @@ PLAIN = (
     MEAN + "p = Pow(d, two) v = ReduceMean <axes = [-1]> (p) e = Add(v, eps) s = Sqrt(e) n = Div(d, s) "
     "m = Mul(n, gamma) y = Add(m, beta)"
 )
+# As JAX writes the variance, and TensorFlow the product with the scale.
+JAX = PLAIN.replace("p = Pow(d, two)", "p = Mul(x, x)").replace(
+    "e = Add(v, eps)", "q = Mul(u, u) w = Sub(v, q) b = Max(w, zero) e = Add(b, eps)"
+)
+TENSORFLOW = PLAIN.replace(
+    "n = Div(d, s) m = Mul(n, gamma) y = Add(m, beta)",
+    "r = Reciprocal(s) f = Mul(r, gamma) a = Mul(x, f) o = Neg(u) b = Mul(o, f) c = Add(b, beta) y = Add(a, c)",
+)
 SPELLINGS = {
+    "jax": JAX,
+    "jax without a bound": JAX.replace("b = Max(w, zero) e = Add(b, eps)", "e = Add(w, eps)"),
+    "tensorflow": TENSORFLOW,
+    "tensorflow, subtracted": TENSORFLOW.replace(
+        "o = Neg(u) b = Mul(o, f) c = Add(b, beta)", "b = Mul(f, u) c = Sub(beta, b)"
+    ),
+    "tensorflow, pooled": TENSORFLOW.replace("ReduceMean <axes = [-1]>", "GlobalAveragePool"),
     "pow": PLAIN,
     "square": PLAIN.replace("Pow(d, two)", "Mul(d, d)"),
     "other sides": PLAIN.replace("Add(v, eps)", "Add(eps, v)")
@@ -34,7 +49,7 @@ SPELLINGS = {
 def held(lines: str, size: int = 8, **other: np.ndarray | float) -> dict[str, np.ndarray | float]:
     rng = np.random.default_rng(0)
     affine = {"gamma": rng.uniform(0.5, 2, size).astype(F), "beta": rng.standard_normal(size).astype(F)}
-    return read_by(lines, {"two": 2.0, "one": 1.0, "eps": 1e-5, **affine, **other})
+    return read_by(lines, {"two": 2.0, "one": 1.0, "zero": 0.0, "eps": 1e-5, **affine, **other})
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -91,6 +106,16 @@ NEAR_MISSES = {
     "different axes": (PLAIN.replace("v = ReduceMean <axes = [-1]>", "v = ReduceMean <axes = [1]>"), {}),
     "two over": (PLAIN.replace("n = Div(d, s)", "r = Div(two, s) n = Mul(r, d)"), {}),
     "negative epsilon": (PLAIN, {"eps": -1e-5}),
+    "jax, another bound": (JAX, {"zero": 1e-3}),
+    "jax, another mean": (JAX.replace("q = Mul(u, u)", "k = ReduceMean <axes = [1]> (x) q = Mul(k, k)"), {}),
+    "jax, the other way round": (JAX.replace("Sub(v, q)", "Sub(q, v)"), {}),
+    "tensorflow, another mean": (TENSORFLOW.replace("o = Neg(u)", "k = ReduceMean <axes = [1]> (x) o = Neg(k)"), {}),
+    "tensorflow, not negated": (TENSORFLOW.replace("o = Neg(u) b = Mul(o, f)", "b = Mul(u, f)"), {}),
+    "tensorflow, the other way round": (
+        TENSORFLOW.replace("o = Neg(u) b = Mul(o, f) c = Add(b, beta)", "b = Mul(u, f) c = Sub(b, beta)"),
+        {},
+    ),
+    "tensorflow, other values": (TENSORFLOW.replace("a = Mul(x, f)", "k = Relu(x) a = Mul(k, f)"), {}),
 }
 
 
