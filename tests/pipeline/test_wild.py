@@ -147,6 +147,17 @@ def test_a_loop_body_is_refused_and_the_rest_quantized() -> None:
     assert weights.report.refusals == ()
 
 
+def test_weights_of_a_convolution_in_a_loop_are_rounded_for_all_its_steps() -> None:
+    text = """g (float[1,4,8,8] x) => (float[1,4,8,8] y) {
+        y = Loop(count, , x) <body = b (int64 i, bool go, float[1,4,8,8] s) => (bool on, float[1,4,8,8] t) {
+            m = Conv<pads=[1,1,1,1]>(s, w) t = Tanh(m) on = Identity(go) }> }"""
+    rng = np.random.default_rng(0)
+    proto = model(text, count=np.array(3), w=rng.standard_normal((4, 4, 3, 3)).astype(np.float32) / 3)
+    weights = quantize(proto, {"x": rng.standard_normal((16, 4, 8, 8)).astype(np.float32)}, "ort-int8-weights")
+    assert_faithful(weights)
+    assert [(count.op, count.quantized) for count in weights.report.ops] == [("Conv", 1)]
+
+
 def test_external_data_in_and_out(tmp_path: Path) -> None:
     source, target = tmp_path / "in" / "m.onnx", tmp_path / "out" / "m.onnx"
     source.parent.mkdir()

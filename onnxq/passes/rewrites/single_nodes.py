@@ -10,7 +10,17 @@ import numpy as np
 from onnx import GraphProto
 
 from onnxq.arrays import Array, Integers, are_finite, as_float64, as_int64
-from onnxq.graph import GraphIndex, NodeRef, NodeRefs, copy_proto, get_index, rebuild, walk_graphs
+from onnxq.graph import (
+    GraphIndex,
+    NodeRef,
+    NodeRefs,
+    copy_proto,
+    fold_constants,
+    get_index,
+    infer_shapes,
+    rebuild,
+    walk_graphs,
+)
 from onnxq.graph.scopes import iterate_subgraphs, list_defined, rename_reads
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
@@ -448,10 +458,10 @@ def read_invariants(_ctx: RunContext, state: FloatState) -> FloatStep:
                     del node.output[place]
                 del node.input[k], body.input[k], body.output[place + conditions]
                 changed.append(f"{node.name}: reads {source} from outside")
-    return (
-        replace(state, model=rebuild(state.model, proto)) if changed else state,
-        PassReport("invariants", tuple(changed)),
-    )
+    if changed:
+        # Parts of such constants are constants now: the gates of a cell, which its steps cut out of one weight.
+        state = replace(state, model=infer_shapes(fold_constants(rebuild(state.model, proto))))
+    return state, PassReport("invariants", tuple(changed))
 
 
 def _find_invariants(index: GraphIndex, loop: NodeRef, body: GraphProto) -> list[int]:

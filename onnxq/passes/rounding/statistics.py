@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -260,8 +261,13 @@ class _Gathering:
             # What a network makes of inputs that never come is no reason to fail.
             return
         shape = x.shape
+        kernel = self.wanted.geometry.kernel
         meant: Mask | None = None
-        if not self.wanted.geometry.kernel:
+        if kernel:
+            # Values in the body of a loop have an axis of its steps in front.
+            behind = shape[-len(kernel) - 1 :]
+            shape = (math.prod(shape[: -len(behind)]), *behind)
+        else:
             mask = read_mask(feeds, shape)
             meant = None if mask is None else mask.reshape(1, -1)
             # As one entry of positions by columns, however many axes the tensor has.

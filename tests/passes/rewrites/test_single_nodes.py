@@ -262,6 +262,14 @@ def test_what_a_loop_hands_on_unchanged_is_read_from_outside(lines: str, ends: t
     assert all(node.inputs[1] in ("w", "m" if "inner" in lines else "w") for node in products)
 
 
+def test_parts_of_it_are_constants() -> None:
+    lines = LOOP.replace("g = MatMul(h, m)", "p = Neg(m) g = MatMul(h, p)")
+    after, _ = kit.assert_changed(read_invariants, model(f"{lines} y = Relu(r)", *VECTOR, **STEPS))
+    index = GraphIndex(name_nodes(after))
+    (product,) = [node for node in index.nodes if node.op_type == "MatMul"]
+    assert index.has_constant(product, 1)
+
+
 @pytest.mark.parametrize(
     "lines",
     [
