@@ -158,6 +158,20 @@ def test_weights_of_a_convolution_in_a_loop_are_rounded_for_all_its_steps() -> N
     assert [(count.op, count.quantized) for count in weights.report.ops] == [("Conv", 1)]
 
 
+def test_a_loop_over_layers_reads_its_stack_of_weights_in_integers() -> None:
+    """As JAX writes a scan over layers: each step gets its own of the weights that all hand on."""
+    text = """g (float[1,128] x) => (float[1,128] y) {
+        y, rest = Loop(count, , x, w) <body = b (int64 i, bool go, float[1,128] s, float[6,128,128] m)
+            => (bool on, float[1,128] t, float[6,128,128] n) {
+            k = Gather(m, i) p = MatMul(s, k) t = Tanh(p) n = Identity(m) on = Identity(go) }> }"""
+    rng = np.random.default_rng(0)
+    proto = model(text, count=np.array(6), w=rng.standard_normal((6, 128, 128)).astype(np.float32) / 8)
+    result = quantize(proto, {"x": rng.standard_normal((16, 128)).astype(np.float32)}, "ort-int8-weights")
+    assert_faithful(result)
+    assert result.report.figures[0].sqnr_db > 20
+    assert result.report.output_bytes < 0.3 * result.report.source_bytes
+
+
 def test_external_data_in_and_out(tmp_path: Path) -> None:
     source, target = tmp_path / "in" / "m.onnx", tmp_path / "out" / "m.onnx"
     source.parent.mkdir()
