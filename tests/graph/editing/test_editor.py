@@ -125,8 +125,7 @@ def test_the_nodes_that_make_the_new_tensor_go_on_reading_the_old_one() -> None:
     editor.insert_node("", "Neg", ["a"], ["m"], name="m1")
     editor.insert_node("", "Add", ["m", "a"], ["a2"], name="m2")
     editor.rewire(TensorId("a"), "a2")
-    index = GraphIndex(editor.export())
-    assert {edge.node for edge in index.list_consumers(TensorId("a"))} == {"m1", "m2"}
+    assert {edge.node for edge in GraphIndex(editor.export()).list_consumers(TensorId("a"))} == {"m1", "m2"}
 
 
 def test_equal_unnamed_looking_nodes_are_not_mixed_up() -> None:
@@ -192,8 +191,7 @@ def test_a_users_initializer_is_never_taken_for_ours() -> None:
 
 @pytest.mark.parametrize(("dtype", "values"), [(TensorProto.INT4, [-8, 7, 3]), (TensorProto.UINT4, [15, 0, 9, 1])])
 def test_sub_byte_initializers_run_in_ort(dtype: int, values: list[int]) -> None:
-    proto = model("g (float[4] x) => (float[N] y) { [n] y = Neg(u) [u] u = Relu(x) }", opset=21, ir=10)
-    editor = Editor(proto)
+    editor = Editor(model("g (float[4] x) => (float[N] y) { [n] y = Neg(u) [u] u = Relu(x) }", opset=21, ir=10))
     editor.add_initializer("", "w", np.array(values), dtype=dtype)
     editor.add_initializer("", "s", np.array(0.5, F))
     editor.insert_node("", "DequantizeLinear", ["w", "s"], ["wf"], name="dq", before="n")
@@ -201,9 +199,7 @@ def test_sub_byte_initializers_run_in_ort(dtype: int, values: list[int]) -> None
     result = editor.export()
     np.testing.assert_array_equal(compute(result)[0], -0.5 * np.array(values, F))
     # Again through the editor: graphsurgeon alone fails on what was touched.
-    index = GraphIndex(Editor(result).export())
-    array = index.find_constant(TensorId("w"))
-    assert array is not None
+    array = GraphIndex(Editor(result).export()).find_constant(TensorId("w"))
     np.testing.assert_array_equal(array.astype(np.int8), values)
 
 
@@ -228,8 +224,7 @@ def test_unused_things_go_in_every_scope() -> None:
 
 
 def test_attributes_and_operators_change() -> None:
-    proto = model("g (float[4] x) => (float[4] y) { [n] y = LeakyRelu<alpha = 0.5>(x) }")
-    editor = Editor(proto)
+    editor = Editor(model("g (float[4] x) => (float[4] y) { [n] y = LeakyRelu<alpha = 0.5>(x) }"))
     editor.set_attr("n", "alpha", 2.0)
     assert GraphIndex(editor.export()).find_node("n").attrs["alpha"] == 2.0
     editor.set_attr("n", "alpha", None)
@@ -242,8 +237,7 @@ def test_attributes_and_operators_change() -> None:
 
 
 def test_an_input_can_be_added_and_left_out() -> None:
-    proto = model("g (float[4] x) => (float[4] y) { [n] y = Clip(x, low) }", low=0.0, high=1.0)
-    editor = Editor(proto)
+    editor = Editor(model("g (float[4] x) => (float[4] y) { [n] y = Clip(x, low) }", low=0.0, high=1.0))
     editor.replace_input(Edge("n", 2), "high")
     editor.replace_input(Edge("n", 1), "")
     assert GraphIndex(editor.export()).find_node("n").inputs == ("x", "", "high")
@@ -256,14 +250,12 @@ def test_new_domains_are_imported() -> None:
     assert ("some.where", 1) in {(entry.domain, entry.version) for entry in editor.export().opset_import}
 
 
-LOOP = """g (float[4] x) => (float[4] y, float[N,4] all) {
-    [l] y, all = Loop(n, keep, x) <body = b (int64 i, bool go, float[4] state)
-                                   => (bool on, float[4] next, float[4] each) {
-        [k] on = Identity(go) [p] next = Add(state, x) [q] each = Mul(next, w) }> }"""
-
-
 def test_loop_bodies_are_edited_through_their_inputs_and_outputs() -> None:
-    proto = model(LOOP, n=np.array(3), keep=np.array(True), w=np.full(4, 2, F))
+    text = """g (float[4] x) => (float[4] y, float[N,4] all) {
+        [l] y, all = Loop(n, keep, x) <body = b (int64 i, bool go, float[4] state)
+                                       => (bool on, float[4] next, float[4] each) {
+            [k] on = Identity(go) [p] next = Add(state, x) [q] each = Mul(next, w) }> }"""
+    proto = model(text, n=np.array(3), keep=np.array(True), w=np.full(4, 2, F))
     editor = Editor(proto)
     editor.rename_tensor(TensorId("state", "l.body"), "carried")
     editor.insert_node("l.body", "Identity", ["carried"], ["copy"], name="copy")
@@ -347,9 +339,7 @@ def insert_pair(editor: Editor, index: GraphIndex, t: TensorId) -> None:
 @settings(max_examples=60)
 @given(models(), SEEDS)
 def test_inserted_pairs_keep_the_numbers(proto: ModelProto, seed: int) -> None:
-    rng = random.Random(seed)
-    index = GraphIndex(proto)
-    editor = Editor(proto)
+    rng, index, editor = random.Random(seed), GraphIndex(proto), Editor(proto)
     chosen = rng.sample(tensors(index), k=min(4, len(tensors(index))))
     for t in chosen:
         insert_pair(editor, index, t)
@@ -363,9 +353,7 @@ def test_inserted_pairs_keep_the_numbers(proto: ModelProto, seed: int) -> None:
 @settings(max_examples=60)
 @given(models(), SEEDS)
 def test_rewiring_some_readers_to_a_copy_keeps_the_numbers(proto: ModelProto, seed: int) -> None:
-    rng = random.Random(seed)
-    index = GraphIndex(proto)
-    editor = Editor(proto)
+    rng, index, editor = random.Random(seed), GraphIndex(proto), Editor(proto)
     for t in rng.sample(tensors(index), k=min(3, len(tensors(index)))):
         readers = editor.list_consumers(t)
         some = rng.sample(readers, k=rng.randint(0, len(readers)))
@@ -379,9 +367,7 @@ def test_rewiring_some_readers_to_a_copy_keeps_the_numbers(proto: ModelProto, se
 @settings(max_examples=60)
 @given(models(), SEEDS)
 def test_renaming_keeps_the_numbers(proto: ModelProto, seed: int) -> None:
-    rng = random.Random(seed)
-    index = GraphIndex(proto)
-    editor = Editor(proto)
+    rng, index, editor = random.Random(seed), GraphIndex(proto), Editor(proto)
     free = [t for t in tensors(index) if not index.is_output(t) and t.name not in ("x", "z")]
     for t in rng.sample(free, k=rng.randint(0, len(free))):
         editor.rename_tensor(t, editor.fresh(f"renamed/{t.name}"))
