@@ -145,8 +145,7 @@ def test_measured_errors_are_those_of_each_weight_alone() -> None:
     plain = Session(proto, optimize=False)
     for site in weights:
         edge = site.consumers[0]
-        node = index.find_node(edge.node)
-        name = node.inputs[edge.index]
+        name = index.find_node(edge.node).inputs[edge.index]
         changed = name_nodes(proto)
         tensor = next(t for t in changed.graph.initializer if t.name == name)
         value = numpy_helper.to_array(tensor)

@@ -25,11 +25,10 @@ from tests.passes.kit import parse
 from tests.passes.rounding.kit import ALL, FOUR, calibrated, one_node
 from tests.pipeline.models import list_accounts, quantize
 
-SKIP = ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion")
-
 
 def planned(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> onnxq.Result:
-    return quantize(proto, data, Config(target="virtual", rules=ALL, skip=SKIP, **raw))
+    skip = ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion")
+    return quantize(proto, data, Config(target="virtual", rules=ALL, skip=skip, **raw))
 
 
 def operators(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> list[forms.Operator]:
@@ -75,8 +74,7 @@ def test_padding_that_hangs_on_the_size_is_left_alone() -> None:
     w = np.ones((2, 2, 3), np.float32)
     data = {"x": np.random.default_rng(0).standard_normal((4, 2, 5)).astype(np.float32)}
     for attrs in ({"auto_pad": "SAME_UPPER", "strides": [2]}, {"output_shape": [9], "strides": [2]}):
-        proto = one_node("ConvTranspose", w, (4, 2, 5), **attrs)
-        assert not operators(proto, data, effort="balanced")
+        assert not operators(one_node("ConvTranspose", w, (4, 2, 5), **attrs), data, effort="balanced")
 
 
 CASES = {
@@ -122,8 +120,7 @@ def weight(result: onnxq.Result) -> SitePlan:
 )
 def test_swept_weights_answer_better_on_new_data(name: str, grain: str, bits: int) -> None:
     shape, attrs = CASES[name]
-    rng = np.random.default_rng(3)
-    w = rng.standard_normal(shape).astype(np.float32)
+    w = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
     data = smooth(160, (8, 6, 6) if "Conv" in name else (32,), 5)
     # Smaller, so that none lies outside the range of what was seen: clipping is not the weights' error.
     fresh = smooth(32, data.shape[1:], 6) * np.float32(0.6)
