@@ -267,8 +267,7 @@ class _Values(fx.Interpreter):
         self.found: dict[str, Tensor] = {}
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = self.module.get_submodule(target)
-        if isinstance(module, Quantizer):
+        if isinstance(self.module.get_submodule(target), Quantizer):
             self.found[target] = args[0].detach()
         return super().call_module(target, args, kwargs)
 
