@@ -56,9 +56,8 @@ def test_an_array_is_found_where_it_lies_as_long_as_that_is_the_same_file(tmp_pa
         np.testing.assert_array_equal(open_array(there), values.reshape(50, 100))
         np.testing.assert_array_equal(open_array(here), values)
         assert hash_array(stored) == hash_array(values)
-        with pytest.raises(ModelError, match="was changed while the run read it") as caught:
+        with pytest.raises(ModelError, match=r"was changed while the run read it.*\[Q106\]"):
             open_array(replace(there, stamp=(1, 2)))
-        assert caught.value.code == "Q106"
     assert Crew().share_array(stored) is stored
 
 
