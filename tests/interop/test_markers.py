@@ -49,8 +49,7 @@ def test_a_residual_network_computes_what_was_marked(bits: int, grain: Any) -> N
 
 @pytest.mark.parametrize("target", ["ort", "trt", "virtual"])
 def test_every_target_takes_eight_bits(target: str) -> None:
-    marked = check(residual_net(activations=QuantSpec(bits=8)), "y", target=target, n=2)
-    assert marked.plan.target == target
+    assert check(residual_net(activations=QuantSpec(bits=8)), "y", target=target, n=2).plan.target == target
 
 
 def test_a_target_that_cannot_hold_a_spec_names_the_site() -> None:
@@ -76,8 +75,7 @@ def test_two_quantizers_of_one_tensor() -> None:
     r = net.op("Relu", net.input("x", "n", 4))
     a, b = net.mark(r, "left.in", ACT, 0.5, 0), net.mark(r, "right.in", ACT, 0.25, 3)
     net.op("Sum", net.op("Mul", a, a), net.op("Mul", b, r), out="y")
-    marked = check(net, "y", n=9)
-    plans = marked.plan.sites
+    plans = check(net, "y", n=9).plan.sites
     assert plans[0].site == TensorId("left.in")
     assert [edge.index for edge in plans[0].consumers or ()] == [0, 1]
     assert isinstance(plans[1].site, Edge)
