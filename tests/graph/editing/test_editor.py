@@ -47,6 +47,11 @@ def loaded() -> ModelProto:
     return proto
 
 
+@pytest.fixture
+def editor() -> Editor:
+    return Editor(branches())
+
+
 def test_an_export_without_edits_gives_the_same_model() -> None:
     proto = loaded()
     assert Editor(proto).export() == proto
@@ -100,8 +105,7 @@ def test_the_model_given_is_not_changed() -> None:
     assert proto.SerializeToString(deterministic=True) == before
 
 
-def test_sibling_tensors_of_one_name_are_edited_apart() -> None:
-    editor = Editor(branches())
+def test_sibling_tensors_of_one_name_are_edited_apart(editor: Editor) -> None:
     editor.rename_tensor(TensorId("k", "if.else_branch"), "other")
     index = GraphIndex(editor.export())
     assert index.find_node("n2").inputs == ("k", "w")
@@ -120,8 +124,7 @@ def test_a_body_that_gives_out_an_outer_tensor_follows_its_renaming() -> None:
     assert {node.name for node in GraphIndex(editor.export()).nodes} == {"r", "i", "n"}
 
 
-def test_the_nodes_that_make_the_new_tensor_go_on_reading_the_old_one() -> None:
-    editor = Editor(branches())
+def test_the_nodes_that_make_the_new_tensor_go_on_reading_the_old_one(editor: Editor) -> None:
     editor.insert_node("", "Neg", ["a"], ["m"], name="m1")
     editor.insert_node("", "Add", ["m", "a"], ["a2"], name="m2")
     editor.rewire(TensorId("a"), "a2")
@@ -141,8 +144,7 @@ def test_equal_unnamed_looking_nodes_are_not_mixed_up() -> None:
     np.testing.assert_array_equal(compute(result)[0], 2 * compute(proto)[0] / 2)
 
 
-def test_a_removed_nodes_tensor_can_be_made_anew() -> None:
-    editor = Editor(branches())
+def test_a_removed_nodes_tensor_can_be_made_anew(editor: Editor) -> None:
     editor.remove_node("up")
     with pytest.raises(ModelError, match="'a', which nothing makes"):
         editor.export()
@@ -152,15 +154,13 @@ def test_a_removed_nodes_tensor_can_be_made_anew() -> None:
     assert result.graph.node[0].name == "instead"
 
 
-def test_a_node_without_an_anchor_stands_before_its_reader() -> None:
-    editor = Editor(branches())
+def test_a_node_without_an_anchor_stands_before_its_reader(editor: Editor) -> None:
     editor.insert_node("", "Neg", ["z"], ["z2"], name="late")
     editor.rewire(TensorId("z"), "z2")
     assert [node.name for node in editor.export().graph.node] == ["up", "late", "if", "end"]
 
 
-def test_anchors_of_anchors_and_removed_anchors_hold() -> None:
-    editor = Editor(branches())
+def test_anchors_of_anchors_and_removed_anchors_hold(editor: Editor) -> None:
     editor.insert_node("", "Neg", ["a"], ["p"], name="p", after="up")
     editor.insert_node("", "Neg", ["p"], ["q"], name="q", after="p")
     editor.insert_node("", "Neg", ["x"], ["o"], name="o", before="up")
@@ -203,8 +203,7 @@ def test_sub_byte_initializers_run_in_ort(dtype: int, values: list[int]) -> None
     np.testing.assert_array_equal(array.astype(np.int8), values)
 
 
-def test_bfloat16_initializers_are_stored_as_such() -> None:
-    editor = Editor(branches())
+def test_bfloat16_initializers_are_stored_as_such(editor: Editor) -> None:
     editor.add_initializer("", "half", np.array([1.5, -2.0], ml_dtypes.bfloat16))
     tensor = editor.export().graph.initializer[-1]
     assert tensor.data_type == TensorProto.BFLOAT16
@@ -243,8 +242,7 @@ def test_an_input_can_be_added_and_left_out() -> None:
     assert GraphIndex(editor.export()).find_node("n").inputs == ("x", "", "high")
 
 
-def test_new_domains_are_imported() -> None:
-    editor = Editor(branches())
+def test_new_domains_are_imported(editor: Editor) -> None:
     editor.insert_node("if.else_branch", "Op", ["k"], ["k2"], name="custom", domain="some.where")
     editor.rewire(TensorId("k", "if.else_branch"), "k2")
     assert ("some.where", 1) in {(entry.domain, entry.version) for entry in editor.export().opset_import}
@@ -294,16 +292,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("edit", REFUSED.values(), ids=REFUSED.keys())
-def test_nonsense_is_refused_and_changes_nothing(edit: object) -> None:
-    editor = Editor(branches())
+def test_nonsense_is_refused_and_changes_nothing(editor: Editor, edit: object) -> None:
     with pytest.raises(ModelError):
         edit(editor)  # type: ignore[operator]
     assert editor.export() == branches()
 
 
 @pytest.mark.parametrize("edge", [Edge("up", 0), Edge("n4", 1, "if.else_branch")], ids=["plain", "through a body"])
-def test_a_cycle_is_refused_at_export(edge: Edge) -> None:
-    editor = Editor(branches())
+def test_a_cycle_is_refused_at_export(editor: Editor, edge: Edge) -> None:
     editor.replace_input(edge, "y")
     with pytest.raises(ModelError, match="own output"):
         editor.export()

@@ -170,18 +170,6 @@ def geometries(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tuple[
     return attrs, shape, (groups * rows, inside, *kernel)
 
 
-def geometry_of(attrs: dict[str, Any]) -> forms.Geometry:
-    rank = len(attrs["kernel_shape"])
-    return forms.Geometry(
-        groups=attrs["group"],
-        kernel=tuple(attrs["kernel_shape"]),
-        strides=tuple(attrs["strides"]),
-        dilations=tuple(attrs["dilations"]),
-        pads=tuple(attrs.get("pads", (0,) * (2 * rank))),
-        auto_pad=attrs.get("auto_pad", "NOTSET"),
-    )
-
-
 @given(geometries(), st.integers(0, 1000))
 @settings(max_examples=60)
 def test_rows_times_weights_are_the_convolution(case: Any, seed: int) -> None:
@@ -189,7 +177,11 @@ def test_rows_times_weights_are_the_convolution(case: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x, w = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(weight).astype(np.float32)
     wanted = Session(one_node("Conv", w, shape, **attrs), optimize=False).run({"x": x})["y"]
-    geometry = geometry_of(attrs)
+    geometry = forms.Geometry(
+        groups=attrs["group"], kernel=tuple(attrs["kernel_shape"]), strides=tuple(attrs["strides"]),
+        dilations=tuple(attrs["dilations"]), pads=tuple(attrs.get("pads", (0,) * (2 * len(shape) - 4))),
+        auto_pad=attrs.get("auto_pad", "NOTSET"),
+    )  # fmt: skip
     total = forms.gather_positions(shape, geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
     rows = forms.compute_gather_indices(shape, geometry, np.arange(total)).gather_columns(x).transpose(0, 2, 1)
