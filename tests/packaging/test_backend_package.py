@@ -55,9 +55,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     names: dict[str, object] = {}
     exec("\n".join(COMMON), names)
     onnx.save(names["model"], tmp_path / "m.onnx")
-    samples = names["samples"]
-    assert isinstance(samples, list)
-    np.savez(tmp_path / "d.npz", x=np.concatenate([sample["x"] for sample in samples]))
+    np.savez(tmp_path / "d.npz", x=np.concatenate([sample["x"] for sample in names["samples"]]))
     (tmp_path / "c.yaml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
     return tmp_path

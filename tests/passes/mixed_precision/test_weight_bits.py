@@ -95,9 +95,7 @@ def left(weights: list[WeightChoice], bits: tuple[int, ...] | list[int]) -> floa
     st.sampled_from([(8,), (5, 6, 7, 8), (6, 8)]),
 )
 @settings(max_examples=80)
-def test_the_average_is_kept_and_little_is_left_that_could_be_had(
-    sizes: list[tuple[int, float]], average: float, widths: tuple[int, ...]
-) -> None:
+def test_the_average_is_kept_and_used(sizes: list[tuple[int, float]], average: float, widths: tuple[int, ...]) -> None:
     weights = [WeightChoice(n, 4, error, widths) for n, error in sizes]
     bits = spend_budget(weights, average)
     counts = [one.elements for one in weights]

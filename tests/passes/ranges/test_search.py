@@ -299,9 +299,7 @@ def test_ranges_of_few_positions_reach_further(count: int, factor: float, ops: t
 @pytest.mark.parametrize(
     ("effort", "skip", "factor"), [("fast", (), 1.0), ("balanced", ("ranges",), 1.0), ("balanced", (), 1.25)]
 )
-def test_without_a_request_ranges_are_those_of_the_samples_unless_they_are_searched(
-    effort: str, skip: tuple[str, ...], factor: float
-) -> None:
+def test_ranges_are_those_of_samples_unless_searched(effort: str, skip: tuple[str, ...], factor: float) -> None:
     plan, reach = quantize_pooled(32, effort=effort, skip=skip)
     assert 255 * scale(plan, "p") == pytest.approx(factor * reach, rel=1e-3)
 
