@@ -1,5 +1,6 @@
 """Models in ONNX's text form, as tests of all rooms write them, and what ONNX Runtime makes of a model."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, numpy_helper, parser
+
+from onnxq.graph.scopes import walk_graphs
 
 
 def parse_text(text: str, *domains: str, opset: int = 17, ir: int = 8, **arrays: Any) -> onnx.ModelProto:
@@ -40,3 +43,8 @@ def open_session(model: str | Path | onnx.ModelProto, *, optimize: bool = True) 
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def count_ops(model: onnx.ModelProto) -> Counter[str]:
+    """How many nodes of each type, in all scopes."""
+    return Counter(node.op_type for _, graph in walk_graphs(model.graph) for node in graph.node)

@@ -88,7 +88,6 @@ def test_few_bits_of_ours_agree_and_a_plan_of_other_bits_does_not():
 
 
 def test_a_site_of_the_plan_without_a_pair_is_found():
-    float_model = models.float_conv()
-    faults = check_notes(float_model, plan=quantized().plan).disagreements
+    faults = check_notes(models.float_conv(), plan=quantized().plan).disagreements
     assert {fault.why for fault in faults} == {"the plan's site has no pair"}
     assert "c1" in {fault.site for fault in faults} or "r1" in {fault.site for fault in faults}

@@ -32,7 +32,6 @@ def test_a_float_model_has_none() -> None:
 def test_pairs_become_sites_with_the_numbers_of_the_file() -> None:
     found = existing(models.two_widths)
     site = found.by_tensor[TensorId("x")]
-    assert site.qparams is not None
     assert (float(site.qparams.scale), int(site.qparams.zero_point)) == (np.float32(0.02), 128)
     assert (site.spec.bits, site.spec.storage, site.dequantize) == (8, "uint8", "in_dq")
     assert found.by_edge[Edge("conv", 0)] == site
@@ -62,12 +61,10 @@ def test_a_scale_that_is_no_number_is_shared_with_nobody(scale: float) -> None:
 
 def test_halves_that_differ_stay_in_the_view() -> None:
     proto = models.two_widths()
-    other = models.tensor("other", np.float32(0.5))
-    proto.graph.initializer.append(other)
+    proto.graph.initializer.append(models.tensor("other", np.float32(0.5)))
     next(node for node in proto.graph.node if node.name == "in_dq").input[1] = "other"
     found = find_existing(name_nodes(proto))
     assert TensorId("x") not in found.by_tensor
-    assert found.view is not None
     assert {"in_q", "in_dq"} <= {node.name for node in found.view.graph.node}
 
 

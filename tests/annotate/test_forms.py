@@ -161,8 +161,7 @@ def quantize(x, scale, zero, bits, signed, narrow, mode):
     """Quant, from its specification, in float32."""
     low = np.float32(-(2.0 ** (bits - 1)) + narrow if signed else 0)
     high = np.float32(2.0 ** (bits - 1) - 1 if signed else 2.0**bits - 1 - narrow)
-    codes = round_as(mode, np.clip(x / scale + zero, low, high))
-    return (codes - zero) * scale
+    return (round_as(mode, np.clip(x / scale + zero, low, high)) - zero) * scale
 
 
 def make_model(op_type: str, numbers, attrs, x: np.ndarray, *, constant: bool, version: int = 1) -> onnx.ModelProto:
@@ -260,9 +259,8 @@ def test_numbers_that_are_not_constant_are_an_error_by_name() -> None:
     x = np.ones((1, 2), np.float32)
     model = make_model("Quant", (0.5, 0, 8), {"signed": 1}, x, constant=False)
     model.graph.node[0].input[1] = "x"
-    with pytest.raises(ModelError, match="quant: its input 1 is computed at run time") as caught:
+    with pytest.raises(ModelError, match=r"quant: its input 1 is computed at run time.*\[Q518\]"):
         onnxq.inspect(model)
-    assert caught.value.code == "Q518"
     other = make_model("Quant", (0.5, 0, 8), {"signed": 1, "rounding_mode": "ODD"}, x, constant=False)
     with pytest.raises(ModelError, match="rounds by 'ODD'"):
         onnxq.inspect(other)
@@ -274,9 +272,7 @@ def test_numbers_that_are_not_constant_are_an_error_by_name() -> None:
 
 
 @given(st.integers(2, 16), st.booleans(), st.data())
-def test_the_narrowest_type_holds_both_ends_and_no_narrower_one_does(
-    bits: int, signed: bool, data: st.DataObject
-) -> None:
+def test_the_narrowest_type_holds_both_ends_and_no_narrower_one(bits: int, signed: bool, data: st.DataObject) -> None:
     def ends(width: int) -> tuple[int, int]:
         return (-(2 ** (width - 1)), 2 ** (width - 1) - 1) if signed else (0, 2**width - 1)
 

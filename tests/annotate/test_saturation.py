@@ -98,16 +98,13 @@ def test_int8_weights_of_integer_products_are_found(nodes, weights):
         pytest.param("xq = QuantizeLinear(x, s, wz) y = MatMulInteger(xq, w, wz)", {}, id="int8 data of MatMulInteger"),
         pytest.param("xq = QuantizeLinear(x, s, z) wi = Identity(w) c = Cast<to=3>(x) y = MatMulInteger(xq, c, z)", {},
                      id="a weight that is computed"),
+        pytest.param(f"{_DATA} wd = DequantizeLinear<axis=0, block_size=2>(w, ws) y = MatMul(xd, wd)",
+                     {"opset": 21, "ws": np.full((2, 2), 0.1, np.float32)}, id="a weight in blocks"),
     ],
 )  # fmt: skip
 def test_other_weights_are_left_out(nodes, arrays):
     floats = {"f": np.full((4, 2), 10, np.float32), "zero": np.float32(0), "inf": np.full((4, 2), np.inf, np.float32)}
     assert found(nodes, **{**floats, **arrays}) == ()
-
-
-def test_weights_in_blocks_are_left_out():
-    nodes = f"{_DATA} wd = DequantizeLinear<axis=0, block_size=2>(w, ws) y = MatMul(xd, wd)"
-    assert found(nodes, opset=21, ws=np.full((2, 2), 0.1, np.float32)) == ()
 
 
 def test_graphs_of_float16_have_no_integer_kernels():

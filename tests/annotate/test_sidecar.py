@@ -136,9 +136,8 @@ def test_strip_takes_every_carrier_and_leaves_the_rest():
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"n": {"site": "x"}}', '{"n": {"bits": 4}, "n": {"bits": 5}}'])
 def test_a_file_that_holds_no_notes_is_refused(text, tmp_path):
     (tmp_path / "n.json").write_text(text)
-    with pytest.raises(PlanError) as raised:
+    with pytest.raises(PlanError, match=r"\[Q411\]"):
         annotate.read_sidecar(tmp_path / "n.json")
-    assert raised.value.code == "Q411"
 
 
 def test_the_note_of_an_input_finds_the_pair_that_alone_is_read_there():

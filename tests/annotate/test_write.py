@@ -82,8 +82,7 @@ def test_metadata_survives_what_it_is_meant_to_survive(tmp_path):
 
 def test_sparsebits_attribute_on_request_and_who_refuses_it():
     found = annotate_model(models.two_widths(), bits_attribute=True)
-    written = {n.name: a.i for n in found.model.graph.node for a in n.attribute if a.name == "bits"}
-    assert written == {
+    assert {n.name: a.i for n in found.model.graph.node for a in n.attribute if a.name == "bits"} == {
         "in_q": 8, "in_dq": 8, "w_dq": 4, "b_DequantizeLinear": 32, "c/QuantizeLinear": 4, "c/DequantizeLinear": 4,
         "out_q": 8, "out_dq": 8,
     }  # fmt: skip
@@ -179,16 +178,14 @@ def test_rename_of_a_quantize_node_with_two_readers_names_it_once():
     proto.graph.node.append(onnx.helper.make_node("DequantizeLinear", ["cd_q", "s", "z"], ["cd2"], name="dq2"))
     proto.graph.node.append(onnx.helper.make_node("Abs", ["cd2"], ["z2"], name="abs"))
     proto.graph.output.append(onnx.helper.make_tensor_value_info("z2", 1, list("abcd")))
-    found = annotate_model(proto, rename=True)
-    assert [pair.nodes for pair in found.pairs] == [
+    assert [pair.nodes for pair in annotate_model(proto, rename=True).pairs] == [
         ("c/QuantizeLinear", "c/DequantizeLinear"),
         ("c/QuantizeLinear", "c/DequantizeLinear_1"),
     ]
 
 
 def test_unnamed_nodes_keep_their_keys_when_the_order_changes():
-    proto = models.dedicated()
-    found = annotate_model(proto, given=[("*", 12)])
+    found = annotate_model(models.dedicated(), given=[("*", 12)])
     turned = onnx.ModelProto.FromString(found.model.SerializeToString())
     del turned.graph.node[:]
     turned.graph.node.extend(found.model.graph.node[k] for k in (2, 3, 0, 1, 4, 5))
@@ -198,8 +195,7 @@ def test_unnamed_nodes_keep_their_keys_when_the_order_changes():
 def test_the_source_is_never_changed():
     proto = models.two_widths()
     before = proto.SerializeToString(deterministic=True)
-    pairs = assign_bits(find_pairs(proto), given=[("x", 4)])
-    write_bits(proto, pairs, rename=True)
+    write_bits(proto, assign_bits(find_pairs(proto), given=[("x", 4)]), rename=True)
     assert proto.SerializeToString(deterministic=True) == before
 
 

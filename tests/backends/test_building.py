@@ -101,9 +101,7 @@ def test_of_several_packages_the_first_that_is_there_counts(monkeypatch: pytest.
 def test_a_missing_package_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = find_engine("openvino")
     monkeypatch.setattr(type(engine), "module", "openvino_that_is_not_there")
-    obstacle = engine.find_obstacle()
-    assert obstacle is not None
-    assert obstacle.fix == "pip install 'onnxq[openvino]'"
+    assert engine.find_obstacle().fix == "pip install 'onnxq[openvino]'"
 
 
 # ---- Answers of all kinds that ONNX Runtime has come back from the process of an engine.
@@ -128,8 +126,7 @@ def make_classifier() -> onnx.ModelProto:
 @needs_qnn
 def test_a_classifier_that_gives_maps_is_checked_in_the_emulator() -> None:
     data = {"x": RNG.standard_normal((32, 64)).astype(np.float32)}
-    result = onnxq.quantize(make_classifier(), data, "qnn-int8")
-    (check,) = result.report.engines
+    (check,) = onnxq.quantize(make_classifier(), data, "qnn-int8").report.engines
     assert check.reason == ""
     (output,) = check.outputs
     assert output.name == "p"

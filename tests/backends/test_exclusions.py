@@ -28,8 +28,7 @@ STEM_SHAPES = {"w0": (32, 3, 3, 3), "w1": (32, 1, 3, 3), "w2": (128, 32, 1, 1), 
 
 
 def test_stem_and_the_depthwise_behind_it() -> None:
-    plan = onnxq.make_plan(build(STEM, STEM_SHAPES))
-    rules = refused(plan)
+    rules = refused(onnxq.make_plan(build(STEM, STEM_SHAPES)))
     assert rules["stem"] == "stem"
     assert rules["depthwise"] == "stem-depthwise"
     assert "y" not in rules
@@ -126,15 +125,13 @@ def test_the_magnitude_of_a_spectrum(target: str) -> None:
     assert any("square root size" in left.reason for left in plan.left_float if left.subject == "stft")
 
 
-COUNTING = """g (float[1,16,8] x, int64[1] n) => (float[1,32,8] z, int64[1] m)
-    <float[1] one = {1}, int64[1] axis = {0}> {
-    layer = Conv(x, w0) counted = Cast <to=1>(n) next = Add(counted, one) flat = Unsqueeze(next, axis)
-    again = Squeeze(flat, axis) m = Cast <to=7>(again) scaled = Mul(counted, one) z = Add(layer, scaled) }"""
-
-
 def test_whole_numbers_between_casts_stay_float() -> None:
     """As SLANet counts its steps. What is cast from integers alone, such as masks, the NPU reads in integers."""
-    plan = onnxq.make_plan(build(COUNTING, {"w0": (32, 16, 1)}), overrides={"target": "qnn"})
+    text = """g (float[1,16,8] x, int64[1] n) => (float[1,32,8] z, int64[1] m)
+        <float[1] one = {1}, int64[1] axis = {0}> {
+        layer = Conv(x, w0) counted = Cast <to=1>(n) next = Add(counted, one) flat = Unsqueeze(next, axis)
+        again = Squeeze(flat, axis) m = Cast <to=7>(again) scaled = Mul(counted, one) z = Add(layer, scaled) }"""
+    plan = onnxq.make_plan(build(text, {"w0": (32, 16, 1)}), overrides={"target": "qnn"})
     assert {name for name, rule in refused(plan).items() if rule == "counting"} == {"next", "flat", "again"}
     assert {"counted", "z"} <= {str(site.quantized_tensor) for site in plan.sites}
 
@@ -162,5 +159,4 @@ def test_tiny_layers_do_not_pay() -> None:
 
 def test_recurrent_layers_name_their_reason() -> None:
     text = "g (float[7,1,16] x) => (float[7,1,1,16] y) { y, h = GRU <hidden_size=16>(x, w, r) }"
-    plan = onnxq.make_plan(build(text, {"w": (1, 48, 16), "r": (1, 48, 16)}))
-    assert refused(plan)["y"] == "no-kernel"
+    assert refused(onnxq.make_plan(build(text, {"w": (1, 48, 16), "r": (1, 48, 16)})))["y"] == "no-kernel"

@@ -40,9 +40,7 @@ def test_the_page_has_the_table_of_the_script() -> None:
     assert all(len(row) == 5 for row in rows)
 
 
-def test_the_ratchet_moves_limits_towards_their_goals_only(
-    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_move_towards_their_goals_only(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     far = {name: dict(bounds) for name, bounds in LIMITS.items()}
     far["longest"] = {"limit": 10_000, "goal": 500}
     far["file"] = {"limit": 1.0, "goal": 10_000}
@@ -133,8 +131,7 @@ def test_expressions_are_counted_wherever_they_stand(folder: Path) -> None:
 def test_classes_of_one_name_in_two_files_are_found(folder: Path) -> None:
     twins = [write_source(folder, "class Box: ...\n\nclass Lid: ...\n", f"{name}.py") for name in "ab"]
     twins.append(write_source(folder, "class Key: ...\n\nclass Key: ...\n", "c.py"))
-    places = House(twins).list_offenders("twins")
-    assert [(place.name, place.path.name) for place in places] == [
+    assert [(place.name, place.path.name) for place in House(twins).list_offenders("twins")] == [
         ("Box", "a.py"),
         ("Box", "b.py"),
         ("Lid", "a.py"),

@@ -52,8 +52,7 @@ def test_branches_are_measured_where_they_run() -> None:
     inside = infer_shapes(in_branch(parse(TEXT, opset=17, epsilon=1e-12)))
     flag = next(value.name for value in inside.graph.input if value.name != "x")
     runs = [{**one, flag: np.array(True)} for one in samples()]
-    found = measure_float_errors(inside, FloatType.FLOAT16, runs)
-    scopes = {tensor.scope for tensor in found}
+    scopes = {tensor.scope for tensor in measure_float_errors(inside, FloatType.FLOAT16, runs)}
     assert "" in scopes
     assert any(scope.endswith("then_branch") for scope in scopes)
     never = measure_float_errors(inside, FloatType.FLOAT16, [{**one, flag: np.array(False)} for one in samples()])

@@ -63,8 +63,7 @@ def test_a_bound_and_the_observer_of_the_site_are_kept_to() -> None:
 
 
 def test_weights_and_biases_follow_their_kin() -> None:
-    found = calibrate(CONV, conv_plan(), dataset(CONV, IMAGES))
-    x, w, b, _ = (one.qparams for one in found.sites)
+    x, w, b, _ = (one.qparams for one in calibrate(CONV, conv_plan(), dataset(CONV, IMAGES)).sites)
     plain = weight_qparams(WEIGHT, W)
     np.testing.assert_array_equal(w.scale[[0, 2]], plain.scale[[0, 2]])
     # Channel 1 is dead with a huge bias: its scale is raised until the bias fits into an int32.
@@ -89,8 +88,7 @@ def test_given_numbers_stay_and_are_passed_on() -> None:
     assert found.sites[0].qparams == given
     assert found.sites[1].qparams == given
     assert found.sites[2].qparams.scale == scale_of(rows.min(), rows.max())
-    again = calibrate(EXACT, found)
-    assert again == found
+    assert calibrate(EXACT, found) == found
 
 
 def test_a_group_has_the_range_of_all_its_members() -> None:
@@ -98,7 +96,6 @@ def test_a_group_has_the_range_of_all_its_members() -> None:
     a = rows * np.array([1, -2, 3], np.float32)[:, None]
     found = calibrate(EXACT, plan(site("x", group="g"), site("a", group="g")), dataset(EXACT, rows))
     first, second = (one.qparams for one in found.sites)
-    assert first is not None
     assert first == second
     assert first.scale == scale_of(min(rows.min(), a.min()), max(rows.max(), a.max()))
     with pytest.raises(PlanError, match="another spec"):
@@ -106,15 +103,12 @@ def test_a_group_has_the_range_of_all_its_members() -> None:
 
 
 def test_an_edge_is_the_tensor_it_reads() -> None:
-    rows = integers(4)
-    both = plan(site(Edge("skip", 1)), site("x"))
-    found = calibrate(EXACT, both, dataset(EXACT, rows))
+    found = calibrate(EXACT, plan(site(Edge("skip", 1)), site("x")), dataset(EXACT, integers(4)))
     assert found.sites[0].qparams == found.sites[1].qparams
 
 
 def test_an_activation_site_on_a_constant_needs_no_run() -> None:
-    found = calibrate(EXACT, plan(site("w")))
-    assert found.sites[0].qparams.scale == scale_of(-2, 3)
+    assert calibrate(EXACT, plan(site("w"))).sites[0].qparams.scale == scale_of(-2, 3)
 
 
 DERIVED = {"role": Role.BIAS, "spec": B, "derived": (TensorId("x"), TensorId("w"))}

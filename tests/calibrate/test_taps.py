@@ -49,8 +49,7 @@ def test_ragged_samples_are_all_seen() -> None:
     feeds = [{"x": np.full((1, length), -length, np.float32)} for length in (3, 9, 9, 4, 2)]
     sites = plan(site("x"), site("y"))
     alone = calibrate(pool, sites, dataset(pool, feeds))
-    together = calibrate(pool, sites, dataset(pool, feeds), batch=4)
-    assert numbers(alone) == numbers(together)
+    assert numbers(alone) == numbers(calibrate(pool, sites, dataset(pool, feeds), batch=4))
     assert alone.sites[1].qparams.scale == np.float32(9 / 255)
 
 
@@ -100,8 +99,7 @@ FIXED = model(
 
 @pytest.mark.parametrize("limit", [1, 2**30])
 def test_a_batch_the_model_cannot_take_goes_through_sample_by_sample(limit: int) -> None:
-    rows = np.random.default_rng(0).standard_normal((5, 2, 3)).astype(np.float32)
-    data = dataset(FIXED, rows)
+    data = dataset(FIXED, np.random.default_rng(0).standard_normal((5, 2, 3)).astype(np.float32))
     batch = next(iter(data.batches(3)))
     assert batch.count == 3
     with pytest.raises(ModelError, match="flat"):
@@ -195,8 +193,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 def _peak_mib(samples: int, limit: int) -> float:
     root = str(Path(__file__).resolve().parents[2])
     command = [sys.executable, "-c", _CHILD, root, str(samples), str(limit)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout) / 1024
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -54,8 +54,7 @@ def write_model(path: Path, *, seed: int = 0) -> Path:
 
 
 def find_numbers(path: Path, crew: Crew | None = None, sites: Sequence[SitePlan] = SITES) -> list[bytes]:
-    index = get_index(name_nodes(load_model(path, lazy=True).light))
-    found = weight_numbers(index, sites, [], {}, crew=crew)
+    found = weight_numbers(get_index(name_nodes(load_model(path, lazy=True).light)), sites, [], {}, crew=crew)
     return [array.tobytes() for one in found.values() for array in (one.scale, one.zero_point)]
 
 
@@ -111,8 +110,7 @@ def test_numbers_of_a_large_model_lie_in_a_file(tmp_path: Path, monkeypatch: pyt
     path = write_model(tmp_path / "m.onnx")
     wanted = find_numbers(path)
     monkeypatch.setattr(light, "LARGE_BYTES", 1)
-    index = get_index(name_nodes(load_model(path, lazy=True).light))
-    found = weight_numbers(index, SITES, [], {})
+    found = weight_numbers(get_index(name_nodes(load_model(path, lazy=True).light)), SITES, [], {})
     assert find_numbers(path) == wanted
     # Mapped, so that nobody writes into them and their memory can be let go of.
     assert not any(array.flags.writeable for one in found.values() for array in (one.scale, one.zero_point))
@@ -245,8 +243,7 @@ def test_joined_parts_give_the_same_numbers(parts: list[Part], tmp_path: Path) -
 
 def test_a_constant_of_a_group_counts_once() -> None:
     shared = plan(*(site(name, group="g") for name in ("m", "c")))
-    part = observe_part(EXACT, shared, SAMPLES, range(10))
-    found = calibrate(EXACT, shared, SAMPLES, observed=part)
+    found = calibrate(EXACT, shared, SAMPLES, observed=observe_part(EXACT, shared, SAMPLES, range(10)))
     assert numbers(found) == numbers(calibrate(EXACT, shared, SAMPLES))
 
 
@@ -315,11 +312,9 @@ def test_processes_and_journals_give_the_same_numbers(processes: Crew, tmp_path:
     assert len(list(tmp_path.iterdir())) == len(ROWS)
     with Crew(Workers(Journal(tmp_path))) as again:
         assert find(again) == wanted
-        assert again.workers.journal is not None
         assert again.workers.journal.used == len(ROWS)
         # Of another configuration none is taken.
-        other = plan(*(site(name, "percentile") for name in EXACT_SITES))
-        assert find(again, other) != wanted
+        assert find(again, plan(*(site(name, "percentile") for name in EXACT_SITES))) != wanted
         assert again.workers.journal.used == len(ROWS)
 
 

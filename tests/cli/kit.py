@@ -36,6 +36,4 @@ def run_failing(error: BaseException, *args: str) -> Result:
 
 
 def find_command(name: str) -> click.Command:
-    command = cli.get_command(CONTEXT, name)
-    assert command is not None
-    return command
+    return cli.get_command(CONTEXT, name)

@@ -167,9 +167,7 @@ def test_only_what_is_given_is_an_override(given: Callable[..., Given]) -> None:
         ("diff f q --load a --load b", {"load": ("a", "b")}),
     ],
 )
-def test_options_are_overrides_those_that_repeat_together_and_the_last_of_others(
-    given: Callable[..., Given], line: str, overrides: Given
-) -> None:
+def test_options_are_overrides_the_last_one_or_all(given: Callable[..., Given], line: str, overrides: Given) -> None:
     assert given(*line.split())["overrides"] == overrides
 
 
@@ -251,8 +249,7 @@ def test_a_folder_for_results_goes_by_three_names(given: Callable[..., Given], n
 
 
 def test_what_is_shown_is_one_value(given: Callable[..., Given]) -> None:
-    view = given("plan", "m.onnx", "-v", "--top", "3", "-q")["view"]
-    assert view == TextView(verbose=True, top=3, quiet=True)
+    assert given("plan", "m.onnx", "-v", "--top", "3", "-q")["view"] == TextView(verbose=True, top=3, quiet=True)
     assert given("build-kernels", "--json")["view"] == TextView(as_json=True)
     assert given("inspect", "m.onnx") == {"model": "m.onnx", "view": TextView()}
 

@@ -50,7 +50,6 @@ def begin(work: Path, module: str, wait: float, **how) -> subprocess.Popen[str]:
     environ = {**os.environ, "TMPDIR": str(work / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     child = start([sys.executable, "-m", module, *given], cwd=work, env=environ, **pipes, **how)
-    assert child.stderr is not None
     while "here" not in child.stderr.readline():
         assert child.poll() is None
     return child

@@ -105,9 +105,7 @@ perplexity NAME --data NAME
 @pytest.mark.usefixtures("engines_here")
 @pytest.mark.parametrize("length", [250, 255, 300, 5000])
 @pytest.mark.parametrize("line", NAMING.strip().splitlines())
-def test_names_of_any_length_are_files_or_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, length: int
-) -> None:
+def test_long_names_are_files_or_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, length: int) -> None:
     """A name may be 255 bytes long; with the ending of one that is made beside it, it may be too long."""
     monkeypatch.chdir(folder)
     name = "n" * (length - 5) + ".onnx"

@@ -68,8 +68,7 @@ def model(body: str, opset: int = 17, ir: int = 8, **tensors: Any) -> onnx.Model
 
 def gemm(rows: int = 4, columns: int = 3, **more: Any) -> onnx.ModelProto:
     """y = x @ w + b with weights of one seed."""
-    rng = np.random.default_rng(0)
-    weight = rng.standard_normal((rows, columns)).astype(F)
+    weight = np.random.default_rng(0).standard_normal((rows, columns)).astype(F)
     body = f"g (float[N,{rows}] x) => (float[N,{columns}] y) {{ y = Gemm(x, w, b) }}"
     return model(body, **{"w": weight, "b": np.zeros(columns, F), **more})
 

@@ -37,21 +37,7 @@ from onnxq.sites import Refusal
 from onnxq.spec import ObserverSpec, QuantSpec
 from onnxq.workers import WorkPiece, dask
 from onnxq.workers.processes import ProcessWorkers
-from tests.codes.kit import (
-    EVERYTHING,
-    FORCE,
-    F,
-    Provoke,
-    X,
-    fail,
-    gemm,
-    model,
-    quantized,
-    reach,
-    rows,
-    saved,
-    written,
-)
+from tests.codes.kit import EVERYTHING, FORCE, F, Provoke, X, fail, gemm, model, quantized, reach, rows, saved, written
 from tests.custom_ops.models import network as swell
 from tests.data.text.kit import make_decoder
 from tests.interop.models import network

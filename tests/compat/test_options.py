@@ -126,8 +126,7 @@ def test_float8_is_for_tensorrt() -> None:
     ],
 )
 def test_a_calibration_method_is_an_observer(method: str, extra, observer) -> None:
-    theirs = quantization.CalibrationMethod[method]
-    overrides, cautions = choose_observer(theirs, extra)
+    overrides, cautions = choose_observer(quantization.CalibrationMethod[method], extra)
     assert (overrides.get("activations.observer"), cautions) == (observer, [])
     # What is asked for is not chosen anew; our mean of ranges is no rule of theirs.
     assert overrides.get("skip", []) == ([] if observer == {"name": "moving_average"} else ["ranges"])
@@ -246,8 +245,7 @@ def test_an_override_of_a_tensor_does_not_end_the_force(proto) -> None:
 def test_an_override_of_a_tensor_is_its_spec(proto, tensor: str, override, spec: str) -> None:
     rules, cautions = make(proto, tensors={tensor: [override]})
     assert cautions == []
-    force = {"op": "*", "set": {"quantize": True}}
-    plan = onnxq.make_plan(proto, overrides={"rules": [*rules, force]})
+    plan = onnxq.make_plan(proto, overrides={"rules": [*rules, {"op": "*", "set": {"quantize": True}}]})
     assert [site.spec.storage for site in plan.sites if str(site.site) == tensor] in ([spec], [])
     assert rules
 
@@ -256,8 +254,7 @@ def test_numbers_of_activations_are_their_range(proto) -> None:
     overrides = {"x": [{"scale": 0.1, "zero_point": 3}], "b": [{"rmin": 0.0, "rmax": 2.0}]}
     rules, cautions = make(proto, tensors=overrides)
     assert cautions == []
-    force = {"op": "*", "set": {"quantize": True}}
-    plan = onnxq.make_plan(proto, overrides={"rules": [*rules, force]})
+    plan = onnxq.make_plan(proto, overrides={"rules": [*rules, {"op": "*", "set": {"quantize": True}}]})
     numbers = {str(site.site): site.qparams for site in plan.sites}
     assert (float(numbers["x"].scale), int(numbers["x"].zero_point)) == (pytest.approx(0.1), 3)
     assert (float(numbers["b"].scale), int(numbers["b"].zero_point)) == (pytest.approx(2 / 255), 0)

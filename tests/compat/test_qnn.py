@@ -140,18 +140,16 @@ def test_a_width_of_all_is_theirs(kind: str, tmp_path) -> None:
     }
 
 
-NUMBERS = {
-    "a": [{"rmin": np.float32(-0.5), "rmax": np.float32(2.0)}],
-    "c": [{"rmin": np.float32(-1), "rmax": np.float32(3), "quant_type": NARROW}],
-    "e": [{"scale": np.array(0.05, np.float32), "zero_point": np.array(100, np.uint8)}],
-    "z": [{"quant_type": WIDE, "rmin": np.float32(-8), "rmax": np.float32(8)}],
-}
-
-
 def test_numbers_are_theirs(tmp_path) -> None:
     """Of ranges, and of scales with zero points."""
+    numbers = {
+        "a": [{"rmin": np.float32(-0.5), "rmax": np.float32(2.0)}],
+        "c": [{"rmin": np.float32(-1), "rmax": np.float32(3), "quant_type": NARROW}],
+        "e": [{"scale": np.array(0.05, np.float32), "zero_point": np.array(100, np.uint8)}],
+        "z": [{"quant_type": WIDE, "rmin": np.float32(-8), "rmax": np.float32(8)}],
+    }
     made, mine = (
-        read_pairs(quantize(package, recipe, tmp_path / "m.onnx", make_net(), copy.deepcopy(NUMBERS)))
+        read_pairs(quantize(package, recipe, tmp_path / "m.onnx", make_net(), copy.deepcopy(numbers)))
         for package, recipe in ((quantization, theirs), (compat, ours))
     )
     for at in [

@@ -269,9 +269,8 @@ def test_ranges_that_onnxruntime_wrote_need_no_samples(tmp_path) -> None:
             np.testing.assert_allclose(max(high, 0) - min(low, 0), float(site.qparams.scale) * 255, rtol=0.02)
     onnxruntime.InferenceSession(tmp_path / "q.onnx").run(None, samples[0])
     cache.write_text('{"calibration_method": 1}')
-    with pytest.raises(ConfigError, match="is no calibration cache") as raised:
+    with pytest.raises(ConfigError, match=r"is no calibration cache.*\[Q304\]"):
         quantize_static(proto, tmp_path / "q.onnx", None, **named)
-    assert raised.value.code == "Q304"
 
 
 def test_qoperator_writes_operators(tmp_path) -> None:
@@ -289,9 +288,8 @@ def test_qoperator_writes_operators(tmp_path) -> None:
 
 
 def test_without_samples_and_with_a_configuration_of_another_package_it_is_refused(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="there are no samples") as raised:
+    with pytest.raises(ConfigError, match=r"there are no samples.*\[Q319\]"):
         quantize_static(classifier()[0], tmp_path / "q.onnx")
-    assert raised.value.code == "Q319"
     with pytest.raises(ConfigError, match="is a dict"):
         compat.quantize(classifier()[0], tmp_path / "q.onnx", {})
 

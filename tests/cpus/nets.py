@@ -86,8 +86,7 @@ def net(name: str, seed: int = 0) -> onnx.ModelProto:
 def samples(proto: onnx.ModelProto, count: int = 32, seed: int = 1) -> dict[str, Array]:
     """Inputs from 0 to 1, most of them near 1."""
     dims = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim][1:]
-    rng = np.random.default_rng(seed)
-    return {"x": (1 - rng.uniform(0, 1, (count, *dims)) ** 3).astype(np.float32)}
+    return {"x": (1 - np.random.default_rng(seed).uniform(0, 1, (count, *dims)) ** 3).astype(np.float32)}
 
 
 @cache

@@ -46,5 +46,4 @@ def _networks() -> list[tuple[str, onnx.ModelProto, dict[str, np.ndarray]]]:
             fresh = samples(net(name), count=8, seed=7)
             found.append((f"{name}-{effort}", quantized(name, effort=effort).model, fresh))
     digits = onnxq.quantize(DIGITS / "digits.onnx", DIGITS / "digits.npz", Config(), overrides={"latency": False})
-    images = np.load(DIGITS / "digits_eval.npz")["image"][:64]
-    return [*found, ("digits", digits.model, {"image": images})]
+    return [*found, ("digits", digits.model, {"image": np.load(DIGITS / "digits_eval.npz")["image"][:64]})]

@@ -259,9 +259,7 @@ def overflowing(result: onnxq.Result) -> int:
 
 @pytest.mark.parametrize("effort", ["fast", "balanced"])
 @pytest.mark.parametrize("name", NETS)
-def test_a_network_answers_alike_without_and_with_optimizations_and_without_the_bound_only_on_some_cpus(
-    name: str, effort: str
-) -> None:
+def test_networks_answer_alike_optimized_or_not_and_without_the_bound_only_on_some_cpus(name: str, effort: str) -> None:
     """Without it, only where the CPU adds in 32 bits."""
     result, unbound = (quantized(name, effort=effort, saturation=way) for way in ("avoid", "allow"))
     assert overflowing(result) == 0 < overflowing(unbound)
@@ -276,7 +274,6 @@ def test_promotion_looks_at_what_this_cpu_computes(name: str, wish: float) -> No
     """Where sums saturate, a wish that the file keeps is not one that users keep: operators leave int8 until it is."""
     done = quantized(name, saturation="allow", min_sqnr=wish)
     account = done.report.promotion
-    assert account is not None
     assert account.met
     assert min(done.report.checks[0].sqnr_db) >= wish
     assert bool(account.steps) == cpu_saturates()

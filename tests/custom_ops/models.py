@@ -5,11 +5,6 @@ import onnx
 
 from tests.networks import parse_text
 
-BODY = """g (float[N,3,16,16] x) => (float[M,32,16,16] y) {
-    c0 = Conv <pads=[1,1,1,1]>(x, w0, b0) s = example.ops.Swell(c0) r = Relu(s)
-    c1 = Conv <pads=[1,1,1,1]>(r, w1, b1) shift = example.ops.Swell(bias) y = Add(c1, shift)
-}"""
-
 
 def network(opset: int = 17) -> onnx.ModelProto:
     """Conv, Swell, Relu, Conv, and the sum with Swell of a constant."""
@@ -22,4 +17,8 @@ def network(opset: int = 17) -> onnx.ModelProto:
         "bias": rng.standard_normal((32, 1, 1)),
     }
     arrays = {name: value.astype(np.float32) for name, value in tensors.items()}
-    return parse_text(BODY, "example.ops", opset=opset, **arrays)
+    text = """g (float[N,3,16,16] x) => (float[M,32,16,16] y) {
+        c0 = Conv <pads=[1,1,1,1]>(x, w0, b0) s = example.ops.Swell(c0) r = Relu(s)
+        c1 = Conv <pads=[1,1,1,1]>(r, w1, b1) shift = example.ops.Swell(bias) y = Add(c1, shift)
+    }"""
+    return parse_text(text, "example.ops", opset=opset, **arrays)

@@ -1,30 +1,26 @@
 """Every command on a model with custom operators: with their library, without, and with a faulty one."""
 
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import onnxq
 from onnxq.backends import load_config
-from onnxq.cli import cli
 from onnxq.errors import ConfigError, ModelError
 from onnxq.graph import add_libraries, get_index, infer_shapes, name_nodes, strip_weights
 from onnxq.graph.light import list_libraries
 from onnxq.runtime import Session, UnknownOperatorError, check_libraries, optimize_graph, tap_tensors
 from onnxq.sites import TensorId
+from tests.cli.kit import run
 from tests.custom_ops.conftest import fill_folder
 from tests.custom_ops.models import network
+from tests.networks import count_ops
 
 FORCED = "rules:\n  - op: Conv\n    set: {quantize: true}\n"
-
-
-def run(*args: object) -> Result:
-    return CliRunner().invoke(cli, [str(arg) for arg in args])
 
 
 def succeed(*args: object) -> Result:
@@ -32,10 +28,6 @@ def succeed(*args: object) -> Result:
     done = run(*args)
     assert done.exit_code == 0, done.stderr
     return done
-
-
-def operators(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +42,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path:
 
 
 def test_quantize_runs_the_operator_and_apply_writes_the_same(quantized: Path, library: Path, tmp_path: Path) -> None:
-    made = operators(onnx.load(quantized / "model.q.onnx"))
+    made = count_ops(onnx.load(quantized / "model.q.onnx"))
     assert made["Swell"] == 2
     assert made["QuantizeLinear"] >= 2  # in front of both convolutions, the second behind the custom operator
     configured = ("--config", quantized / "lib.yaml", "--trust", quantized / "lib.yaml")
@@ -68,7 +60,7 @@ def test_the_accuracy_passes_run_with_it_and_the_answers_are_those_of_the_operat
     overrides = {"effort": "high", "latency": False, "ort_library": library}
     result = onnxq.quantize(work / "model.onnx", work / "samples.npz", overrides=overrides)
     assert all(check.sqnr_db[1] > 20 for check in result.report.checks)
-    assert operators(result.model)["Swell"] == 2
+    assert count_ops(result.model)["Swell"] == 2
     options = onnxruntime.SessionOptions()
     options.register_custom_ops_library(str(library))
     x = np.load(work / "samples.npz")["x"]
@@ -111,7 +103,7 @@ def test_a_calibration_cache_is_imported_with_it(work: Path, library: Path) -> N
     without = succeed(*command, "--apply", work / "front.onnx")
     assert "W131" in without.stdout + without.stderr
     succeed(*command, "--ort-library", library, "--apply", work / "t.onnx", "--force")
-    front, whole = (operators(onnx.load(work / f"{name}.onnx"))["QuantizeLinear"] for name in ("front", "t"))
+    front, whole = (count_ops(onnx.load(work / f"{name}.onnx"))["QuantizeLinear"] for name in ("front", "t"))
     assert 0 < front < whole
 
 
@@ -125,7 +117,7 @@ def test_weights_alone_need_no_library_and_the_summary_says_what_ran(work: Path,
     assert "in front of it only, at c0" in told
     assert "operator 'Swell' of domain 'example.ops'" in told
     assert "SYNTHETIC" not in told
-    quantized = operators(onnx.load(work / "model.q.onnx"))["DequantizeLinear"]
+    quantized = count_ops(onnx.load(work / "model.q.onnx"))["DequantizeLinear"]
     assert quantized == (2 if config == "ort-int8-weights" else 0)  # 4 bits are for MatMul: refused, and said so
     assert ("refused" in told) == (not quantized)
     assert "nothing was run" in succeed("plan", work / "model.onnx", "--config", config).stdout
@@ -139,7 +131,7 @@ def test_with_nothing_in_front_nothing_is_run_and_the_summary_says_so(work: Path
     onnx.save(proto, work / "model.onnx")
     done = succeed("quantize", work / "model.onnx", "--config", "ort-int8-weights")
     assert "NOTHING WAS RUN" in done.stdout + done.stderr
-    assert operators(onnx.load(work / "model.q.onnx"))["DequantizeLinear"] == 2
+    assert count_ops(onnx.load(work / "model.q.onnx"))["DequantizeLinear"] == 2
 
 
 def test_weights_rounded_unrun_are_those_rounded_with_the_library(work: Path, library: Path) -> None:
@@ -156,9 +148,7 @@ def test_weights_rounded_unrun_are_those_rounded_with_the_library(work: Path, li
 @pytest.mark.parametrize(
     "asked", [{"data": "samples.npz"}, {"data": "samples.npz", "overrides": {"min_sqnr": 20.0}}, {"config": "ort-int8"}]
 )
-def test_what_needs_a_run_is_refused_without_the_library(
-    work: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
-) -> None:
+def test_no_run_without_the_library(work: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]) -> None:
     monkeypatch.chdir(work)
     with pytest.raises(onnxq.OnnxqError, match=r"operator 'Swell' of domain 'example\.ops'"):
         onnxq.quantize("model.onnx", **{"config": "ort-int8-weights", **asked})
@@ -177,19 +167,16 @@ def test_sessions_of_a_model_with_libraries_have_the_operator_and_others_do_not(
     libraries = check_libraries([library, str(library)])
     assert libraries == (str(library),)
     model = add_libraries(strip_weights(network()) if light else network(), libraries)
-    values = Session(model, optimize=False).run(feeds, ["y"])
-    assert np.isfinite(values["y"]).all()
+    assert np.isfinite(Session(model, optimize=False).run(feeds, ["y"])["y"]).all()
     with pytest.raises(UnknownOperatorError):
         Session(network())
 
 
 def test_models_made_from_one_with_libraries_have_them_too(library: Path) -> None:
-    model = add_libraries(network(), (str(library),))
-    made = strip_weights(infer_shapes(name_nodes(model)))
+    made = strip_weights(infer_shapes(name_nodes(add_libraries(network(), (str(library),)))))
     assert list_libraries(made) == list_libraries(get_index(made).model) == (str(library),)
     assert "Swell" in {node.op_type for node in optimize_graph(made).graph.node}
-    tapped = tap_tensors(made, [TensorId("s")], only=True)
-    Session(tapped.proto)
+    Session(tap_tensors(made, [TensorId("s")], only=True).proto)
     assert list_libraries(network()) == ()
 
 
@@ -209,9 +196,7 @@ def test_the_error_names_the_operator_its_domain_and_what_to_give() -> None:
     assert "pip install onnxruntime-extensions" in caught.value.fix
 
 
-def test_a_file_is_run_with_libraries_and_a_bare_name_is_one_in_the_working_directory(
-    library: Path, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bare_library_is_in_the_working_directory(library: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Session(work / "model.onnx", libraries=[str(library)])
     monkeypatch.chdir(library.parent)
     assert check_libraries([library.name]) == (str(library),)
@@ -229,9 +214,7 @@ def test_what_is_no_library_is_an_error_in_words(tmp_path: Path, content: bytes 
     assert caught.value.fix
 
 
-def test_the_configuration_names_libraries_relative_to_its_own_folder(
-    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_are_relative_to_their_config(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "conf" / "ops").mkdir(parents=True)
     shutil.copy(library, tmp_path / "conf" / "ops" / "swell.so")
     (tmp_path / "conf" / "base.yaml").write_text("runtime: {libraries: ops/swell.so}\n")

@@ -49,12 +49,10 @@ def test_without_the_plugin_the_node_is_named(quantized: onnxq.Result) -> None:
 
 
 def test_diff_builds_with_it(quantized: onnxq.Result, plugin: Path, tmp_path: Path) -> None:
-    local = find_backend("trt").local
-    if not local.builds_ahead:
+    if not find_backend("trt").local.builds_ahead:
         pytest.skip("only TensorRT for RTX builds without a GPU")
     job = Job(shapes=SHAPES, capability=(8, 6), plugins=(str(plugin),))
-    engine = build_trt(find_backend("trt").local, quantized.model, job, tmp_path)
-    assert engine.stat().st_size > 1000
+    assert build_trt(find_backend("trt").local, quantized.model, job, tmp_path).stat().st_size > 1000
 
 
 @pytest.mark.parametrize("content", [None, b"no library at all"])
@@ -62,9 +60,8 @@ def test_a_file_that_is_no_plugin_is_an_error_in_words(tmp_path: Path, content: 
     path = tmp_path / "plugin.so"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match="plugin") as caught:
+    with pytest.raises(ConfigError, match=r"plugin.*\[Q322\]") as caught:
         onnxq.prove(kit.conv(), overrides={"plugin": [path]})
-    assert caught.value.code == "Q322"
     assert str(path) in caught.value.cause
 
 
@@ -77,6 +74,5 @@ def test_the_option_and_the_configuration(quantized: onnxq.Result, plugin: Path,
 
 
 def test_onnx_runtime_has_no_plugins(plugin: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"\[Q317\]"):
         onnxq.prove(kit.conv(), overrides={"engine": "ort", "plugin": plugin})
-    assert caught.value.code == "Q317"

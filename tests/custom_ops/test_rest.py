@@ -69,9 +69,8 @@ def measure_front(proto: onnx.ModelProto, result: onnxq.Result) -> dict[str, flo
 @pytest.mark.parametrize(("domain", "opset"), [("", 17), ("TRT", 17), ("trt.plugins", 17), ("TRT", 11)])
 def test_a_plugin_at_the_end_keeps_nothing_in_front_from_being_quantized(domain: str, opset: int) -> None:
     proto = detector(domain, opset)
-    with pytest.raises(onnxq.OnnxqError) as caught:
+    with pytest.raises(onnxq.OnnxqError, match=r"\[Q113\]") as caught:
         onnxq.quantize(proto, images(), overrides=FAST)
-    assert caught.value.code == "Q113"
     assert "target='trt'" in caught.value.fix
     plan = onnxq.make_plan(proto, images(), overrides={"target": "trt", "effort": "fast"})
     assert [note.code for note in plan.warnings].count("W131") == 1
@@ -152,6 +151,5 @@ def test_weights_alone_are_rounded_on_both_sides_and_checked_in_front() -> None:
 
 def test_with_nothing_in_front_the_operator_is_named() -> None:
     proto = with_plugins("g (float[1,4] x) => (float[1,4] y) { n = Neg(x) y = Relu(n) }", "TRT")
-    with pytest.raises(onnxq.OnnxqError, match="EfficientNMS_TRT") as caught:
+    with pytest.raises(onnxq.OnnxqError, match=r"EfficientNMS_TRT.*\[Q113\]"):
         onnxq.quantize(proto, [{"x": np.zeros((1, 4), np.float32)}], overrides={"target": "trt", **FAST})
-    assert caught.value.code == "Q113"

@@ -75,8 +75,7 @@ def test_the_batch_axis_may_lie_elsewhere() -> None:
     state = ValueInfo("state", FLOAT, (2, "N", 3))
     arrays = {"x": ROWS, "state": RNG.standard_normal((2, 6, 3)).astype(np.float32)}
     dataset = load_data(arrays, [X, state])
-    found = all_of(dataset)
-    np.testing.assert_array_equal(found[4]["state"], arrays["state"][:, 4:5])
+    np.testing.assert_array_equal(all_of(dataset)[4]["state"], arrays["state"][:, 4:5])
     both = next(iter(dataset.batches(6)))
     assert both.count == 6
     for name, value in arrays.items():
@@ -166,9 +165,7 @@ REFUSED: dict[str, tuple[dict[str, np.ndarray], list[ValueInfo], str]] = {
 
 
 @pytest.mark.parametrize(("arrays", "inputs", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_is_an_error_that_says_why(
-    arrays: dict[str, np.ndarray], inputs: list[ValueInfo], words: str
-) -> None:
+def test_what_does_not_fit_is_told(arrays: dict[str, np.ndarray], inputs: list[ValueInfo], words: str) -> None:
     with pytest.raises(DataError) as raised:
         load_data(arrays, inputs)
     assert [word for word in words.split("|") if word not in str(raised.value)] == []
@@ -221,8 +218,7 @@ def test_fortran_order_and_names_with_slashes(tmp_path: Path) -> None:
     value = ValueInfo("serving/x:0", FLOAT, ("N", 3, 4))
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "f.npz", **{"serving/x:0": np.asfortranarray(ROWS)})
-        dataset = load_data(tmp_path / "f.npz", [value])
-        np.testing.assert_array_equal(dataset[3]["serving/x:0"][0], ROWS[3])
+        np.testing.assert_array_equal(load_data(tmp_path / "f.npz", [value])[3]["serving/x:0"][0], ROWS[3])
 
 
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:

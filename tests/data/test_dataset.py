@@ -45,10 +45,8 @@ def test_splits_are_disjoint_where_they_can_be(count: int, wanted: int | None, h
         return
     assert not set(mine) & set(theirs)
     assert len(theirs) == min(holdout, count - len(mine))
-    spare = count - len(everything)
-    assert len(mine) == max(1, len(everything) - max(0, holdout - spare))
-    again = dataset.split(holdout, seed)
-    assert [firsts(part) for part in again] == [mine, theirs]
+    assert len(mine) == max(1, len(everything) - max(0, holdout - (count - len(everything))))
+    assert [firsts(part) for part in dataset.split(holdout, seed)] == [mine, theirs]
 
 
 def test_a_split_of_a_split_takes_only_what_it_was_given() -> None:
@@ -98,9 +96,7 @@ def test_further_inputs_are_given_when_a_sample_is_read() -> None:
 def test_masked_positions_do_not_count() -> None:
     mask = np.array([[1, 1, 0]])
     feeds = {"x": np.ones((1, 3, 2), np.float32), "attention_mask": mask}
-    found = read_mask(feeds, (1, 3, 2))
-    assert found is not None
-    assert found.tolist() == [[True, True, False]]
+    assert read_mask(feeds, (1, 3, 2)).tolist() == [[True, True, False]]
     assert read_mask(feeds, (1, 4, 2)) is None
     assert read_mask(feeds, (1, 3)) is None
     assert read_mask({"x": feeds["x"]}, (1, 3, 2)) is None
@@ -117,9 +113,7 @@ def test_masked_positions_do_not_count() -> None:
     ],
 )
 def test_masks_of_padding_tell_tokens_from_padding(name: str, padding: list[bool]) -> None:
-    value = np.array([padding])
-    found = read_mask({"x": np.zeros((1, 3, 2), np.float32), name: value}, (1, 3, 2))
-    assert found is not None
+    found = read_mask({"x": np.zeros((1, 3, 2), np.float32), name: np.array([padding])}, (1, 3, 2))
     np.testing.assert_array_equal(found, [[False, False, True]] if "key" in name else [[True, True, False]])
 
 
@@ -183,9 +177,7 @@ def test_a_run_never_holds_back_its_loudest_sample() -> None:
 
 
 @given(st.integers(0, 2**16), st.integers(1, 12), st.integers(1, 4), st.none() | st.integers(1, 20))
-def test_ranges_reach_all_extremes_however_few_samples_there_are(
-    seed: int, count: int, inputs: int, holdout: int | None
-) -> None:
+def test_ranges_of_few_samples_reach_all_extremes(seed: int, count: int, inputs: int, holdout: int | None) -> None:
     values = np.random.default_rng(seed).standard_normal((inputs, count, 2)).astype(np.float32)
     feeds = {f"x{k}": value for k, value in enumerate(values)}
     declared, added = ", ".join(f"float[N, 2] {name}" for name in feeds), ", ".join(feeds)
@@ -196,8 +188,7 @@ def test_ranges_reach_all_extremes_however_few_samples_there_are(
     for name, value in feeds.items():
         assert min(sample[name].min() for sample in observed) <= value.min() + 0.11 * abs(value.min())
         assert max(sample[name].max() for sample in observed) >= value.max() - 0.11 * abs(value.max())
-    shared = set(_rows(samples.test)) & set(_rows(samples.calibration))
-    assert bool(shared) == bool(samples.seen)
+    assert bool(set(_rows(samples.test)) & set(_rows(samples.calibration))) == bool(samples.seen)
 
 
 def _rows(dataset: Dataset) -> list[bytes]:
@@ -268,9 +259,8 @@ def test_a_dataset_goes_through_if_it_is_of_this_model() -> None:
 @pytest.mark.parametrize("source", [None, [{"x": [np.zeros(2, np.float32)]}]])
 def test_an_input_that_is_a_sequence_is_told(source: object) -> None:
     proto = parse_text("g (seq(float[N]) x) => (float[M] y) { y = ConcatFromSequence<axis = 0>(x) }")
-    with pytest.raises(DataError, match="input 'x': is a sequence, and samples hold tensors") as caught:
+    with pytest.raises(DataError, match=r"input 'x': is a sequence, and samples hold tensors.*\[Q206\]"):
         load_data(source, [ValueInfo("x", 0, None)], model=proto)
-    assert caught.value.code == "Q206"
 
 
 def test_a_generator_is_read_once_and_only_as_far_as_needed() -> None:

@@ -35,8 +35,7 @@ def test_npy_files_of_one_input_follow_each_other_in_natural_order(tmp_path: Pat
     for name, array in parts.items():
         np.save(tmp_path / f"{name}.npy", array)
     (tmp_path / ".hidden.npy").write_bytes(b"no")
-    dataset = load_data(tmp_path, [X])
-    found = np.concatenate([sample["x"] for sample in dataset.samples()])
+    found = np.concatenate([sample["x"] for sample in load_data(tmp_path, [X]).samples()])
     np.testing.assert_array_equal(found, np.concatenate([parts["s1"], parts["s2"], parts["s10"]]))
 
 
@@ -66,8 +65,7 @@ def test_a_folder_for_each_input(tmp_path: Path) -> None:
         for name, array in (("x", np.full((1, 3), k, np.float32)), ("ids", np.full((1, k), k))):
             (tmp_path / name).mkdir(exist_ok=True)
             np.save(tmp_path / name / f"{k}.npy", array)
-    dataset = load_data(tmp_path, [X, IDS])
-    assert [sample["ids"].shape[1] for sample in dataset.samples()] == [1, 2, 10]
+    assert [sample["ids"].shape[1] for sample in load_data(tmp_path, [X, IDS]).samples()] == [1, 2, 10]
     (tmp_path / "x" / "1.npy").unlink()
     with pytest.raises(DataError, match="'x' has 2, 'ids' has 3"):
         load_data(tmp_path, [X, IDS])
@@ -123,8 +121,7 @@ def test_pb_files_that_do_not_fit(tmp_path: Path, content: bytes, inputs: list[V
 
 def test_inputs_that_are_no_tensors_are_refused_before_files_are_read(tmp_path: Path) -> None:
     """A sequence's bytes can look like those of a tensor, damaged."""
-    value = numpy_helper.from_list([rows(1)], "s")
-    (tmp_path / "input_0.pb").write_bytes(value.SerializeToString())
+    (tmp_path / "input_0.pb").write_bytes(numpy_helper.from_list([rows(1)], "s").SerializeToString())
     with pytest.raises(DataError, match="files of samples hold tensors") as caught:
         load_data(tmp_path, [ValueInfo("s", 0, None)])
     assert (caught.value.subject, caught.value.code) == ("input 's'", "Q206")
@@ -195,8 +192,7 @@ def test_image_sizes(tmp_path: Path) -> None:
         return load_data(tmp_path, [value], config)[0]["pixels"]
 
     assert (load(crop="center") == 200).all()
-    stretched = load(crop="none")[0, 0, :, 0]
-    np.testing.assert_array_equal(stretched, [0, 200, 200, 0])
+    np.testing.assert_array_equal(load(crop="none")[0, 0, :, 0], [0, 200, 200, 0])
     padded = load(crop="pad", fill=7)[0, :, :, 0]
     assert set(padded[0]) == set(padded[-1]) == {7}
     assert 200 in padded[1:3]
@@ -214,9 +210,7 @@ def test_image_sizes(tmp_path: Path) -> None:
         ([PICTURE], images(input="pixel"), "did you mean 'pixels'"),
     ],
 )
-def test_what_is_wrong_with_images(
-    tmp_path: Path, inputs: list[ValueInfo], config: DataConfig | None, said: str
-) -> None:
+def test_what_is_wrong_in_images(tmp_path: Path, inputs: list[ValueInfo], config: DataConfig | None, said: str) -> None:
     picture(tmp_path / "one.png", np.zeros((4, 6, 3), np.uint8))
     with pytest.raises(DataError, match=said):
         load_data(tmp_path, inputs, config)

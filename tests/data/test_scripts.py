@@ -80,8 +80,7 @@ def test_polygraphy_inputs(tmp_path: Path) -> None:
 
 
 def test_polygraphy_itself_writes_that(tmp_path: Path) -> None:
-    polygraphy_json = pytest.importorskip("polygraphy.json")
-    polygraphy_json.save_json([feed(4)], str(tmp_path / "inputs.json"))
+    pytest.importorskip("polygraphy.json").save_json([feed(4)], str(tmp_path / "inputs.json"))
     assert firsts(load_data(tmp_path / "inputs.json", [X])) == [4]
 
 

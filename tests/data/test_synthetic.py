@@ -12,8 +12,6 @@ from onnxq.runtime import Session
 from tests.graph.kit import model
 from tests.networks import parse_text
 
-IDS = ValueInfo("ids", TensorProto.INT64, ("N", "L"))
-
 
 def test_synthetic_inputs_fit_and_repeat() -> None:
     inputs = [
@@ -49,7 +47,8 @@ def test_synthetic_inputs_fit_and_repeat() -> None:
 
 
 def test_synthetic_sizes_can_be_given() -> None:
-    dataset = make_synthetic([IDS, ValueInfo("y", TensorProto.FLOAT, (None, "L"))], samples=1, dims={"L": 9, "y:0": 2})
+    ids = ValueInfo("ids", TensorProto.INT64, ("N", "L"))
+    dataset = make_synthetic([ids, ValueInfo("y", TensorProto.FLOAT, (None, "L"))], samples=1, dims={"L": 9, "y:0": 2})
     assert {name: value.shape for name, value in dataset[0].items()} == {"ids": (1, 9), "y": (2, 9)}
 
 

@@ -141,8 +141,7 @@ def _write_body(w: Writer, layout: Layout, *, cached: bool, tied: str, packed: b
         head = w.op("Transpose", "/lm_head/Transpose", rows, perm=[1, 0])
     else:
         head = w.keep("lm_head.MatMul.weight", table.T.copy())
-    logits = w.op("MatMul", "/lm_head/MatMul", normed, head, out=f"{w.prefix}logits")
-    return [logits, *presents]
+    return [w.op("MatMul", "/lm_head/MatMul", normed, head, out=f"{w.prefix}logits"), *presents]
 
 
 @dataclass(eq=False)

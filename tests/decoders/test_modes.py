@@ -1,6 +1,5 @@
 """Decoders with caches, as exporters write them, through every mode: what they write afterwards, and how well."""
 
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tests.decoders.generation import Player, make_samples
 from tests.decoders.layouts import Layout, make_decoder
 from tests.decoders.sizes import SIZES
 from tests.decoders.text import VOCABULARY, decode_tokens, encode_text
+from tests.networks import count_ops
 
 PROMPT = encode_text()[:, :40]
 # The text goes on so.
@@ -49,10 +49,6 @@ def make_float(layout: Layout, half: bool = False) -> tuple[onnx.ModelProto, Pla
     return model, Player(model)
 
 
-def count_operators(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for _, graph in walk_graphs(model.graph) for node in graph.node)
-
-
 def quantize(layout: Layout, mode: str, half: bool = False, **more: Any) -> onnxq.Result:
     model, player = make_float(layout, half)
     return onnxq.quantize(model, make_samples(player), MODES[mode], overrides=QUICK | more)
@@ -76,8 +72,7 @@ def test_all_layouts_compute_the_same(layout: Layout) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_decoder_of_onnxruntime_genai_through_every_mode(mode: str) -> None:
     result = quantize(Layout.GENAI, mode)
-    found = count_operators(result.model)
-    assert found["GroupQueryAttention"] == 2
+    assert count_ops(result.model)["GroupQueryAttention"] == 2
     if "8" in mode or "4" in mode or mode == "static":
         assert result.report.ops[0].quantized == 15
     assert_writes_the_same(Layout.GENAI, result, mode)
@@ -101,7 +96,7 @@ def test_other_layouts(layout: Layout, mode: str) -> None:
 def test_a_float16_decoder_stays_one_around_4_bits() -> None:
     result = quantize(Layout.GENAI, "4 bits, float16", half=True)
     # Those of the counts that GroupQueryAttention reads, and of the rows that are looked up in int8.
-    assert count_operators(result.model)["Cast"] == 3
+    assert count_ops(result.model)["Cast"] == 3
     assert_writes_the_same(Layout.GENAI, result, "4 bits, float16", half=True)
 
 
@@ -113,22 +108,20 @@ def test_weights_alone_need_no_samples(layout: Layout) -> None:
 
 def test_branches_of_a_merged_decoder_read_one_int8_weight() -> None:
     result = quantize(Layout.MERGED, "static")
-    graphs = dict(walk_graphs(result.model.graph))
     stored = {scope: [t.name for t in graph.initializer if t.data_type == TensorProto.INT8 and len(t.dims) == 2]
-              for scope, graph in graphs.items()}  # fmt: skip
+              for scope, graph in dict(walk_graphs(result.model.graph)).items()}  # fmt: skip
     assert len(stored[""]) == 15
     assert not stored["optimum::if.then_branch"]
     assert not stored["optimum::if.else_branch"]
     # Each branch dequantizes it for itself, beside its own activations, so that the kernels form in both.
-    kernels = count_operators(optimize_graph(result.model))
-    assert kernels["MatMulIntegerToFloat"] == 30
+    assert count_ops(optimize_graph(result.model))["MatMulIntegerToFloat"] == 30
 
 
 def test_branches_of_a_merged_decoder_read_one_set_of_blocks() -> None:
     model, player = make_float(Layout.MERGED)
     config = load_config("ort-int4-weights", {"emit": "nbits"})
     result = onnxq.quantize(model, make_samples(player), config, overrides=QUICK)
-    assert count_operators(result.model)["MatMulNBits"] == 30
+    assert count_ops(result.model)["MatMulNBits"] == 30
     stored = {scope: sum(tensor.data_type == TensorProto.UINT8 for tensor in graph.initializer)
               for scope, graph in walk_graphs(result.model.graph)}  # fmt: skip
     # Integers and zero points.
@@ -139,7 +132,6 @@ def test_branches_of_a_merged_decoder_read_one_set_of_blocks() -> None:
 # ---- Decoders whose caches leave sizes open, as onnxruntime-genai's model builder declares them.
 
 TEXT = {"data.tokenizer": "bytes", "data.samples": 8, "data.sequence_length": 24, "latency": False}
-
 
 WINDOW = 40
 

@@ -280,9 +280,7 @@ def test_sums_over_samples_and_of_each() -> None:
 @pytest.mark.parametrize(
     ("threads", "large", "most"), [(1, False, 2), (1, True, 1), (0, False, 1), (2, False, 1), (999, False, 1)]
 )
-def test_runs_at_a_time_leave_each_session_its_threads(
-    monkeypatch: pytest.MonkeyPatch, threads: int, large: bool, most: int
-) -> None:
+def test_runs_at_a_time_share_threads(monkeypatch: pytest.MonkeyPatch, threads: int, large: bool, most: int) -> None:
     monkeypatch.setattr(machine, "count_cores", lambda: 2)
     monkeypatch.setattr(compare, "is_large_model", lambda _: large)
     proto, active, counts = product(), set(), []

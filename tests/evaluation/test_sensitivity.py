@@ -61,9 +61,7 @@ def test_figures_are_those_of_the_models_themselves(profile: onnxq.Profile, resu
     assert profile.prefixes[-1].sqnr_db == pytest.approx(profile.sqnr_db)
 
 
-def test_a_plan_and_the_model_it_made_give_the_same_as_often_as_asked(
-    profile: onnxq.Profile, result: onnxq.Result
-) -> None:
+def test_a_plan_and_its_model_give_the_same_as_often_as_asked(profile: onnxq.Profile, result: onnxq.Result) -> None:
     given = {"data": images(), "overrides": {"samples": 4}}
     assert onnxq.profile_model(residual(), result.model, **given).groups == profile.groups
     assert onnxq.profile_model(residual(), plan=result.plan, **given).groups == profile.groups
@@ -90,8 +88,7 @@ def test_segments_find_what_sites_hide() -> None:
 
 
 def test_groupings() -> None:
-    quantized = pairs(chain())
-    found = onnxq.profile_model(chain(), quantized, rows(), overrides={"by": ["node"]})
+    found = onnxq.profile_model(chain(), pairs(chain()), rows(), overrides={"by": ["node"]})
     assert {one.kind for one in found.groups} == {"node"}
 
 

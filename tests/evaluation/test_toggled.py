@@ -203,8 +203,7 @@ def test_a_pair_serves_the_operators_behind_the_next_pair() -> None:
     text = """g (float[2,3] x) => (float[2,3] y) {
         m = Neg(x) a = QuantizeLinear(m, s, z) b = DequantizeLinear(a, s, z)
         c = QuantizeLinear(b, t, u) d = DequantizeLinear(c, t, u) y = Sigmoid(d) }"""
-    proto = parse(text, 21, s=0.1, z=np.uint8(128), t=0.001, u=np.uint16(32768))
-    board = toggle_model(plain, proto)
+    board = toggle_model(plain, parse(text, 21, s=0.1, z=np.uint8(128), t=0.001, u=np.uint16(32768)))
     assert [(one.readers, one.ops) for one in board.switches] == [(("y/Sigmoid",), ("Sigmoid",))] * 2
 
 

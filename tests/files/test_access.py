@@ -123,9 +123,7 @@ def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:
         register_input(tmp_path / "new" / "a")
 
 
-def test_every_command_with_outputs_looks_beside_them_and_in_the_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_look_beside_outputs_and_in_temporary_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, temporary = tmp_path / "out", tmp_path / "tmp"
     for folder in (out, temporary):
         (folder / ".onnxq-0123456789abcdef.tmp").mkdir(parents=True)
@@ -207,9 +205,7 @@ def test_several_files_are_exchanged_together_or_not_at_all(tmp_path: Path, monk
     }
 
 
-def test_between_two_files_the_one_that_refers_to_the_other_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_between_two_files_the_referring_one_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed there leaves no model beside the weights of another."""
     model, weights = targets = [tmp_path / "q.onnx", tmp_path / "q.onnx_data"]
     for target in targets:

@@ -32,9 +32,7 @@ def test_no_place_for_scratch_is_told(tmp_path: Path) -> None:
         ScratchFolder(tmp_path / "none")
 
 
-def test_a_folder_that_another_run_takes_for_stale_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_another_run_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the making of a folder and its lock, it looks like one of a run that was killed."""
     make, made = Path.mkdir, []
 
@@ -66,7 +64,6 @@ with replace_files([Path(sys.argv[1]) / "out"]) as files, ScratchFolder(Path(sys
 def test_what_a_killed_run_left_goes_and_what_a_living_one_has_stays(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         assert len(os.listdir(tmp_path)) == 2
         remove_stale_files(tmp_path)

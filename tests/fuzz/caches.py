@@ -99,8 +99,7 @@ def _marked() -> onnx.ModelProto:
     x = made.mark(made.input("x", "N", 8), "in", scale=0.25)
     spec = QuantSpec(bits=8, granularity=PerChannel(1))
     w = made.mark(made.weight("w", 8, 4), "fc.weight", spec, made.channels(4), role="weight")
-    y = made.op("MatMul", x, w)
-    return made.model(made.op("Relu", y, out="y"))
+    return made.model(made.op("Relu", made.op("MatMul", x, w), out="y"))
 
 
 def _write_markers(rng: Random, folder: Path) -> None:

@@ -181,7 +181,6 @@ def _energies(before: object, after: object) -> np.ndarray:
     """Signal and noise of one sample over the finite values; zeros for what has no numbers."""
     if not isinstance(before, np.ndarray) or before.dtype.kind not in "fiub" or before.size == 0:
         return np.zeros(2)
-    assert isinstance(after, np.ndarray)
     if before.shape != after.shape or before.dtype != after.dtype:
         raise Wrong(f"an output was {before.dtype}{before.shape} and is {after.dtype}{after.shape}")
     ref, got = before.astype(np.float64), after.astype(np.float64)

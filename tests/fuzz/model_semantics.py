@@ -14,8 +14,6 @@ from tests.fuzz.judge import check_annotated, check_result
 from tests.fuzz.nets import NAMES, copied, feeds
 from tests.fuzz.valid_edits import edit_validly
 
-_CONFIGS = ("ort-int8",) * 4 + ("ort-int8-percentile", "ort-int4-weights", "ort-w4a8", "trt-int8", "virtual-int8")
-
 
 def make_case(rng: Random, folder: Path) -> str:
     """Write an altered model, and case.json that says what is to be done with it."""
@@ -24,9 +22,10 @@ def make_case(rng: Random, folder: Path) -> str:
     # Most changes of the one kind end in onnx.checker; those of the other get through to the end.
     edit = rng.choice((edit_model, edit_validly))
     edits = [edit(rng, proto) for _ in range(rng.choice((1, 1, 1, 2, 3) if edit is edit_model else (1, 2, 3, 5)))]
+    configs = ("ort-int8",) * 4 + ("ort-int8-percentile", "ort-int4-weights", "ort-w4a8", "trt-int8", "virtual-int8")
     case: dict[str, Any] = {
         "verb": rng.choice(("quantize",) * 8 + ("annotate", "plan")),
-        "config": rng.choice(_CONFIGS),
+        "config": rng.choice(configs),
         "effort": rng.choice(("fast",) * 6 + ("balanced",)),
         "proto": rng.random() < 0.2,
         "forced": rng.random() < 0.3,

@@ -15,8 +15,6 @@ from tests.fuzz.judge import check_file, check_plan, check_result
 from tests.fuzz.mutate import mutate_text, mutate_tree
 from tests.fuzz.nets import feeds, net
 
-_NETS = ("conv", "attention", "branches", "shapes")
-
 
 @cache
 def _plan(name: str, numbers: bool) -> str:
@@ -29,7 +27,7 @@ def _plan(name: str, numbers: bool) -> str:
 
 def make_case(rng: Random, folder: Path) -> str:
     """Write a network, a damaged plan for it, and case.json that says what is to be done with them."""
-    name, numbers = rng.choice(_NETS), rng.random() < 0.7
+    name, numbers = rng.choice(("conv", "attention", "branches", "shapes")), rng.random() < 0.7
     text = _plan(name, numbers)
     kind = rng.randrange(4)
     if kind == 0:
@@ -70,11 +68,10 @@ def run_case(folder: Path, work: Path) -> Iterable[str]:
         check_file(out)
         return ["out.onnx"]
     samples = feeds(onnx.load(path))
-    data = samples if case["data"] else None
     result = onnxq.apply(
         path,
         plan,
-        data,
+        samples if case["data"] else None,
         overrides={"new_weights": case["new_weights"], "latency": False, "threads": 1, "plan_out": work / "plan.json"},
         out=out,
     )

@@ -84,7 +84,6 @@ class Worker:
         self.tries += 1
         self._log.seek(0)
         self._log.truncate()
-        assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(job).encode() + b"\n")
             self._process.stdin.flush()
@@ -111,7 +110,6 @@ class Worker:
 
     def _answer(self, limit: float) -> bytes | None:
         """A line; b"" when the process has ended, None when the seconds have."""
-        assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], limit)
         return self._process.stdout.readline() if ready else None
 

@@ -239,8 +239,7 @@ class Runner:
         return outcomes
 
     def _try(self, preset: str, *, forced: bool) -> Outcome:
-        case = {"config": preset, "forced": forced}
-        (self.folder / "input" / "case.json").write_text(json.dumps(case))
+        (self.folder / "input" / "case.json").write_text(json.dumps({"config": preset, "forced": forced}))
         self.worker = self.worker or Worker("tests.fuzz.suites", self.folder, TRY_LIMIT)
         outcome = self.worker.run({})
         if self.worker.ended() or self.worker.tries >= TRIES_A_WORKER:

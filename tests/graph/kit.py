@@ -144,8 +144,7 @@ def shuffled(proto: ModelProto, seed: int) -> ModelProto:
         placed: list[NodeProto] = []
         made = {name for node in nodes for name in node.output}
         while nodes:
-            ready = [node for node in nodes if not (_reads(node) & made)]
-            node = rng.choice(ready)
+            node = rng.choice([node for node in nodes if not (_reads(node) & made)])
             nodes.remove(node)
             placed.append(node)
             made -= set(node.output)

@@ -94,8 +94,7 @@ class ShapeNet:
     def resize_to_earlier(self, name: str) -> str:
         channels = self.node("Slice", self.node("Shape", name), self.const([0]), self.const([2]))
         sizes = self.node("Concat", channels, self.shape_of(2, 4), axis=0)
-        mode = self.rng.choice(["nearest", "linear"])
-        return self.node("Resize", name, "", "", sizes, mode=mode)
+        return self.node("Resize", name, "", "", sizes, mode=self.rng.choice(["nearest", "linear"]))
 
     def resize_axes(self, name: str) -> str:
         return self.node("Resize", name, "", "", self.shape_of(2, 4), mode="linear", axes=[2, 3])

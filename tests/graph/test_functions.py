@@ -141,8 +141,7 @@ def sparse_model() -> ModelProto:
 
 
 def samples() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {"x": rng.standard_normal((8, 8)).astype(np.float32), "c": np.asarray(True)}
+    return {"x": np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32), "c": np.asarray(True)}
 
 
 def test_sparse_weights_become_dense_wherever_they_stand() -> None:

@@ -109,12 +109,6 @@ def test_loop_bodies_have_ids() -> None:
     assert index.scope_inputs("l.body") == ("i", "keep", "a")
 
 
-SIBLINGS = """g (float[4] x, bool c) => (float[4] y) {
-    y = If(c) <then_branch = t () => (float[4] b) { a = Relu(x) b = Neg(a) },
-               else_branch = e () => (float[4] b) { a = Relu(x) b = Abs(a) }>
-}"""
-
-
 def by_place(proto: ModelProto) -> Counter[tuple[str, str, str]]:
     """The owner of each name, free of order."""
     return Counter((node.name, node.op_type, ",".join(node.output)) for node in all_nodes(proto))
@@ -148,7 +142,11 @@ def test_nodes_that_share_a_name_all_lose_it() -> None:
 
 
 def test_sibling_bodies_with_the_same_tensors_are_told_apart_by_scope() -> None:
-    names = {node.name for node in all_nodes(name_nodes(model(SIBLINGS)))}
+    text = """g (float[4] x, bool c) => (float[4] y) {
+        y = If(c) <then_branch = t () => (float[4] b) { a = Relu(x) b = Neg(a) },
+                   else_branch = e () => (float[4] b) { a = Relu(x) b = Abs(a) }>
+    }"""
+    names = {node.name for node in all_nodes(name_nodes(model(text)))}
     assert names == {"y/If", "b/Neg", "b/Abs", "y/If.then_branch/a/Relu", "y/If.else_branch/a/Relu"}
 
 

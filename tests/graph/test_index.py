@@ -12,20 +12,19 @@ from onnxq.graph.values import encode_tensor
 from onnxq.sites import Edge, TensorId
 from tests.graph.kit import model, models
 
-NESTED = """g (float[4] x, bool c) => (float[4] y) {
-    [up] a = Relu(x)
-    [if] i = If(c) <then_branch = t () => (float[4] b) {
-                        [deep] d = If(c) <then_branch = tt () => (float[4] q) { [n1] q = Neg(a) },
-                                          else_branch = te () => (float[4] a) { }>
-                        [n2] b = Add(d, a) },
-                    else_branch = e () => (float[4] b) { [n3] b = Abs(x) }>
-    [end] y = Add(i, a)
-}"""
-
 
 @pytest.fixture
 def nested() -> GraphIndex:
-    return GraphIndex(model(NESTED))
+    text = """g (float[4] x, bool c) => (float[4] y) {
+        [up] a = Relu(x)
+        [if] i = If(c) <then_branch = t () => (float[4] b) {
+                            [deep] d = If(c) <then_branch = tt () => (float[4] q) { [n1] q = Neg(a) },
+                                              else_branch = te () => (float[4] a) { }>
+                            [n2] b = Add(d, a) },
+                        else_branch = e () => (float[4] b) { [n3] b = Abs(x) }>
+        [end] y = Add(i, a)
+    }"""
+    return GraphIndex(model(text))
 
 
 def test_a_name_means_the_nearest_definition(nested: GraphIndex) -> None:
@@ -72,9 +71,7 @@ def test_what_a_body_gives_out_has_no_sole_reader() -> None:
 def test_bodies_come_before_their_holder_and_after_what_they_read(nested: GraphIndex) -> None:
     assert [node.name for node in nested.nodes] == ["up", "n1", "deep", "n2", "n3", "if", "end"]
     assert [node.order for node in nested.nodes] == list(range(7))
-    holder = nested.parent("if.then_branch/deep.then_branch")
-    assert holder is not None
-    assert holder.name == "deep"
+    assert nested.parent("if.then_branch/deep.then_branch").name == "deep"
     assert nested.subgraphs("deep") == (
         ("else_branch", "if.then_branch/deep.else_branch"),
         ("then_branch", "if.then_branch/deep.then_branch"),
@@ -137,10 +134,8 @@ def test_constants_of_every_kind() -> None:
 
 def test_constants_cannot_be_written_to() -> None:
     index = GraphIndex(name_nodes(model("g (float[4] x) => (float[4] y) { y = Add(x, w) }", w=np.ones(4))))
-    array = index.find_constant(TensorId("w"))
-    assert array is not None
     with pytest.raises(ValueError, match="read-only"):
-        array[0] = 2
+        index.find_constant(TensorId("w"))[0] = 2
 
 
 def test_an_overridable_initializer_is_no_constant() -> None:
@@ -164,7 +159,6 @@ def test_narrow_types_are_encoded_and_decoded(dtype: int, numpy_type: type) -> N
     values = np.array([0, 1, 7, 3, 2], np.int8)
     text = "g (float[4] x) => (float[4] y) { y = Relu(x) }"
     array = GraphIndex(name_nodes(model(text, w=encode_tensor("w", values, dtype)))).find_constant(TensorId("w"))
-    assert array is not None
     assert array.dtype == numpy_type
     np.testing.assert_array_equal(array.astype(np.int8), values)
 
@@ -177,7 +171,6 @@ def test_values_that_do_not_fit_are_refused() -> None:
 def test_shapes_and_symbols() -> None:
     proto = infer_shapes(name_nodes(model("g (float[N,3,?,8] x) => (float[N,3,M,8] y) { a = Relu(x) y = Neg(a) }")))
     index = GraphIndex(proto)
-    assert index.find_shape(TensorId("a")) is not None
     assert index.find_shape(TensorId("a"))[:2] == ("N", 3)  # type: ignore[index]
     assert index.inputs[0].shape == ("N", 3, None, 8)
     assert index.find_dtype(TensorId("nobody")) == 0

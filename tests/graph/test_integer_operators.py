@@ -116,9 +116,7 @@ def test_rows_of_a_table_are_gathered_in_float() -> None:
     np.testing.assert_array_equal(answer(pairs, x), answer(proto, x))
     index = GraphIndex(pairs)
     (gather,) = [node for node in index.nodes if node.op_type == "Gather"]
-    maker = index.maker(gather)
-    assert maker is not None
-    assert maker.op_type == "DequantizeLinear"
+    assert index.maker(gather).op_type == "DequantizeLinear"
 
 
 def test_codes_biases_and_names_stay(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Products of dynamically quantized data: from pairs to operators and back, with the same answers and fused kernels."""
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from onnxq.graph import name_nodes, verify_graph
 from onnxq.graph.integer_products import read_integer_products, write_integer_products
 from onnxq.runtime import Session, optimize_graph
 from tests.graph.kit import model
+from tests.networks import count_ops
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 5, 8)).astype(np.float32)
@@ -37,10 +37,6 @@ def make_pairs(op: str, scales: int = 6, *, transposed: bool = False) -> onnx.Mo
     proto = model(text, 13, **tensors | single)
     proto.graph.output[0].type.tensor_type.ClearField("shape")
     return proto
-
-
-def count_ops(proto: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in proto.graph.node)
 
 
 def run(proto: onnx.ModelProto, x: NDArray[np.float32], *, optimize: bool = False) -> NDArray[np.float32]:

@@ -49,9 +49,7 @@ def test_a_light_and_a_whole_model_are_the_same_bytes_and_give_the_same_answers(
     for optimize in (False, True):
         again = Session(model, optimize=optimize)
         np.testing.assert_array_equal(again.run(x)["y"], Session(proto, optimize=optimize).run(x)["y"])
-    index = graph.GraphIndex(graph.infer_shapes(model))
-    value = index.find_constant(TensorId("w"))
-    assert value is not None
+    value = graph.GraphIndex(graph.infer_shapes(model)).find_constant(TensorId("w"))
     np.testing.assert_array_equal(value, numpy_helper.to_array(proto.graph.initializer[0]))
     assert not value.flags.writeable
     tapped = tap_tensors(model, [TensorId("n")], only=True)

@@ -277,8 +277,7 @@ def test_names_that_are_not_text_are_told(tmp_path: Path) -> None:
     proto = small()
     for text in (proto.graph.node[0].op_type, "MARK"):
         proto.graph.initializer[0].doc_string = "MARK"
-        data = proto.SerializeToString().replace(text.encode(), b"\xff" * len(text))
-        path.write_bytes(data)
+        path.write_bytes(proto.SerializeToString().replace(text.encode(), b"\xff" * len(text)))
         fails(path, "not text")
 
 
@@ -315,8 +314,7 @@ def test_initializers_that_are_inputs_become_plain(tmp_path: Path) -> None:
 
 
 def test_nodes_in_any_order_are_sorted() -> None:
-    proto = model("g (float[4] x) => (float[4] y) { [b] y = Neg(a) [a] a = Relu(x) }")
-    loaded = graph.load_model(proto)
+    loaded = graph.load_model(model("g (float[4] x) => (float[4] y) { [b] y = Neg(a) [a] a = Relu(x) }"))
     assert [node.name for node in loaded.proto.graph.node] == ["a", "b"]
     assert len(loaded.notes) == 1
 
@@ -377,14 +375,12 @@ def loads_as_it_runs(proto: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize("where", ["input", "output", "both"])
 def test_a_tensor_without_a_shape_is_loaded_and_stays_without(where: str) -> None:
     proto = model(TEXT, w=W)
-    values = {"input": proto.graph.input, "output": proto.graph.output}
-    for name, declared in values.items():
+    for name, declared in {"input": proto.graph.input, "output": proto.graph.output}.items():
         if where in (name, "both"):
             declared[0].type.tensor_type.ClearField("shape")
     loaded = loads_as_it_runs(proto)
     assert loaded.graph == proto.graph
-    index = graph.GraphIndex(loaded)
-    assert (index.inputs[0].shape is None) == (where != "output")
+    assert (graph.GraphIndex(loaded).inputs[0].shape is None) == (where != "output")
 
 
 def test_an_output_without_a_type_is_loaded() -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -61,9 +59,7 @@ def _run(proto: onnx.ModelProto, x: Any = X) -> Any:
 @pytest.mark.parametrize(
     ("kind", "size", "bits"), [("uint4", 16, 2), ("int4", 32, 2), ("uint4", 32, 3), ("int4", 64, 4), ("uint8", 128, 8)]
 )
-def test_the_kernel_computes_with_the_weight_of_the_pairs(
-    kind: str, size: int, bits: int, zero: bool, level: int
-) -> None:
+def test_the_kernel_computes_with_the_weight_of_pairs(kind: str, size: int, bits: int, zero: bool, level: int) -> None:
     proto, w = _pairs(kind, size, bits=bits, zero=zero)
     done = write_nbits(proto, level, {"w/DequantizeLinear": bits})
     assert [(node.name, node.op_type) for node in done.graph.node] == [("m", "MatMulNBits"), ("m2", "MatMulNBits")]
@@ -91,8 +87,7 @@ def test_reading_gives_the_pairs_again(kind: str, bits: int) -> None:
 
 def test_float16_stays_float16() -> None:
     proto, w = _pairs("uint4", 32, half=True)
-    done = write_nbits(proto, 0, {})
-    got = _run(done, X.astype(np.float16))
+    got = _run(write_nbits(proto, 0, {}), X.astype(np.float16))
     assert got.dtype == np.float16
     assert np.abs(got - X @ w).max() < 0.01 * np.abs(X @ w).max()
 

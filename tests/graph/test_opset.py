@@ -14,20 +14,19 @@ from tests.graph.kit import all_nodes, assert_same, compute, copy, model, models
 
 F = np.float32
 
-OLD = """g (float[1,3,8,8] x) => (float[1,24] y) {
-    [c] a = Conv<pads = [1,1,1,1]>(x, w) [b] b = BatchNormalization<epsilon = 0.001>(a, s, o, m, v)
-    [r] r = Clip<min = 0.0, max = 6.0>(b) [p] p = Pad<pads = [0,0,1,1,0,0,1,1]>(r)
-    [q] q = ReduceMean<axes = [2], keepdims = 0>(p) [u] u = Unsqueeze<axes = [1]>(q) [t] t = Squeeze<axes = [1]>(u)
-    [k] k = Slice<axes = [2], starts = [0], ends = [6]>(t) [h1] h1, h2 = Split<axis = 2>(k)
-    [j] j = Concat<axis = 2>(h2, h1) [e] e, i = TopK<axis = 2, k = 6>(j) [g] g = ReduceSum<axes = [1]>(e)
-    [l] l = Add(e, g) [d] d = Dropout<ratio = 0.5>(l) [f] f = Softmax<axis = 2>(d)
-    [y] y = Flatten(f) }"""
-
 
 def old(opset: int) -> ModelProto:
     rng = np.random.default_rng(0)
     vectors = {name: rng.uniform(0.5, 1.5, 4).astype(F) for name in "somv"}
-    proto = model(OLD, opset=opset, ir=4, w=rng.standard_normal((4, 3, 3, 3)).astype(F), **vectors)
+    text = """g (float[1,3,8,8] x) => (float[1,24] y) {
+        [c] a = Conv<pads = [1,1,1,1]>(x, w) [b] b = BatchNormalization<epsilon = 0.001>(a, s, o, m, v)
+        [r] r = Clip<min = 0.0, max = 6.0>(b) [p] p = Pad<pads = [0,0,1,1,0,0,1,1]>(r)
+        [q] q = ReduceMean<axes = [2], keepdims = 0>(p) [u] u = Unsqueeze<axes = [1]>(q) [t] t = Squeeze<axes = [1]>(u)
+        [k] k = Slice<axes = [2], starts = [0], ends = [6]>(t) [h1] h1, h2 = Split<axis = 2>(k)
+        [j] j = Concat<axis = 2>(h2, h1) [e] e, i = TopK<axis = 2, k = 6>(j) [g] g = ReduceSum<axes = [1]>(e)
+        [l] l = Add(e, g) [d] d = Dropout<ratio = 0.5>(l) [f] f = Softmax<axis = 2>(d)
+        [y] y = Flatten(f) }"""
+    proto = model(text, opset=opset, ir=4, w=rng.standard_normal((4, 3, 3, 3)).astype(F), **vectors)
     proto.metadata_props.add(key="k", value="v")
     return proto
 

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxq.graph import name_nodes
 from onnxq.graph.qoperators import write_qoperators
 from tests.graph.kit import compute
+from tests.networks import count_ops
 
 RNG = np.random.default_rng(0)
 BYTES = np.uint8
@@ -59,10 +60,6 @@ class Net:
         return name_nodes(onnx.shape_inference.infer_shapes(proto))
 
 
-def count_ops(proto: onnx.ModelProto) -> Counter:
-    return Counter(node.op_type for node in proto.graph.node)
-
-
 def check(net: Net, x_shape: tuple[int, ...], *kernels: str, step: float = 0.05) -> onnx.ModelProto:
     """The rewritten net, which has these operators and answers as before, within a step of the output."""
     proto = net.build(x_shape)
@@ -94,8 +91,7 @@ def test_an_activation_that_the_type_does_not_end_with_keeps_its_operator() -> N
         net.add("Conv", [net.pair("x"), net.weight("w", (8, 3, 1, 1), 0)], "c")
         net.add("Clip", ["c", net.const("lo", np.float32(0)), net.const("hi", np.float32(2))], "r")
         net.end("r", scale, 0)
-        done = check(net, (1, 3, 4, 4), step=scale)
-        assert count_ops(done)["QLinearConv"] == fits
+        assert count_ops(check(net, (1, 3, 4, 4), step=scale))["QLinearConv"] == fits
 
 
 @pytest.mark.parametrize("axis", [None, 0])

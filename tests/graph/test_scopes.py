@@ -10,21 +10,6 @@ from onnxq.errors import ModelError
 from onnxq.graph import scopes
 from tests.graph.kit import models, shuffled
 
-NESTED = """<ir_version: 8, opset_import: ["": 17]>
-g (bool flag, float[N] x) => (float[N] y) <float[1] w = {2.0}> {
-    a = Relu(x)
-    [outer] y = If (flag) <
-        then_branch = t () => (float[N] p) {
-            b = Mul(a, w)
-            [inner] p = If (flag) <
-                then_branch = tt () => (float[N] q) { a2 = Neg(b) q = Add(a2, x) },
-                else_branch = te () => (float[N] b) { }
-            >
-        },
-        else_branch = e () => (float[N] a3) { a3 = Identity(a) }
-    >
-}"""
-
 
 def test_a_list_of_graphs_is_numbered():
     made = helper.make_node("Custom", ["x"], ["y"], name="n", domain="d")
@@ -36,14 +21,27 @@ def test_a_list_of_graphs_is_numbered():
 
 def test_functions_are_graphs_with_names_of_their_own():
     model = onnx.ModelProto()
-    model.graph.CopyFrom(parser.parse_model(NESTED).graph)
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (bool flag, float[N] x) => (float[N] y) <float[1] w = {2.0}> {
+        a = Relu(x)
+        [outer] y = If (flag) <
+            then_branch = t () => (float[N] p) {
+                b = Mul(a, w)
+                [inner] p = If (flag) <
+                    then_branch = tt () => (float[N] q) { a2 = Neg(b) q = Add(a2, x) },
+                    else_branch = te () => (float[N] b) { }
+                >
+            },
+            else_branch = e () => (float[N] a3) { a3 = Identity(a) }
+        >
+    }"""
+    model.graph.CopyFrom(parser.parse_model(text).graph)
     branch = model.graph.node[1]
     model.functions.append(helper.make_function("d", "f", ["a", "w", "flag", "x"], ["y"], [branch], []))
     twice = helper.make_function("d", "f", ["a"], ["y"], [], [])
     twice.overload = "two"
     model.functions.append(twice)
-    found = [scope for scope, _ in scopes.walk_all_graphs(model)]
-    assert found[5:] == [
+    assert [scope for scope, _ in scopes.walk_all_graphs(model)][5:] == [
         "d::f",
         "d::f/outer.then_branch",
         "d::f/outer.then_branch/inner.then_branch",
@@ -91,9 +89,8 @@ def test_a_cycle_names_a_node_on_it():
         helper.make_node("Add", ["a", "c"], ["b"], name="one"),
         helper.make_node("Relu", ["b"], ["c"], name="two"),
     ])  # fmt: skip
-    with pytest.raises(ModelError, match=r"(one|two): the node depends on its own output") as caught:
+    with pytest.raises(ModelError, match=r"(one|two): the node depends on its own output.*\[Q103\]"):
         scopes.sort_nodes(graph)
-    assert caught.value.code == "Q103"
 
 
 @pytest.mark.parametrize(

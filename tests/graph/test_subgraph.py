@@ -58,8 +58,7 @@ def values(chosen: bool) -> dict[str, np.ndarray]:
     """All inner tensors of the whole model on one sample."""
     feeds = {"x": np.random.default_rng(1).standard_normal((3, WIDTH)).astype(F), "c": np.asarray(chosen)}
     tapped = tap_tensors(graph.infer_shapes(network()), [TensorId(name) for name in INNER])
-    found = Session(tapped.proto, optimize=False).run(feeds)
-    return {**feeds, **found}
+    return {**feeds, **Session(tapped.proto, optimize=False).run(feeds)}
 
 
 def declare(name: str, known: dict[str, np.ndarray]) -> ValueInfoProto:
@@ -84,9 +83,7 @@ def find_needed(cutter: subgraph.Cutter[Any], wanted: set[str], given: set[str])
     chosen=st.booleans(),
 )
 @settings(max_examples=25, deadline=None)
-def test_a_part_gives_what_it_gives_in_the_whole(
-    light: bool, outputs: set[str], between: set[str], chosen: bool
-) -> None:
+def test_a_part_gives_the_same_as_in_the_whole(light: bool, outputs: set[str], between: set[str], chosen: bool) -> None:
     model: graph.ModelLike = graph.strip_weights(network()) if light else network()
     known, wanted = values(chosen), outputs - between
     cutter = subgraph.Cutter(model)
@@ -246,8 +243,7 @@ def test_what_a_changed_front_calls_as_something_behind_gets_another_name() -> N
     front = subgraph.cut_front(model, behind, {})
     proto = kit.copy(front.proto)
     # As a pass may have done that knows the front alone: a node and a tensor of names from behind, another constant.
-    relu = next(node for node in proto.graph.node if node.name == "b/Relu")
-    relu.name = "z/Mul"
+    next(node for node in proto.graph.node if node.name == "b/Relu").name = "z/Mul"
     for node in proto.graph.node:
         node.output[:] = ["z" if name == "b" else name for name in node.output]
     rename_reads(proto.graph, {"b": "z"})

@@ -42,9 +42,7 @@ SEEDS = st.integers(0, 2**32)
 
 
 @given(SEEDS, st.sampled_from([2, 3, 4, 8]), st.integers(1, 3), st.booleans(), st.booleans())
-def test_gptq_gives_the_codes_that_were_packed(
-    seed: int, bits: int, blocks: int, second: bool, act_order: bool
-) -> None:
+def test_gptq_gives_the_codes_that_are_packed(seed: int, bits: int, blocks: int, second: bool, act_order: bool) -> None:
     codes, scale, zero = draw(seed, bits, 32, 32 * blocks, 32)
     groups = np.arange(32 * blocks) // 32
     groups = np.random.default_rng(seed).permutation(groups) if act_order else groups
@@ -89,9 +87,7 @@ def test_compressed_tensors_give_the_codes_that_were_packed(
 
 @pytest.mark.parametrize("shape", [(6, 1), (6,), (1,), ()])
 @pytest.mark.parametrize("static", [False, True])
-def test_int_quantized_weights_and_the_scales_of_their_data(
-    tmp_path: Path, shape: tuple[int, ...], static: bool
-) -> None:
+def test_int_quantized_weights_and_scales_of_their_data(tmp_path: Path, shape: tuple[int, ...], static: bool) -> None:
     rng = np.random.default_rng(0)
     codes = rng.integers(-128, 128, (6, 10)).astype(np.int8)
     scale = np.asarray(rng.uniform(0.01, 0.1, shape), np.float32)
@@ -100,7 +96,6 @@ def test_int_quantized_weights_and_the_scales_of_their_data(
         tensors |= {"m.input_scale": np.float32([0.25]), "m.input_zero_point": np.int8([3])}
     config = compressed(8, input_activations={"num_bits": 8, "type": "int", "dynamic": not static})
     (weight,) = open_checkpoint(kit.write_safetensors(tmp_path / "m.safetensors", tensors, config)).weights
-    assert weight.data is not None
     assert (weight.data.scale, weight.data.zero) == ((0.25, 3) if static else (None, 0))
     assert "one scale a row" in weight.form
     np.testing.assert_array_equal(weight.read().dequantize(), codes * scale.reshape(-1, 1))
@@ -220,9 +215,8 @@ def test_broken_files_are_named(tmp_path: Path, cut: int) -> None:
     folder = make_gptq(tmp_path)
     file = folder / "m.safetensors"
     file.write_bytes(file.read_bytes()[:cut])
-    with pytest.raises(CalibrationError, match=r"m\.safetensors") as caught:
+    with pytest.raises(CalibrationError, match=r"m\.safetensors.*\[Q514\]"):
         open_checkpoint(folder)
-    assert caught.value.code == "Q514"
     raw, _ = kit.q4_0(np.zeros((2, 64), np.uint8), np.ones((2, 2), np.float16))
     gguf = kit.write_gguf(tmp_path / "m.gguf", {"a": (2, (2, 64), raw)})
     gguf.write_bytes(gguf.read_bytes()[:cut] if cut < 100 else b"GGUF" + bytes(range(200)))

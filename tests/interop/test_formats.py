@@ -193,8 +193,7 @@ def net() -> onnx.ModelProto:
 
 
 def make_site(name: str, spec: QuantSpec, shape: tuple[int, ...] = (), **others: object) -> SitePlan:
-    scale = np.full(shape, 0.5, np.float32)
-    qparams = QParams(scale, np.zeros(shape, np.int32))
+    qparams = QParams(np.full(shape, 0.5, np.float32), np.zeros(shape, np.int32))
     return SitePlan(site=TensorId(name), role=Role.ACTIVATION, spec=spec, qparams=qparams, **others)  # type: ignore[arg-type]
 
 
@@ -240,17 +239,14 @@ def test_two_kinds_of_numbers_on_one_tensor_are_an_override_that_converts() -> N
     assert site.reason == "the format has one encoding for all that reads a tensor"
 
 
-def test_an_override_that_converts_is_imported_at_the_nodes_that_receive_it(
-    net: onnx.ModelProto, tmp_path: Path
-) -> None:
+def test_an_override_that_converts_is_imported_at_nodes_that_receive_it(net: onnx.ModelProto, tmp_path: Path) -> None:
     names = ("x", "r1", "c2", "s", "r2", "p", "f", "y")
     root = {name: [{"quant_type": "QUInt8", "scale": 0.02, "zero_point": 100}] for name in names}
     root["r1"][0]["convert"] = {"quant_type": "QUInt16", "scale": 0.0001, "zero_point": 7, "recv_nodes": ["node_s"]}
     (tmp_path / "o.json").write_text(json.dumps(root))
-    plan = onnxq.import_calibration(tmp_path / "o.json", net, config="qnn-int8").plan
     found = {
         str(site.site): (site.spec.bits, int(site.qparams.zero_point))
-        for site in plan.sites
+        for site in onnxq.import_calibration(tmp_path / "o.json", net, config="qnn-int8").plan.sites
         if site.quantized_tensor.name == "r1"
     }
     assert sorted(found.values()) == [(8, 100), (16, 7)], found

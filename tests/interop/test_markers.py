@@ -34,6 +34,11 @@ def by_site(marked: Marked) -> dict[str, Any]:
     return {name: plans[sites[0]] for name, sites in marked.sites.items()}
 
 
+@pytest.fixture
+def net() -> Net:
+    return Net()
+
+
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("grain", [PerTensor(), PerChannel(0), PerBlock(1, 2)], ids=["tensor", "channel", "block"])
 def test_a_residual_network_computes_what_was_marked(bits: int, grain: Any) -> None:
@@ -49,8 +54,7 @@ def test_a_residual_network_computes_what_was_marked(bits: int, grain: Any) -> N
 
 @pytest.mark.parametrize("target", ["ort", "trt", "virtual"])
 def test_every_target_takes_eight_bits(target: str) -> None:
-    marked = check(residual_net(activations=QuantSpec(bits=8)), "y", target=target, n=2)
-    assert marked.plan.target == target
+    assert check(residual_net(activations=QuantSpec(bits=8)), "y", target=target, n=2).plan.target == target
 
 
 def test_a_target_that_cannot_hold_a_spec_names_the_site() -> None:
@@ -61,8 +65,7 @@ def test_a_target_that_cannot_hold_a_spec_names_the_site() -> None:
 
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("bits", [2, 5, 8, 16])
-def test_activations_per_channel_are_clipped_on_their_levels(bits: int, signed: bool) -> None:
-    net = Net()
+def test_activations_per_channel_are_clipped_on_their_levels(net: Net, bits: int, signed: bool) -> None:
     spec = QuantSpec(
         bits=bits, signed=signed, symmetric=signed, granularity=PerChannel(-1), narrow_range=signed and bits < 16
     )
@@ -71,20 +74,17 @@ def test_activations_per_channel_are_clipped_on_their_levels(bits: int, signed: 
     check(net, "y", opset=21, n=40)
 
 
-def test_two_quantizers_of_one_tensor() -> None:
-    net = Net()
+def test_two_quantizers_of_one_tensor(net: Net) -> None:
     r = net.op("Relu", net.input("x", "n", 4))
     a, b = net.mark(r, "left.in", ACT, 0.5, 0), net.mark(r, "right.in", ACT, 0.25, 3)
     net.op("Sum", net.op("Mul", a, a), net.op("Mul", b, r), out="y")
-    marked = check(net, "y", n=9)
-    plans = marked.plan.sites
+    plans = check(net, "y", n=9).plan.sites
     assert plans[0].site == TensorId("left.in")
     assert [edge.index for edge in plans[0].consumers or ()] == [0, 1]
     assert isinstance(plans[1].site, Edge)
 
 
-def test_quantizers_with_the_same_numbers_are_one_pair() -> None:
-    net = Net()
+def test_quantizers_with_the_same_numbers_are_one_pair(net: Net) -> None:
     r = net.op("Relu", net.input("x", "n", 4))
     net.op("Mul", net.mark(r, "a"), net.mark(r, "b"), out="y")
     marked = check(net, "y", n=9)
@@ -93,9 +93,8 @@ def test_quantizers_with_the_same_numbers_are_one_pair() -> None:
     assert marked.plan.sites[0].reason == "quantizer a, b"
 
 
-def test_a_quantizer_behind_another() -> None:
+def test_a_quantizer_behind_another(net: Net) -> None:
     """With the same numbers it changes nothing; with others it needs a place of its own."""
-    net = Net()
     x = net.mark(net.mark(net.input("x", "n", 4), "first"), "second")
     x = net.mark(net.mark(net.op("Relu", x), "third", ACT, 1.0, 0), "fourth", ACT, 0.75, 0)
     net.op("Neg", x, out="y")
@@ -126,14 +125,12 @@ def test_a_quantized_output_keeps_its_name(others: str) -> None:
     assert (plan.site, plan.role) == (TensorId("y"), Role.OUTPUT)
 
 
-def test_an_input_that_is_only_quantized() -> None:
-    net = Net()
+def test_an_input_that_is_only_quantized(net: Net) -> None:
     net.mark(net.input("x", "n", 4), "input:x", out="y")
     assert by_site(check(net, "y", n=50))["input:x"].site == TensorId("y")
 
 
-def test_a_weight_read_through_a_transpose_is_stored_turned() -> None:
-    net = Net()
+def test_a_weight_read_through_a_transpose_is_stored_turned(net: Net) -> None:
     w = net.mark(net.weight("fc.weight", 6, 4), "fc.weight", WEIGHT, net.channels(6), role="weight")
     net.op("MatMul", net.mark(net.input("x", "n", 3, 4), "input:x"), net.op("Transpose", w, perm=[1, 0]), out="y")
     marked = check(net, "y", rank=3, n=2)
@@ -144,8 +141,7 @@ def test_a_weight_read_through_a_transpose_is_stored_turned() -> None:
     assert {t.name: list(t.dims) for t in marked.model.graph.initializer} == {"fc.weight": [4, 6]}
 
 
-def test_transposes_that_cancel_leave_a_weight_as_it_is() -> None:
-    net = Net()
+def test_transposes_that_cancel_leave_a_weight_as_it_is(net: Net) -> None:
     w = net.mark(
         net.weight("w", 4, 6), "w", QuantSpec(bits=8, granularity=PerChannel(1)), net.channels(6), role="weight"
     )
@@ -157,8 +153,7 @@ def test_transposes_that_cancel_leave_a_weight_as_it_is() -> None:
     assert [edge.node for edge in plan.consumers] == ["n_t3"]
 
 
-def test_blocks_turn_with_their_weight() -> None:
-    net = Net()
+def test_blocks_turn_with_their_weight(net: Net) -> None:
     spec = QuantSpec(bits=4, granularity=PerBlock(1, 2))
     w = net.mark(net.weight("w", 6, 4), "w", spec, net.channels(12).reshape(6, 2), role="weight")
     net.op("MatMul", net.input("x", "n", 4), net.op("Transpose", w), out="y")
@@ -167,9 +162,8 @@ def test_blocks_turn_with_their_weight() -> None:
     assert plan.qparams.scale.shape == (2, 6)
 
 
-def test_one_weight_in_two_layers() -> None:
+def test_one_weight_in_two_layers(net: Net) -> None:
     """A tied table: looked up by rows as it is, multiplied with turned, each with its own quantizer."""
-    net = Net()
     table = net.weight("embed.weight", 6, 4)
     rows = net.mark(table, "embed.weight", WEIGHT, net.channels(6), role="weight")
     tied = net.mark(table, "head.weight", QuantSpec(bits=8), 1 / 16, role="weight")
@@ -180,9 +174,8 @@ def test_one_weight_in_two_layers() -> None:
     assert marked.sites["embed.weight"] != marked.sites["head.weight"]
 
 
-def test_one_quantizer_called_twice() -> None:
+def test_one_quantizer_called_twice(net: Net) -> None:
     """A reused module: its weight is one site, its input quantizer stands on two tensors and shares its numbers."""
-    net = Net()
     w = net.weight("conv.weight", 3, 3, 1, 1)
     scales = net.channels(3)
     x = net.input("x", "n", 3, 4, 4)
@@ -195,8 +188,7 @@ def test_one_quantizer_called_twice() -> None:
     assert groups == ["conv.in", "conv.in"]
 
 
-def test_equal_weights_that_an_exporter_merged_stay_two_sites() -> None:
-    net = Net()
+def test_equal_weights_that_an_exporter_merged_stay_two_sites(net: Net) -> None:
     w = net.weight("c1.weight", 3, 3, 1, 1)
     x = net.input("x", "n", 3, 4, 4)
     for name, scale in (("c1.weight", 1 / 16), ("c2.weight", 1 / 8)):
@@ -207,22 +199,19 @@ def test_equal_weights_that_an_exporter_merged_stay_two_sites() -> None:
     assert isinstance(marked.sites["c2.weight"][0], Edge)
 
 
-def test_a_weight_that_is_computed_with_after_its_marker() -> None:
+def test_a_weight_that_is_computed_with_after_its_marker(net: Net) -> None:
     """Folding would lose the site, so the float model is left as it is."""
-    net = Net()
     w = net.mark(net.weight("w", 4, 4), "w", WEIGHT, net.channels(4), role="weight")
     net.op("MatMul", net.input("x", "n", 4), net.op("Mul", w, net.weight("alpha", 4, 1)), out="y")
     assert check(net, "y", n=3).plan.prepare == ()
 
 
-def test_a_quantized_constant_that_is_no_weight() -> None:
-    net = Net()
+def test_a_quantized_constant_that_is_no_weight(net: Net) -> None:
     net.op("Add", net.input("x", "n", 4), net.mark(net.weight("position", 1, 4), "add.in1"), out="y")
     assert by_site(check(net, "y", n=3))["add.in1"].role is Role.ACTIVATION
 
 
-def test_half_precision() -> None:
-    net = Net()
+def test_half_precision(net: Net) -> None:
     spec = QuantSpec(bits=4, signed=False, symmetric=False)
     x = net.mark(net.input("x", "n", 4, dtype=onnx.TensorProto.FLOAT16), "input:x", spec, 0.3)
     w = net.mark(net.weight("w", 4, 5, dtype=np.float16), "w", QuantSpec(bits=8, granularity=PerChannel(1)),

@@ -140,9 +140,7 @@ def test_samples_fill_what_is_missing(folder: Path, tmp_path: Path) -> None:
     assert [(one.tensor, one.done) for one in found.missing] == [("r1", "calibrated on the samples")]
     assert found.plan.calibrated
     by_name = {str(site.site): site.qparams for site in found.plan.sites}
-    assert by_name["input"] is not None
     assert by_name["input"].origin == ORIGIN
-    assert by_name["r1"] is not None
     assert "samples" in by_name["r1"].origin
     assert "12 samples" in found.plan.data
 
@@ -154,8 +152,7 @@ def test_what_lacks_a_scale_may_stay_float(folder: Path, tmp_path: Path) -> None
     assert found.plan.calibrated
     model = onnxq.apply(folder / "m.onnx", found.plan).model
     assert set(scales_in(model)) == {"input", "f"}
-    conv = next(node for node in model.graph.node if node.name == "node_c2")
-    assert list(conv.input) == ["r1", "w1", "b1"]
+    assert list(next(node for node in model.graph.node if node.name == "node_c2").input) == ["r1", "w1", "b1"]
     assert [refusal.rule for refusal in found.plan.refusals if refusal.subject == "node_c2"] == ["no-scale"]
 
 
@@ -234,8 +231,7 @@ def test_a_rule_for_other_bits_is_refused_by_site(folder: Path) -> None:
 def test_any_scale_goes_through_plan_json_and_model_bit_for_bit(bits: list[int]) -> None:
     proto, names = network(), ("input", "r1", "f")
     scales = {name: np.uint32(word).view(np.float32) for name, word in zip(names, bits, strict=True)}
-    found = import_calibration(parse_cache(write_cache(scales).encode()), proto)
-    plan = from_json(to_json(found.plan))
+    plan = from_json(to_json(import_calibration(parse_cache(write_cache(scales).encode()), proto).plan))
     wanted = {name: scale.tobytes() for name, scale in scales.items()}
     for held in (collect_scales(plan), scales_in(onnxq.apply(proto, plan).model)):
         assert {name: scale.tobytes() for name, scale in held.items()} == wanted
@@ -249,8 +245,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert "10 scales" not in done.stderr
     for text in ("3 of them used", "fused away", "c1 (line", "TensorRT's own layers", OWN, "6 sites for trt"):
         assert text in done.stdout, text
-    plan = from_json((tmp_path / "p.json").read_text())
-    again = onnxq.apply(folder / "m.onnx", plan).model
+    again = onnxq.apply(folder / "m.onnx", from_json((tmp_path / "p.json").read_text())).model
     assert again.SerializeToString() == onnx.load(tmp_path / "q.onnx").SerializeToString()
     done = run(folder / "m.cache", "--model", folder / "m.onnx", "-v")
     assert done.exit_code == 0
@@ -325,8 +320,7 @@ def test_what_is_written_is_read_bit_for_bit(bits: dict[str, int]) -> None:
 
 @given(st.floats(2.0**-30, 2.0**30, width=32))
 def test_the_hex_is_that_of_the_struct_module(scale: float) -> None:
-    line = write_cache({"x": scale}).splitlines()[1]
-    assert line == f"x: {struct.pack('>f', scale).hex()}"
+    assert write_cache({"x": scale}).splitlines()[1] == f"x: {struct.pack('>f', scale).hex()}"
 
 
 def test_a_cache_as_tensorrt_writes_it() -> None:

@@ -106,8 +106,7 @@ def expected(one: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
         part = np.where(below, one.qmin - zero, np.where(above, one.qmax - zero, np.rint(exact) - exact))
         dscale = one.grad_scale * collect(dy.astype(np.float64) * part, one.layout)
         dzero = one.zero_point_grad_scale * collect(np.where(outside, -scale * dy.astype(np.float64), 0), one.layout)
-    dx = np.where(outside, 0, dy)
-    return y.astype(one.x.dtype), dx.astype(one.x.dtype), dscale, dzero
+    return y.astype(one.x.dtype), np.where(outside, 0, dy).astype(one.x.dtype), dscale, dzero
 
 
 Machine = Callable[[Case, bool, bool], tuple[np.ndarray | None, ...]]

@@ -58,7 +58,6 @@ def write_script(path: Path, line: str) -> Path:
 @needs_gxx
 def test_the_host_library_is_built_once_and_speaks_this_interface(own_cache: Path) -> None:
     library = load_host()
-    assert library is not None
     assert host_reason() == ""
     assert library.fq_cpu_abi() == ctypes.sizeof(KernelCall)
     assert library.fq_cpu_forward(ctypes.byref(KernelCall(dtype=9))) == -1
@@ -122,7 +121,6 @@ def test_a_cache_that_cannot_be_written_is_replaced_for_the_process(
     host._find_library.cache_clear()
     with caplog.at_level(logging.WARNING, "onnxq"):
         found = host_library()
-    assert found is not None
     assert found.parent.name.startswith("onnxq-kernels-")
     assert "for this process alone" in caplog.text
     assert "set ONNXQ_CACHE to a folder of yours" in caplog.text
@@ -162,9 +160,7 @@ def _nvrtc() -> Nvrtc:
     return found
 
 
-def test_the_newest_nvrtc_comes_first_whatever_the_folder_of_its_wheel(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_newest_nvrtc_comes_first_whatever_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for wheel, version in (("cuda_nvrtc", "12"), ("cu13", "13"), ("cu13", "13.alt.")):
         library = tmp_path / "nvidia" / wheel / device._FOLDERS[0] / device._LIBRARY.replace("*", version)
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -249,8 +245,7 @@ def test_the_command_tells_what_it_built(own_cache: Path, monkeypatch: pytest.Mo
     asked = run("build-kernels", "--arch", "9.0")
     assert asked.exit_code == 1
     assert "no-such-nvcc" in asked.output
-    quiet = run("build-kernels", "-q")
-    assert str(path) not in quiet.output
+    assert str(path) not in run("build-kernels", "-q").output
 
 
 # ---- Built once, checked before every use, never loaded when wrong or stale.
@@ -355,9 +350,7 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache.find_cache() == Path("/y")
 
 
-def test_a_folder_that_others_may_write_to_and_one_that_cannot_be_made_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_folder_open_to_others_or_impossible_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ONNXQ_CACHE", str(tmp_path))
     place = cache.kernels_folder()
     assert place.stat().st_mode & 0o777 == 0o700

@@ -72,8 +72,7 @@ def test_every_half_is_read_and_written_exactly(machine: Machine, dtype: type) -
     every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     # Asking bfloat16's signalling NaNs what they are warns.
     numbers = bits(every) & 0x7FFF <= bits(np.array([np.inf], dtype))
-    x = np.zeros_like(every)
-    dx = machine(replace(whole(x, 1.0), dy=every), True, True)[1]
+    dx = machine(replace(whole(np.zeros_like(every), 1.0), dy=every), True, True)[1]
     assert np.array_equal(bits(dx)[numbers], bits(every)[numbers])
     assert np.isnan(dx[~numbers]).all()
 
@@ -159,8 +158,7 @@ def test_the_same_bits(library: ctypes.CDLL, name: str, dtype: DType) -> None:
     assert layout.count * dtype.size >= LARGE
     x, dy = (np.resize(rng.normal(0, 4, 100_003), layout.count).astype(NUMPY[dtype]) for _ in range(2))
     scale = rng.uniform(0.3, 0.5, layout.scales).astype(np.float32)
-    zero = rng.integers(-3, 3, layout.scales).astype(np.float32)
-    one = Case(x, scale, zero, layout, -8, 7, dy=dy)
+    one = Case(x, scale, rng.integers(-3, 3, layout.scales).astype(np.float32), layout, -8, 7, dy=dy)
     usual = results(library, one, dtype.size, 1)
     assert results(library, one, 0, 1) == usual
     assert results(library, one, 0, 3) == usual
@@ -222,8 +220,7 @@ def test_any_small_tensor(cpu: Machine, shape, data, dtype: DType, clip: bool, w
     low = data.draw(st.sampled_from([0, -(1 << (width - 1)), 1 - (1 << (width - 1))]))
     order = tuple(data.draw(st.permutations(range(len(shape)))))
     flags = Flag.EDGE_CLIP if clip else Flag(0)
-    one = case(shape, axis, block, dtype, low, low + (1 << width) - 1, seed, flags=flags, order=order)
-    check(cpu, one)
+    check(cpu, case(shape, axis, block, dtype, low, low + (1 << width) - 1, seed, flags=flags, order=order))
 
 
 def test_the_two_edges_differ_by_half_a_level(machine: Machine) -> None:
@@ -285,5 +282,4 @@ def test_long_sums_keep_their_digits(cpu: Machine) -> None:
 
 def test_partial_sums_are_few() -> None:
     for layout in (Layout(64, 64, 3136), Layout(12544, 768, 1), Layout(64, 2048, 49), Layout(1, 4096, 4096)):
-        plan = backward_plan(layout, DType.F32, parameters=True)
-        assert plan.partial_bytes <= layout.count * 12 / 20
+        assert backward_plan(layout, DType.F32, parameters=True).partial_bytes <= layout.count * 12 / 20

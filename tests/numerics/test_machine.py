@@ -189,8 +189,7 @@ def test_threads_are_one_inside_and_as_before_afterwards() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems may bring another library")
 def test_the_wheel_of_numpy_is_understood() -> None:
-    config = np.show_config(mode="dicts")
-    if config["Build Dependencies"]["blas"]["name"] == "scipy-openblas":
+    if np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"] == "scipy-openblas":
         assert threads()
     with host.use_one_blas_thread():
         assert np.ones(3) @ np.ones(3) == 3

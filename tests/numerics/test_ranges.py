@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -98,8 +96,7 @@ def test_asymmetric_zero_point_follows_the_range() -> None:
     middle = qparams_from_range(-1.0, 3.0, spec)
     assert (middle.scale, middle.zero_point) == (np.float32(4 / 255), 64)
     assert qparams_from_range(-1.0, 3.1, spec).zero_point == 62  # 62.2 steps below 0
-    signed = qparams_from_range(0.0, 6.0, QuantSpec(symmetric=False))
-    assert signed.zero_point == -128
+    assert qparams_from_range(0.0, 6.0, QuantSpec(symmetric=False)).zero_point == -128
 
 
 def test_arrays_are_per_channel() -> None:
@@ -133,9 +130,7 @@ def test_a_range_that_is_none_is_a_calibration_error(lo: float, hi: float) -> No
     st.one_of(st.none(), st.floats(-1000, 0, width=32)),
     st.one_of(st.none(), st.floats(0, 1000, width=32)),
 )
-def test_every_level_lies_inside_the_bound(
-    a: float, b: float, spec: QuantSpec, low: float | None, high: float | None
-) -> None:
+def test_levels_lie_in_the_bound(a: float, b: float, spec: QuantSpec, low: float | None, high: float | None) -> None:
     numbers = qparams_from_range(min(a, b), max(a, b), spec, bound=(low, high))
     bottom, top = _levels(numbers, spec)
     floor = scale_floor(spec)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -82,8 +80,7 @@ def test_mse_finds_what_a_fine_search_finds(bits: int) -> None:
 
 
 def test_mse_lets_the_ends_of_an_asymmetric_range_move_apart() -> None:
-    rng = np.random.default_rng(1)
-    w = rng.normal(size=(1, 20000)).astype(np.float32)
+    w = np.random.default_rng(1).normal(size=(1, 20000)).astype(np.float32)
     w[0, 0] = 40.0  # one outlier at the upper end only
     spec = QuantSpec(bits=4, signed=False, symmetric=False)
     found = np.square(fake_quant(w, weight_qparams(w, spec, observer=MSE), spec) - w).sum()
@@ -133,8 +130,7 @@ def test_the_scale_is_the_float32_product() -> None:
 
 
 def test_channel_scales_repeat_group_by_group() -> None:
-    got = bias_qparams(_numbers(1.0), _numbers(2.0, 3.0), 6)
-    assert got.scale.tolist() == [2.0, 3.0, 2.0, 3.0, 2.0, 3.0]
+    assert bias_qparams(_numbers(1.0), _numbers(2.0, 3.0), 6).scale.tolist() == [2.0, 3.0, 2.0, 3.0, 2.0, 3.0]
 
 
 def test_scales_that_do_not_fit_are_plan_errors() -> None:

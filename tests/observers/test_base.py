@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +55,7 @@ def test_wrong_names_options_and_values_are_config_errors(name: str, options: di
         ("rules: [{op: A, role: weight, set: {observer: aciq}}]", 1, "rules[0].set.observer", "that weights have"),
     ],
 )
-def test_a_configuration_is_told_of_them_with_its_line(
-    tmp_path: Path, text: str, line: int, path: str, says: str
-) -> None:
+def test_a_configuration_is_told_of_them_by_line(tmp_path: Path, text: str, line: int, path: str, says: str) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -200,8 +196,7 @@ def _values(draw: Any) -> Any:
 
 
 def _cut(draw: Any, values: Any) -> list[Any]:
-    places = sorted(draw(st.lists(st.integers(0, values.size), max_size=6)))
-    return np.split(values, places)
+    return np.split(values, sorted(draw(st.lists(st.integers(0, values.size), max_size=6))))
 
 
 def _grown(draw: Any, name: str, quant: QuantSpec, batches: list[Any]) -> tuple[bytes, int]:

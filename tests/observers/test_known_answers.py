@@ -52,8 +52,7 @@ def _cost(values: Any, low: float, high: float, quant: QuantSpec) -> float:
     [("gaussian", [1.71, 2.15, 2.55, 2.93, 3.28, 3.61, 3.92]), ("laplace", [2.83, 3.89, 5.03, 6.20, 7.41, 8.64, 9.89])],
 )
 def test_aciq_gives_the_table_of_the_paper(distribution: str, table: list[float]) -> None:
-    found = [aciq_alpha(distribution, 2**bits) for bits in range(2, 9)]
-    assert found == pytest.approx(table, abs=0.02)
+    assert [aciq_alpha(distribution, 2**bits) for bits in range(2, 9)] == pytest.approx(table, abs=0.02)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -284,9 +283,7 @@ def _divergence(view: HistogramView, spec: QuantSpec, low: float, high: float) -
 
 @pytest.mark.parametrize("spec", [QuantSpec(signed=False, symmetric=False), QuantSpec(bits=4), QuantSpec(bits=16)])
 def test_divergence_is_that_of_the_definition(spec: QuantSpec) -> None:
-    rng = np.random.default_rng(4)
-    values, seen = flatten_values(rng.standard_normal(20_000) ** 3), Histogram(4096)
-    assert values is not None
+    values, seen = flatten_values(np.random.default_rng(4).standard_normal(20_000) ** 3), Histogram(4096)
     seen.count_values(values)
     view = seen.make_view()
     low = np.array([-3.0, -0.2, -40.0, -1e-3, -90.0, -0.5])

@@ -29,8 +29,7 @@ def install(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, value: str = "accelerator:BACKEND", blocks: int = 2
 ) -> None:
     """Put the package where Python looks for packages. blocks: of its module; 1: without an engine."""
-    text = "\n".join(read_blocks("A target")[:blocks])
-    (folder / "accelerator.py").write_text(text, encoding="utf-8")
+    (folder / "accelerator.py").write_text("\n".join(read_blocks("A target")[:blocks]), encoding="utf-8")
     info = folder / "accelerator-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerator\nVersion: 1.0\n")
@@ -56,9 +55,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     names: dict[str, object] = {}
     exec("\n".join(COMMON), names)
     onnx.save(names["model"], tmp_path / "m.onnx")
-    samples = names["samples"]
-    assert isinstance(samples, list)
-    np.savez(tmp_path / "d.npz", x=np.concatenate([sample["x"] for sample in samples]))
+    np.savez(tmp_path / "d.npz", x=np.concatenate([sample["x"] for sample in names["samples"]]))
     (tmp_path / "c.yaml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -115,16 +112,13 @@ def test_its_own_engine_is_timed(work: Path) -> None:
     bench = json.loads(run("bench m.onnx q.onnx --data d.npz --seconds 0.2 --json").stdout)
     assert (bench["engine"]["name"] if isinstance(bench["engine"], dict) else bench["engine"]) == "accelerator-sim"
     assert bench["device"] == "simulator"
-    plan = onnxq.make_plan("m.onnx", "d.npz", "c.yaml", overrides={"placement": "measured"})
-    assert plan.placement is not None
-    assert plan.placement.speedups
+    assert onnxq.make_plan("m.onnx", "d.npz", "c.yaml", overrides={"placement": "measured"}).placement.speedups
 
 
 def test_placements_are_not_timed_without_an_engine(work: Path) -> None:
     (work / "site" / "accelerator.py").write_text(read_blocks("A target")[0], encoding="utf-8")
-    with pytest.raises(ConfigError, match="no engine of target accelerator") as caught:
+    with pytest.raises(ConfigError, match=r"no engine of target accelerator.*\[Q307\]"):
         onnxq.make_plan("m.onnx", "d.npz", "c.yaml", overrides={"placement": "measured"})
-    assert caught.value.code == "Q307"
 
 
 def test_training(work: Path) -> None:
@@ -132,8 +126,7 @@ def test_training(work: Path) -> None:
     from torch_frontend.quant_model import QuantModel
 
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
-    quantized = QuantModel(net, "c.yaml", example_inputs=torch.randn(2, 3, 8, 8))
-    assert len(quantized.quantizers) == 4
+    assert len(QuantModel(net, "c.yaml", example_inputs=torch.randn(2, 3, 8, 8)).quantizers) == 4
 
 
 def test_the_name_alone_begins_with_the_usual_preset(work: Path) -> None:

@@ -19,8 +19,6 @@ DIGITS = ROOT / "examples" / "digits"
 
 def _load() -> ModuleType:
     spec = importlib.util.spec_from_file_location("digits_demo", DIGITS / "demo.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
@@ -36,7 +34,6 @@ def _agrees(text: str) -> None:
     assert [name for name, *_ in rows] == ["float32", "int8"]
     (size, small), (slow, fast) = ([float(row[k]) for row in rows] for k in (1, 3))
     said = re.search(r"int8 is ([\d.]+)x smaller and (SLOWER here: )?([\d.]+)x as fast", text)
-    assert said is not None
     assert said[1] == f"{size / small:.1f}"
     assert said[3] == f"{slow / max(fast, 0.001):.2f}"
     assert bool(said[2]) == (fast > slow)

@@ -64,9 +64,7 @@ def test_the_changelog_knows_this_version() -> None:
 
 
 def test_the_readme_starts_with_the_two_commands() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    first = re.search(r"```\w*\n(.*?)```", text, re.DOTALL)
-    assert first is not None
+    first = re.search(r"```\w*\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert [line.split("#")[0].strip() for line in first[1].splitlines()] == ["make demo", "make test"]
 
 
@@ -78,7 +76,6 @@ COMMANDS = cli.list_commands(CONTEXT)
 def test_every_option_of_every_command_is_documented(name: str) -> None:
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     command = cli.get_command(CONTEXT, name)
-    assert command is not None
     assert f"`onnxq {name} " in text
     options = [flag for option in command.params if isinstance(option, click.Option) for flag in option.opts]
     assert [flag for flag in options if not re.search(rf"`{re.escape(flag)}\b", text)] == []
@@ -88,9 +85,7 @@ def test_no_option_is_documented_that_is_not_there() -> None:
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     known = {"--help"}
     for name in COMMANDS:
-        command = cli.get_command(CONTEXT, name)
-        assert command is not None
-        known |= {flag for option in command.params for flag in option.opts}
+        known |= {flag for option in cli.get_command(CONTEXT, name).params for flag in option.opts}
     assert set(re.findall(r"--[a-z][a-z0-9-]+", text)) - known == set()
 
 
@@ -106,8 +101,7 @@ def test_no_option_is_documented_that_is_not_there() -> None:
 def test_every_configuration_key_is_documented(model: type[BaseModel]) -> None:
     text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
     filled_in_by_the_reader = {"source", "line"}
-    words = set(re.findall(r"[a-z_0-9]+", text))
-    assert set(model.model_fields) - filled_in_by_the_reader - words == set()
+    assert set(model.model_fields) - filled_in_by_the_reader - set(re.findall(r"[a-z_0-9]+", text)) == set()
 
 
 def test_every_preset_is_documented() -> None:
@@ -115,14 +109,11 @@ def test_every_preset_is_documented() -> None:
     assert [name for name in list_presets() if f"| `{name}` |" not in text] == []
 
 
-def _blocks(name: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
-
-
 def test_the_install_lines_of_the_readme_name_a_checkout_and_extras_that_are_there() -> None:
     """Whether they install is the business of test_wheel.py: the wheel is made as pip makes it of `.`."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = [line for block in _blocks("README.md", "sh") for line in block.splitlines() if "pip install" in line]
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if "pip install" in line]
     assert len(lines) >= 2
     for line in lines:
         _, _, what = shlex.split(line, comments=True)

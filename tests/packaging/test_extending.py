@@ -54,13 +54,11 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_every_extension_has_its_program() -> None:
-    without = [title for title, part in SECTIONS.items() if "```python" not in part]
-    assert without == []
+    assert [title for title, part in SECTIONS.items() if "```python" not in part] == []
 
 
 def test_an_observer_of_your_own() -> None:
-    found = run_section("An observer", *COMMON)
-    ends = [255 * scale for scale in found["scales"].values()]
+    ends = [255 * scale for scale in run_section("An observer", *COMMON)["scales"].values()]
     assert ends
     assert all(any(np.isclose(end, share * 2.0**k) for k in range(8) for share in (1, 2)) for end in ends)
 
@@ -84,8 +82,7 @@ def test_an_import_format_of_your_own(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(formats, "FORMATS", formats.FORMATS)
     found = run_section("An import format", *COMMON)
-    scales = {site.name: site.scale for site in found["imported"].matched}
-    assert scales == {"x": 0.03125, "r": 0.0625}
+    assert {site.name: site.scale for site in found["imported"].matched} == {"x": 0.03125, "r": 0.0625}
     origins = {site.qparams.origin for site in found["imported"].plan.sites if site.qparams is not None}
     assert "my magnitudes" in origins
     (tmp_path / "wrong.json").write_bytes(found["write_magnitudes"]([TensorScale("x", 0.0)]))

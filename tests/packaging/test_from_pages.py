@@ -67,16 +67,12 @@ def code(page: str) -> list[str]:
     return [one for _, ours in cells(page) for one in re.findall(r"`([^`]+)`", ours)]
 
 
-def test_every_option_of_modelopt_has_a_row() -> None:
-    assert set(MODELOPT) - words("from-modelopt") == set()
+ROWS = {"from-modelopt": MODELOPT, "from-neural-compressor": {*NEURAL_COMPRESSOR} - {"recipes"}, "from-nncf": NNCF}
 
 
-def test_every_option_of_neural_compressor_has_a_row() -> None:
-    assert set(NEURAL_COMPRESSOR) - {"recipes"} - words("from-neural-compressor") == set()
-
-
-def test_every_option_of_nncf_has_a_row() -> None:
-    assert set(NNCF) - words("from-nncf") == set()
+@pytest.mark.parametrize("page", ROWS)
+def test_every_option_has_a_row(page: str) -> None:
+    assert set(ROWS[page]) - words(page) == set()
 
 
 @pytest.mark.parametrize("page", PAGES)

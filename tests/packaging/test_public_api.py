@@ -13,8 +13,6 @@ import pytest
 
 import onnxq
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def test_public_names_are_sorted_there_and_documented() -> None:
     assert list(onnxq.__all__) == sorted(set(onnxq.__all__))
@@ -30,7 +28,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_the_package_says_that_it_is_typed_and_its_version() -> None:
-    assert (ROOT / "onnxq" / "py.typed").is_file()
+    assert (Path(__file__).resolve().parents[2] / "onnxq" / "py.typed").is_file()
     assert onnxq.__version__ == metadata.version("onnxq")
 
 
@@ -62,8 +60,6 @@ def test_type_checkers_see_the_names_that_are_looked_up() -> None:
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "make_api.py"
 _spec = importlib.util.spec_from_file_location("make_api", SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
 make_api = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(make_api)
 
@@ -73,8 +69,7 @@ def test_the_page_is_current() -> None:
 
 
 def test_every_public_name_is_on_the_page() -> None:
-    listed = re.findall(r"^### onnxq\.(\w+)$", make_api.make_page(), re.MULTILINE)
-    assert listed == list(onnxq.__all__)
+    assert re.findall(r"^### onnxq\.(\w+)$", make_api.make_page(), re.MULTILINE) == list(onnxq.__all__)
 
 
 @pytest.mark.parametrize("package", make_api.PACKAGES)

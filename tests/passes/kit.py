@@ -77,8 +77,7 @@ def in_branch(model: ModelProto) -> ModelProto:
             dim.dim_param = f"{value.name}_{k}"
     flag = helper.make_tensor_value_info("flag", onnx.TensorProto.BOOL, [])
     graph = helper.make_graph([node], "outer", [flag, *shaped], outer_outputs)
-    made = helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=8)
-    return name_nodes(made)
+    return name_nodes(helper.make_model(graph, opset_imports=list(model.opset_import), ir_version=8))
 
 
 def make_state(model: ModelProto, computes: int = 0) -> FloatState:
@@ -169,8 +168,7 @@ class Rewritten(NamedTuple):
 def rewrite_model(model: ModelProto, *, skip: Iterable[str] = (), target: str = "ort", computes: int = 0) -> Rewritten:
     """All rewrites for a target but those of `skip`."""
     ctx = RunContext(config=Config(target=target), skip=frozenset(skip))
-    after = registry.rewrite_model(ctx, make_state(model, computes))
-    return Rewritten(after.model, ctx.journal)
+    return Rewritten(registry.rewrite_model(ctx, make_state(model, computes)).model, ctx.journal)
 
 
 def prepared(model: ModelProto) -> ModelProto:
@@ -184,8 +182,4 @@ def constant(model: ModelProto, node: str, k: int) -> Array:
     """The constant input k of a node."""
     index = GraphIndex(model)
     ref = index.find_node(node)
-    tensor = index.resolve_tensor(ref.inputs[k], ref.scope)
-    assert tensor is not None
-    value = index.find_constant(tensor)
-    assert value is not None
-    return value
+    return index.find_constant(index.resolve_tensor(ref.inputs[k], ref.scope))

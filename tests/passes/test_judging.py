@@ -119,12 +119,11 @@ def planned(config: Config, proto: onnx.ModelProto, samples: dict[str, np.ndarra
 
 # ---- Which samples judge, and which equalized models are compared on.
 
-INPUTS = GraphIndex(parse("g (float[1,2] x) => (float[1,2] y) { y = Relu(x) }")).inputs
-
 
 def dataset(numbers: range) -> Dataset:
     """One sample for each number."""
-    return load_data({"x": np.array([[[k, k]] for k in numbers], np.float32)}, INPUTS, DataConfig())
+    inputs = GraphIndex(parse("g (float[1,2] x) => (float[1,2] y) { y = Relu(x) }")).inputs
+    return load_data({"x": np.array([[[k, k]] for k in numbers], np.float32)}, inputs, DataConfig())
 
 
 def numbers(held: Dataset) -> list[int]:

@@ -88,8 +88,7 @@ def test_clip_from_zero(high: float, stretch: float) -> None:
 @given(st.floats(0.1, 10), st.floats(0.1, 10), st.integers(1, 254), st.floats(0.97, 1.03))
 def test_clip_on_both_sides(low: float, high: float, zero: int, stretch: float) -> None:
     scale = F(min(low / zero, high / (255 - zero)) * stretch)
-    near = [abs((value / float(scale)) % 1 - 0.5) for value in (low, high)]
-    assume(min(near) > 1e-3)
+    assume(min([abs((value / float(scale)) % 1 - 0.5) for value in (low, high)]) > 1e-3)
     model = quantized("v = Clip(c, low, high)", float(scale), zero, low=-low, high=high)
     assert fuses(model) == (level(-low, scale, zero) == 0 and level(high, scale, zero) == 255)
 
@@ -132,8 +131,7 @@ ACTIVATIONS = {
 def test_an_activation_needs_a_pair_in_front_of_it(name: str) -> None:
     """Without one the convolution is float; with one it is quantized, and LeakyRelu and Sigmoid are too."""
     op, attrs = name.split(" ", 1) if " " in name else (name, "")
-    bare = quantized(f"v = {op} {attrs}(c)", opset=20)
-    assert ops(optimize_graph(bare))["QLinearConv"] == 0
+    assert ops(optimize_graph(quantized(f"v = {op} {attrs}(c)", opset=20)))["QLinearConv"] == 0
     paired = quantized(f"{pair('c', 'e')} v = {op} {attrs}(e)", opset=20)
     found = ops(optimize_graph(paired))
     assert found["QLinearConv"] == 1
@@ -145,8 +143,7 @@ def test_an_activation_needs_a_pair_in_front_of_it(name: str) -> None:
 
 def test_silu_of_quantized_halves() -> None:
     middle = f"{pair('c', 'e')} g = Sigmoid(e) {pair('g', 'f', 'r', 'n')} v = Mul(e, f)"
-    model = quantized(middle, r=1 / 255, n=np.uint8(0))
-    found = ops(optimize_graph(model))
+    found = ops(optimize_graph(quantized(middle, r=1 / 255, n=np.uint8(0))))
     assert (found["QLinearConv"], found["QLinearSigmoid"], found["QLinearMul"]) == (1, 1, 1)
 
 
@@ -297,8 +294,7 @@ def test_what_becomes_an_integer_kernel(name: str) -> None:
 
 @pytest.mark.parametrize("name", FLOAT)
 def test_what_stays_float(name: str) -> None:
-    model = put_between_pairs(FLOAT[name], zero=5 if "Relu" in FLOAT[name] else 100)
-    found = ops(optimize_graph(model))
+    found = ops(optimize_graph(put_between_pairs(FLOAT[name], zero=5 if "Relu" in FLOAT[name] else 100)))
     assert found["DequantizeLinear"] >= 2
     assert not any(op.startswith("QLinear") and op != "QLinearConv" for op in found)
 

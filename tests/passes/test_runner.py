@@ -22,7 +22,7 @@ from onnxq.passes.registry import PASSES
 from onnxq.passes.state import FloatState, Note
 from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.plan import Plan, SitePlan
-from onnxq.progress import OutOfTime, Progress, Task, silent
+from onnxq.progress import OutOfTime, Progress, silent
 from onnxq.sites import Role, TensorId
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from tests.cli.test_progress import Log
@@ -213,11 +213,7 @@ def working(clock: Clock, seconds: float) -> Callable[[RunContext, FloatState], 
     """A pass that takes so long, in ten steps."""
 
     def run(ctx: RunContext, before: FloatState) -> tuple[FloatState, PassReport]:
-        task: Task
-        with ctx.progress("working", 10) as task:
-            for _ in range(10):
-                clock.now += seconds / 10
-                task.advance()
+        steps(clock, 10, seconds / 10)(ctx.progress)
         return mark("worked")(ctx, before)
 
     return run
@@ -288,11 +284,9 @@ def test_contexts_say_by_their_type_whether_there_are_samples():
     assert (equalizing.data, equalizing.base.model, equalizing.journal) == (samples, model, ctx.journal)
 
 
-def budget(seconds: float, reserve: float = 1.0) -> tuple[TimeBudget, Clock]:
+def budget(seconds: float) -> tuple[TimeBudget, Clock]:
     clock = Clock()
-    made = TimeBudget(seconds, clock)
-    made.reserve = reserve
-    return made, clock
+    return TimeBudget(seconds, clock, reserve=1.0), clock
 
 
 def steps(clock: Clock, count: int, each: float):

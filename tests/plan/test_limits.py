@@ -36,7 +36,6 @@ def spec(**fields: object) -> Change:
 
 def numbers(scale: object = None, zero: object = None) -> Change:
     def change(site: SitePlan) -> SitePlan:
-        assert site.qparams is not None
         old = site.qparams
         made = QParams(
             old.scale if scale is None else np.asarray(scale, np.float32),

@@ -227,8 +227,7 @@ def test_another_width_of_a_weight_takes_its_numbers_and_its_values() -> None:
 
 
 def test_another_container_of_the_same_width_is_no_change() -> None:
-    made = edit(stated(), W, spec=replace(CHANNELS, storage="int16"))
-    assert drop_stale(made)[1] == {}
+    assert drop_stale(edit(stated(), W, spec=replace(CHANNELS, storage="int16")))[1] == {}
 
 
 def test_an_activation_without_a_scale_takes_the_biases_with_it() -> None:
@@ -239,15 +238,13 @@ def test_an_activation_without_a_scale_takes_the_biases_with_it() -> None:
 
 def test_numbers_that_a_person_wrote_stay_with_whatever_spec() -> None:
     own = QParams(np.float32(0.3), np.int32(0))
-    made = edit(stated(), X, spec=replace(INT8, bits=4), qparams=own)
-    found, reasons = drop_stale(made)
+    found, reasons = drop_stale(edit(stated(), X, spec=replace(INT8, bits=4), qparams=own))
     assert found.site(X).qparams == own
     assert X not in reasons
 
 
 def test_a_bias_that_is_no_longer_the_product_is_removed_with_a_reason() -> None:
-    own = QParams(np.float32(0.3), np.int32(0))
-    found, reasons = drop_stale(edit(stated(), X, qparams=own))
+    found, reasons = drop_stale(edit(stated(), X, qparams=QParams(np.float32(0.3), np.int32(0))))
     assert found.site(B).qparams is None
     assert reasons == {B: "its scale was not that of its input times that of its weight"}
 

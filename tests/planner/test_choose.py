@@ -11,14 +11,13 @@ from onnxq.planner.problem import QuantizableOps, find_quantizable_ops
 from onnxq.sites import Edge, LeftFloat, Refusal, Role, TensorId
 from tests.planner.kit import FORCE, MAP, POINT, draft, network, reasons, table
 
-ATTENTION = """g (float[1,4,16] x) => (float[1,4,16] y) {
-    q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv)
-    t = Transpose<perm=[0,2,1]>(k) s = MatMul(q, t) p = Softmax(s) o = MatMul(p, v) y = MatMul(o, wo)
-}"""
-
 
 def attention() -> onnx.ModelProto:
-    return network(ATTENTION, **dict.fromkeys(("wq", "wk", "wv", "wo"), (16, 16)))
+    text = """g (float[1,4,16] x) => (float[1,4,16] y) {
+        q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv)
+        t = Transpose<perm=[0,2,1]>(k) s = MatMul(q, t) p = Softmax(s) o = MatMul(p, v) y = MatMul(o, wo)
+    }"""
+    return network(text, **dict.fromkeys(("wq", "wk", "wv", "wo"), (16, 16)))
 
 
 def rule(node: str, **change: object) -> dict:
@@ -69,8 +68,7 @@ ADD = f"g ({MAP} x, {MAP} z) => ({MAP} y) {{ a = Conv(x, w) s = Add(a, z) y = Co
 
 
 def test_a_follower_is_forced_only_where_what_it_reads_is_quantized() -> None:
-    proto = network(ADD, w=POINT, v=POINT)
-    (refusal,) = draft(proto, FORCE).default().refusals
+    (refusal,) = draft(network(ADD, w=POINT, v=POINT), FORCE).default().refusals
     assert (refusal.subject, refusal.rule, refusal.code) == ("s", "residual-add", "R105")
     assert refusal.fix == "force what it reads as well, or take `quantize: true` from its rule"
     both = network(ADD.replace("Add(a, z)", "Add(a, c)").replace("s =", "c = Conv(z, w) s ="), w=POINT, v=POINT)
@@ -106,12 +104,9 @@ def test_the_persons_rules_come_before_size_and_exclusions() -> None:
 def test_what_rules_force_is_told_with_its_cost() -> None:
     proto = network(BOTH, w=POINT, v=POINT)
     found = weigh_forced(draft(proto, rule("y"), rule("b", bits=8)))
-    assert found is not None
     assert found.names == ("y",)
     assert found.slowdown > 1
-    every = weigh_forced(draft(proto, FORCE))
-    assert every is not None
-    assert every.names == ("a", "b", "y")
+    assert weigh_forced(draft(proto, FORCE)).names == ("a", "b", "y")
     # Nobody forces, nothing is forced that would not be chosen, or no times are predicted.
     wide = network("g (float[64,512] x) => (float[64,512] y) { y = MatMul(x, w) }", w=(512, 512))
     assert choose_ops(draft(wide)).chosen == {"y"}
@@ -168,12 +163,6 @@ def test_products_of_two_activations_have_no_weight_to_pack() -> None:
     assert (found.chosen, found.reasons) == (LAYERS, ())
 
 
-BRANCHES = f"""g ({MAP} x) => ({MAP} y, {MAP} z) {{
-    a = Conv(x, w) r = Relu(a) c = Conv(r, v) s = Add(c, r)
-    d = Concat<axis=1>(r, s) e = Concat<axis=1>(c, c) y = Conv(d, u) z = Conv(e, u)
-}}"""
-
-
 @pytest.mark.parametrize(
     ("rules", "chosen"),
     [
@@ -189,7 +178,11 @@ BRANCHES = f"""g ({MAP} x) => ({MAP} y, {MAP} z) {{
     ],
 )
 def test_followers_for_tensorrt(rules: tuple[dict, ...], chosen: set[str]) -> None:
-    proto = network(BRANCHES, w=POINT, v=POINT, u=(8, 16, 1, 1))
+    text = f"""g ({MAP} x) => ({MAP} y, {MAP} z) {{
+        a = Conv(x, w) r = Relu(a) c = Conv(r, v) s = Add(c, r)
+        d = Concat<axis=1>(r, s) e = Concat<axis=1>(c, c) y = Conv(d, u) z = Conv(e, u)
+    }}"""
+    proto = network(text, w=POINT, v=POINT, u=(8, 16, 1, 1))
     assert choose_ops(draft(proto, *rules, preset="trt-int8")).chosen == chosen
 
 
@@ -219,8 +212,7 @@ def test_a_weight_that_a_loop_computes_on_in_float_is_stored_once(loop: str, pre
 
 def test_rules_may_store_a_weight_twice() -> None:
     text = f"g ({STATE} x, int64 n, bool go) => ({STATE} r) {{ h = MatMul(x, w) {LOOPS['given']} }}"
-    problem = draft(network(text, w=(256, 256)), FORCE)
-    assert "h" in choose_ops(problem).chosen
+    assert "h" in choose_ops(draft(network(text, w=(256, 256)), FORCE)).chosen
 
 
 # ---- Quantizable operators: which nodes they are, the activation that goes with each, and the tensors they read.
@@ -314,8 +306,7 @@ def test_rules_may_choose_the_inputs_and_the_end() -> None:
 
 
 def test_closed_nodes_and_those_at_pairs_that_cannot_be_shared_are_left_alone() -> None:
-    text = f"g ({MAP} x) => ({MAP} y) {{ a = Conv(x, w) b = Conv(a, w) y = Conv(b, w) }}"
-    proto = network(text, w=POINT)
+    proto = network(f"g ({MAP} x) => ({MAP} y) {{ a = Conv(x, w) b = Conv(a, w) y = Conv(b, w) }}", w=POINT)
     assert list(found(proto, closed=lambda node: node.name == "b").by_name) == ["a", "y"]
     # The scale is computed, so nobody else can read this pair: its neighbours are somebody's work.
     own = f"""g ({MAP} x, float s) => ({MAP} y) <uint8 z = {{0}}> {{

@@ -62,8 +62,7 @@ def test_a_pair_behind_a_node_that_moves_bytes_takes_the_numbers_of_the_one_in_f
 
 
 def test_a_rule_cannot_take_a_kept_pair_away() -> None:
-    plan = plan_for(model(), "ort-int8", {"node": "a", "set": {"float": True}}, FORCE)
-    (refusal,) = plan.refusals
+    (refusal,) = plan_for(model(), "ort-int8", {"node": "a", "set": {"float": True}}, FORCE).refusals
     assert (refusal.subject, refusal.rule, refusal.code) == ("a", "kept", "R115")
     assert refusal.reason == "already quantized in the model, and kept so, though rule node=a -> float leaves it float"
     assert refusal.fix == "quantize the float model"
@@ -124,21 +123,18 @@ def test_engines_quantize_by_themselves_between_two_pairs_alone() -> None:
 
 @pytest.mark.parametrize("preset", ["ort-int8", "trt-int8"])
 def test_pairs_in_a_branch_that_nobody_reads_do_no_harm(preset: str) -> None:
-    proto = network(MOVED.replace(f", {MAP} k)", ")"))
-    plan = plan_for(proto, preset)
+    plan = plan_for(network(MOVED.replace(f", {MAP} k)", ")")), preset)
     assert "h" not in plan.float_nodes
     assert {"hq", "hd"} <= set(plan.kept)
 
 
-HALF = f"""g ({MAP} x) => ({MAP} y, {MAP} h) <float s = {{0.1}}, uint8 z = {{128}}> {{
-    wd = DequantizeLinear<axis=0>(wq, ws, wz) a = Conv(x, wd) r = Relu(a)
-    h = Conv(r, v) q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z) y = Neg(d)
-}}"""
-
-
 def half_quantized(code: int = 1, zero: int = 0) -> onnx.ModelProto:
     """A convolution whose weight alone has a pair, and one whose result is read by a pair and given out."""
-    proto = network(HALF, v=(8, 8, 1, 1))
+    text = f"""g ({MAP} x) => ({MAP} y, {MAP} h) <float s = {{0.1}}, uint8 z = {{128}}> {{
+        wd = DequantizeLinear<axis=0>(wq, ws, wz) a = Conv(x, wd) r = Relu(a)
+        h = Conv(r, v) q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z) y = Neg(d)
+    }}"""
+    proto = network(text, v=(8, 8, 1, 1))
     codes, zeros = np.full((8, 8, 1, 1), code, np.int8), np.full(8, zero, np.int8)
     add_arrays(proto.graph, wq=codes, ws=np.full(8, 0.01, np.float32), wz=zeros)
     return proto
@@ -159,9 +155,7 @@ def test_an_operator_whose_weight_alone_has_a_pair_gets_the_others() -> None:
         ("trt-int8", 1, 3, "in a form that only float data are multiplied by"),
     ],
 )
-def test_an_operator_whose_stored_weight_no_kernel_reads_stays_as_it_is(
-    preset: str, code: int, zero: int, obstacle: str
-) -> None:
+def test_an_operator_whose_weight_no_kernel_reads_stays_as_is(preset: str, code: int, zero: int, obstacle: str) -> None:
     plan = plan_for(half_quantized(code, zero), preset, FORCE)
     assert "a" not in {edge.node for site in plan.sites for edge in site.consumers or ()}
     (line,) = (line for line in plan.left_float if line.subject == "a")

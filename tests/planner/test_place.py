@@ -69,8 +69,7 @@ IN_BODIES: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("preset", IN_BODIES)
 def test_bodies_have_pairs_of_their_own_for_what_they_capture(preset: str) -> None:
-    plan = draft(network(BODY, **dict.fromkeys("wvuzn", POINT)), FORCE, preset=preset).default()
-    found = table(plan)
+    found = table(draft(network(BODY, **dict.fromkeys("wvuzn", POINT)), FORCE, preset=preset).default())
     weights = {name: line for name, line in found.items() if line.startswith("weight")}
     assert {name: line for name, line in found.items() if name not in weights} == IN_BODIES[preset]
     # A weight of the main graph that a body reads is copied for each reader; one read outside bodies only is not.
@@ -149,16 +148,14 @@ def test_a_gemm_writes_float_from_an_int32_bias_alone() -> None:
     proto = network(text, w=(8, 8), b=(8,))
     assert "y" not in table(draft(proto, FORCE).default())
     assert table(draft(proto, FORCE, bias="float").default())["y"] == "output: *"
-    without = network(text.replace(", b)", ")"), w=(8, 8))
-    assert table(draft(without, FORCE).default())["y"] == "output: *"
+    assert table(draft(network(text.replace(", b)", ")"), w=(8, 8)), FORCE).default())["y"] == "output: *"
 
 
 GEMM_WEIGHTS = {"w": (8, 8), "b": (8,), "v": (8, 8)}
 
 
 def test_a_bias_derives_from_what_its_operator_reads() -> None:
-    plan = draft(network(GEMM, **GEMM_WEIGHTS), FORCE).default()
-    bias = plan.site(TensorId("b"))
+    bias = draft(network(GEMM, **GEMM_WEIGHTS), FORCE).default().site(TensorId("b"))
     assert bias.derived == (TensorId("x"), TensorId("w"))
     assert (bias.spec.bits, bias.spec.storage, bias.spec.granularity) == (32, "int32", PerChannel(0))
     whole = draft(network(GEMM, **GEMM_WEIGHTS), FORCE, **{"weights.granularity": "tensor"}).default()
@@ -180,8 +177,7 @@ def test_moving_and_pooling_share_one_scale_and_the_tighter_bound() -> None:
     plan = draft(network(text, w=POINT, v=POINT), FORCE).default()
     assert groups(plan) == {frozenset("rmt")}
     assert {str(site.site): site.bound for site in plan.sites if site.group} == dict.fromkeys("rmt", (0.0, None))
-    leader = plan.site(TensorId("r"))
-    assert leader.group == "r"
+    assert plan.site(TensorId("r")).group == "r"
 
 
 def test_concat_shares_a_scale_for_tensorrt_and_not_for_onnxruntime() -> None:

@@ -45,9 +45,7 @@ UINT4 = {"weights.bits": 4, "weights.storage": "uint4", "weights.signed": False,
          "its 96 rows do not make whole blocks of 128", "use block_size 32 for it"),
     ],
 )  # fmt: skip
-def test_a_spec_without_a_kernel_is_refused_with_those_that_have_one(
-    text: str, wish: dict, reason: str, fix: str
-) -> None:
+def test_a_spec_without_a_kernel_is_refused_naming_those_with_one(text: str, wish: dict, reason: str, fix: str) -> None:
     assert refused(text, **wish) == Refusal(
         "y", reason, fix, {CONV: "conv", MATMUL: "matmul", GEMM: "gemm"}[text], "R103"
     )
@@ -81,9 +79,7 @@ def test_tensorrt_has_fp8_kernels_of_at_most_32_taps(kernel: tuple[int, int], fi
 
 @pytest.mark.parametrize("role", ["weight", "activation"])
 def test_fp8_multiplies_fp8(role: str) -> None:
-    other = {"op": "Conv", "role": role, "set": {"storage": "int8"}}
-    found = refused(CONV, other, preset="trt-fp8")
-    assert found is not None
+    found = refused(CONV, {"op": "Conv", "role": role, "set": {"storage": "int8"}}, preset="trt-fp8")
     assert found.reason == "trt multiplies FP8 by FP8 and integers by integers, nothing else"
     assert found.fix == "ask for the same storage for its input and its weight"
     assert refused(CONV, {"op": "Conv", "set": {"storage": "int8"}}, preset="trt-fp8") is None

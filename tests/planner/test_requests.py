@@ -68,9 +68,7 @@ def test_float_by_operator_says_so_in_the_plan() -> None:
         ("trt", {"op": "*", "role": "activation", "set": {"bits": 8}}, {"a": 8}, ""),
     ],
 )
-def test_rules_reach_what_operators_write(
-    target: str, rule: dict[str, object], outputs: dict[str, int], code: str
-) -> None:
+def test_rules_reach_what_ops_write(target: str, rule: dict[str, object], outputs: dict[str, int], code: str) -> None:
     """No pair stands where a rule wants float, and a rule that changes nothing is told."""
     net = model(
         "g (float[1,8,8,8] x) => (float[1,8,8,8] y) { a = Conv<pads=[1,1,1,1]>(x, w) y = Conv<pads=[1,1,1,1]>(a, w) }",
@@ -84,9 +82,8 @@ def test_rules_reach_what_operators_write(
 
 
 def test_no_rule_is_for_biases_alone() -> None:
-    with pytest.raises(ConfigError, match=r"key `bias`") as caught:
+    with pytest.raises(ConfigError, match=r"key `bias`.*\[Q304\]"):
         load_config(None, {"rules": [{"role": "bias", "set": {"float": True}}]})
-    assert caught.value.code == "Q304"
 
 
 def test_observer_of_one_site() -> None:
@@ -197,18 +194,15 @@ def test_nodes_that_onnxruntime_would_quantize_by_itself(op: str, guarded: bool)
 
 
 def test_anchors_are_structural_ids_of_tensors_and_of_reading_inputs() -> None:
-    text = f"g ({MAP} x) => ({MAP} y) {{ a = Conv(x, w, b) y = Conv(a, w) }}"
-    proto = network(text, w=POINT, b=(8,))
+    proto = network(f"g ({MAP} x) => ({MAP} y) {{ a = Conv(x, w, b) y = Conv(a, w) }}", w=POINT, b=(8,))
     index, ids = get_index(proto), compute_structural_ids(proto)
-    problem = draft(proto, FORCE)
-    plan = problem.default()
+    plan = draft(proto, FORCE).default()
     node = {name: ids[TensorId(name)] for name in ("x", "a", "y")}
     assert {str(site.site): site.anchor for site in plan.sites} == {
         "x": node["x"], "w": f"{node['a']}/1", "b": f"{node['a']}/2", "a": node["a"], "y": node["y"],
     }  # fmt: skip
     assert plan.nodes == {"a": node["a"], "y": node["y"]}
-    bare = [replace(site, anchor="") for site in plan.sites]
-    sites, nodes = anchor_sites(index, bare, ["y"], ids)
+    sites, nodes = anchor_sites(index, [replace(site, anchor="") for site in plan.sites], ["y"], ids)
     assert (sites, nodes) == (plan.sites, plan.nodes)
 
 
@@ -229,9 +223,8 @@ def test_a_rule_may_name_what_preparation_took_away() -> None:
     after = network(f"g ({MAP} x) => ({MAP} y) {{ y = Conv(x, w) }}", w=POINT)
     config = load_config("ort-int8", {"rules": [{"node": "gone", "set": {"float": True}}]})
     assert state_placement(after, config, before=get_index(before)).default().sites == ()
-    with pytest.raises(ConfigError, match="matches nothing in this model") as caught:
+    with pytest.raises(ConfigError, match=r"matches nothing in this model.*\[Q309\]"):
         state_placement(after, config)
-    assert caught.value.code == "Q309"
 
 
 def test_the_same_model_gives_the_same_plan() -> None:

@@ -70,10 +70,8 @@ def test_turned_merged_and_renamed() -> None:
     gemm = make(GEMM, c0=weight().T.copy(), c1=np.linspace(-1, 1, 16, dtype=np.float32))
     again = onnxq.apply(gemm, from_json(to_json(first.plan)))
     np.testing.assert_allclose(run(again.model), run(first.model), rtol=1e-5, atol=1e-6)
-    found = again.plan.site(TensorId("c0"))
-    assert found.spec.granularity == PerChannel(0)
-    weights = [site for site in again.plan.sites if site.role == "weight"]
-    assert len(weights) == 2
+    assert again.plan.site(TensorId("c0")).spec.granularity == PerChannel(0)
+    assert len([site for site in again.plan.sites if site.role == "weight"]) == 2
     # The plan of the result is of the rewritten file.
     assert onnxq.apply(gemm, again.plan).model == again.model
 
@@ -89,9 +87,8 @@ def test_nodes_that_only_moved_values_are_gone() -> None:
 def test_what_is_not_there_is_named_with_what_is_near() -> None:
     trained = weight()
     trained[0, 0] += 0.5
-    with pytest.raises(PlanError, match="w: is in the plan but not in this model") as caught:
+    with pytest.raises(PlanError, match=r"w: is in the plan but not in this model.*\[Q404\]") as caught:
         onnxq.apply(make_float(FLAT, trained), quantize().plan)
-    assert caught.value.code == "Q404"
     assert "'w' (off by 0.0043 of its size)" in caught.value.fix
     assert "new_weights=True" in caught.value.fix
     assert "plan this model again, or leave out the rewrite" in caught.value.fix
@@ -177,9 +174,8 @@ def test_weights_side_by_side_that_are_quantized_in_different_ways_are_refused()
     for change in ({"spec": replace(plan.site(TensorId("wk")).spec, bits=4)}, None):
         sites = [replace(site, **change) if change and site.site == TensorId("wk") else site for site in plan.sites]
         kept = tuple(site for site in sites if change or site.site != TensorId("wk"))
-        with pytest.raises(PlanError, match=r"wk: is a part of 'w' here") as caught:
+        with pytest.raises(PlanError, match=r"wk: is a part of 'w' here.*\[Q404\]") as caught:
             onnxq.apply(join_parts(), replace(plan, sites=kept))
-        assert caught.value.code == "Q404"
         assert "one of its own" in caught.value.fix
 
 
@@ -276,9 +272,8 @@ def other_weights() -> onnx.ModelProto:
 
 def test_other_weights_are_an_error_unless_they_are_expected() -> None:
     calibrated = replace(plan(), biases=(BiasPlan(edge=Edge("a", 2), values=np.zeros(8, np.float32)),))
-    with pytest.raises(PlanError, match="computed from other weights") as caught:
+    with pytest.raises(PlanError, match=r"computed from other weights.*\[Q402\]") as caught:
         fitted(calibrated, other_weights())
-    assert caught.value.code == "Q402"
     assert "`new_weights=True`" in caught.value.fix
     found = fitted(calibrated, other_weights(), new_weights=True)
     assert found.biases == ()

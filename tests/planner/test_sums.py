@@ -72,8 +72,7 @@ def overflowing(result: onnxq.Result) -> int:
 
 def test_which_weights_of_which_kernels() -> None:
     plan = onnxq.make_plan(every_kind(), samples(), EVERYTHING)
-    found = {str(site.site): site.sum_orders for site in plan.sites if site.role is Role.WEIGHT}
-    assert found == ORDERS
+    assert {str(site.site): site.sum_orders for site in plan.sites if site.role is Role.WEIGHT} == ORDERS
 
 
 WEIGHTS = [
@@ -122,8 +121,7 @@ def test_allowing_it_is_said_in_the_plan_and_in_the_summary() -> None:
     assert from_json(to_json(loose.plan)) == loose.plan
     with pytest.raises(PlanError, match="'no' is not one of avoid, allow"):
         from_json(to_json(loose.plan).replace('"allow"', '"no"'))
-    careful = quantize(residual(), images())
-    assert not any("saturation" in line for line in careful.report.warnings)
+    assert not any("saturation" in line for line in quantize(residual(), images()).report.warnings)
 
 
 def test_a_weight_with_two_readers_keeps_the_sums_of_both() -> None:

@@ -11,7 +11,7 @@ import pytest
 from onnxq.errors import ModelError
 from onnxq.graph import attach_weights, strip_weights
 from onnxq.graph.storage import StoredArray, open_data
-from onnxq.runtime.crew import Crew, SharedArray, hash_array, hash_model, open_array, open_model, read_feeds
+from onnxq.runtime.crew import Crew, hash_array, hash_model, open_array, open_model, read_feeds
 from onnxq.runtime.exchange import read_values, write_values
 from onnxq.workers.processes import ProcessWorkers
 from tests.pipeline.models import residual
@@ -51,14 +51,12 @@ def test_an_array_is_found_where_it_lies_as_long_as_that_is_the_same_file(tmp_pa
     # No process is started before there is work.
     with Crew(ProcessWorkers(2)) as crew:
         there, here = crew.share_array(stored), crew.share_array(values)
-        assert isinstance(there, SharedArray)
         assert there.path == str(path.resolve())
         np.testing.assert_array_equal(open_array(there), values.reshape(50, 100))
         np.testing.assert_array_equal(open_array(here), values)
         assert hash_array(stored) == hash_array(values)
-        with pytest.raises(ModelError, match="was changed while the run read it") as caught:
+        with pytest.raises(ModelError, match=r"was changed while the run read it.*\[Q106\]"):
             open_array(replace(there, stamp=(1, 2)))
-        assert caught.value.code == "Q106"
     assert Crew().share_array(stored) is stored
 
 

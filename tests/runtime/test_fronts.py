@@ -39,7 +39,6 @@ def test_a_model_without_custom_operators_is_its_own_front() -> None:
 def test_all_that_does_not_depend_on_the_operator_is_in_front(domain: str) -> None:
     model = with_custom(TEXT, "Neg", domain=domain)
     front, rest = find_front(model)
-    assert rest is not None
     assert rest.stops == {"b/MyNeg": "MyNeg"}
     assert rest.nodes == {"b/MyNeg", "c/Abs", "y/Add"}
     assert rest.outputs == ("y",)
@@ -57,7 +56,6 @@ def test_all_that_does_not_depend_on_the_operator_is_in_front(domain: str) -> No
 
 def test_several_operators_are_found_one_after_another() -> None:
     _, rest = find_front(with_custom(TEXT, "Neg", "Exp"))
-    assert rest is not None
     assert set(rest.stops.values()) == {"MyNeg", "MyExp"}
     assert rest.outputs == ("y", "z")
 
@@ -73,7 +71,6 @@ def test_a_branch_with_one_is_behind_it_as_a_whole() -> None:
     proto.graph.node[1].attribute[1].g.node[0].op_type = "MyNeg"
     proto.graph.node[1].attribute[1].g.node[0].domain = "TRT"
     front, rest = find_front(model)
-    assert rest is not None
     assert rest.stops == {"y/If": "MyNeg"}
     assert [value.name for value in front.graph.output] == ["a"]
     assert rest.join(front).graph.node[1] == proto.graph.node[1]

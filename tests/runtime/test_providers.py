@@ -37,8 +37,7 @@ def list_providers(session: Session) -> list[str]:
 
 @needs_another
 def test_sessions_of_a_model_and_those_made_from_it_run_on_its_provider() -> None:
-    model = add_libraries(residual(), (), OTHER)
-    made = strip_weights(infer_shapes(name_nodes(model)))
+    made = strip_weights(infer_shapes(name_nodes(add_libraries(residual(), (), OTHER))))
     assert find_provider(made) == find_provider(get_index(made).model) == OTHER
     assert list_providers(Session(made))[0] == OTHER
     assert list_providers(Session(made, provider="")) == [CPU]
@@ -57,9 +56,8 @@ def test_a_provider_goes_by_its_short_name_or_its_own() -> None:
 
 
 def test_an_unknown_provider_is_an_error_with_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"\[Q312\]") as caught:
         check_provider("quantum")
-    assert caught.value.code == "Q312"
     assert "cpu" in caught.value.fix
     (tmp_path / "my.yaml").write_text("target: ort\nruntime: {provider: quantum}\n")
     with pytest.raises(ConfigError, match="quantum"):

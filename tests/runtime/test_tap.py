@@ -13,10 +13,8 @@ from onnxq.runtime import Session, ShapeProbe, Shapes, observe_shapes, tap_tenso
 from onnxq.runtime.tap import list_float_tensors
 from onnxq.sites import TensorId
 from tests.calibrate.kit import model
-from tests.networks import parse_text
 
 X = np.array([[-2, -1, 1, 2], [3, -4, 5, -6]], np.float32)
-
 
 CHAIN = model(
     """g (float[N,4] x) => (float[N,4] y) <float[4] w = {1,2,3,4}> {
@@ -241,16 +239,12 @@ def test_any_taps_give_what_the_model_computes(ops: list[str], chosen: set[int],
 # ---- Shapes that tensors have in a run: of which tensors, and of which feeds they are known without one.
 
 
-def network(text: str) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(parse_text(text), data_prop=True)
-
-
-SIZES = network(
+SIZES = model(
     """g (float[N,4] x, int64 count) => (float[M,4] y) <float[4] w = {1,2,3,4}> {
         [c] k = Constant<value = float[4] {1, 2, 3, 4}>() [m] m = Mul(x, k) [h] h = Cast<to=10>(m) [s] dims = Shape(x)
         [b] b = Cast<to=1>(h) [t] y = Concat<axis=0>(b, x) }"""
 )
-BRANCHES = network(
+BRANCHES = model(
     """g (bool c, float[N,4] x) => (float[N,4] y) {
         [p] p = Relu(x)
         [i] y = If (c) <then_branch = t () => (float[N,4] a) { [n] a = Neg(p) },

@@ -235,7 +235,6 @@ def engine_marks(config: Config) -> dict[str, set[tuple[Role, Mark]]]:
             made = (Role.WEIGHT, mark(read_constant(index, site.site)))
             owner = owners[index.find_node((site.consumers or ())[0].node).outputs[0]]
         else:
-            assert isinstance(site.site, TensorId)
             made, owner = (Role.ACTIVATION, mark(values[site.site.name])), owners[site.site.name]
         found[owner].add(made)
     return found
@@ -267,8 +266,7 @@ class _Values(fx.Interpreter):
         self.found: dict[str, Tensor] = {}
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module = self.module.get_submodule(target)
-        if isinstance(module, Quantizer):
+        if isinstance(self.module.get_submodule(target), Quantizer):
             self.found[target] = args[0].detach()
         return super().call_module(target, args, kwargs)
 
@@ -277,7 +275,6 @@ def front_end_marks(config: Config) -> tuple[QuantModel, dict[str, dict[tuple[Ro
     """The quantized zoo; net -> role and mark of every tensor that it quantizes, with the site."""
     zoo, inputs, _ = exported()
     model = QuantModel(zoo, config, example_inputs=inputs)
-    assert isinstance(model.model, fx.GraphModule)
     reader = _Values(model.model)
     with torch.no_grad():
         reader.run(*inputs.values())

@@ -41,8 +41,7 @@ def test_a_decoder_that_torch_exported(exported: onnx.ModelProto) -> None:
     player = Player(exported)
     assert decode_tokens(player.generate(PROMPT)) == NEXT
     for mode in ("static", "4 bits, float16"):
-        result = onnxq.quantize(exported, make_samples(player), MODES[mode], overrides=QUICK)
-        after = Player(result.model)
+        after = Player(onnxq.quantize(exported, make_samples(player), MODES[mode], overrides=QUICK).model)
         assert decode_tokens(after.generate(PROMPT)) == NEXT, mode
         assert after.measure_perplexity() < WORST.get(mode, 1.002) * player.measure_perplexity(), mode
     # Without samples, made-up ones fit: lengths of tokens, caches and the mask of both.

@@ -84,6 +84,5 @@ def test_something_is_quantized_in_most_nets() -> None:
     ],
 )
 def test_scales_of_each_run_and_given_ranges_are_not_trained(more: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=r"all activations on scales of the file|finds its ranges itself") as error:
+    with pytest.raises(ConfigError, match=r"all activations on scales of the file|finds its ranges itself.*\[Q307\]"):
         front_end_target(load_config("ort-int8", more))
-    assert error.value.code == "Q307"

@@ -27,9 +27,6 @@ pytest.importorskip("distributed")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals end no process there")
 
 
-_WEIGHTS = Config(mode="weight-only", weights=TensorConfig(granularity="channel", bits=8), rules=ALL)
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
     """The address and the process of a scheduler with two workers, which are processes of their own."""
@@ -48,7 +45,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any
     how: dict[str, Any] = {"env": os.environ | {"PYTHONPATH": places}}
     how |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with start([sys.executable, str(path)], **how) as process:
-        assert process.stdout is not None
         yield process.stdout.readline().strip(), process
         process.kill()
 
@@ -61,7 +57,8 @@ def test_a_cluster_does_pieces(cluster: tuple[str, Any], tmp_path: Path) -> None
 
 
 def _round(crew: Crew | None) -> str:
-    prepared, plan, samples = calibrated(matmuls(), tokens(6), _WEIGHTS)
+    weights = Config(mode="weight-only", weights=TensorConfig(granularity="channel", bits=8), rules=ALL)
+    prepared, plan, samples = calibrated(matmuls(), tokens(6), weights)
     return to_json(round_sequentially(prepared.model, plan, samples, crew=crew, progress=silent).plan)
 
 

@@ -69,8 +69,7 @@ def test_the_check_of_quantize_is_as_the_engine_runs_it() -> None:
 
 
 def test_a_file_that_takes_narrow_floats_is_run() -> None:
-    report = quantize_all(make_net(), make_samples(), io_types="float16").report
-    (engine,) = report.engines
+    (engine,) = quantize_all(make_net(), make_samples(), io_types="float16").report.engines
     assert not engine.reason
     assert engine.outputs[0].sqnr_db > 25
 

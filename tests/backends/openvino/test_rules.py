@@ -185,9 +185,7 @@ SIZES = {
 
 @needs_openvino
 @pytest.mark.parametrize(("readers", "sizes", "refused"), SIZES.values(), ids=SIZES)
-def test_no_convolution_is_in_integers_around_a_tensor_whose_sizes_are_read(
-    readers: str, sizes: str, refused: bool | None
-) -> None:
+def test_no_convolution_is_in_integers_where_sizes_are_read(readers: str, sizes: str, refused: bool | None) -> None:
     rng, axes = np.random.default_rng(4), sizes.count(",") - 1
     arrays = {f"b{k}": rng.standard_normal(16).astype(np.float32) for k in range(3)}
     for k, channels in enumerate((3, 16, 16)):
@@ -366,8 +364,7 @@ def test_transposed_convolutions_run_in_integers_behind_data_that_are_never_nega
     result = quantize_all(net, samples)
     assert min(output.sqnr_db for output in result.report.engines[0].outputs) > 30
     proof = onnxq.prove(result.model, overrides={"engine": "openvino"})
-    transposed = {node.node: node.type for node in proof.nodes if node.op == "ConvTranspose"}
-    assert transposed == {
+    assert {node.node: node.type for node in proof.nodes if node.op == "ConvTranspose"} == {
         name: "int8" if name in ("even", "odd") else "float32"
         for name in ("even", "odd", "wide", "grouped", "gaps", "signed")
     }

@@ -55,9 +55,7 @@ CASES = {
 
 @needs_openvino
 @pytest.mark.parametrize("name", CASES)
-def test_two_weights_overflow_where_the_order_says_that_they_share_a_sum(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_overflow_where_the_order_adds_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(_ISA, "AVX2")
     op, x, one, axis, attributes = CASES[name]
     taps = list(combinations(range(int(np.prod(one))), 2))

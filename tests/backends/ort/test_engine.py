@@ -60,14 +60,11 @@ def test_without_the_library_that_is_the_result(folder: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("engine", "state"), [("ort", "built"), ("tensorrt", "missing")])
-def test_the_child_does_the_job_it_finds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, engine: str, state: str
-) -> None:
+def test_a_child_does_the_job_it_finds(folder: Path, monkeypatch: pytest.MonkeyPatch, engine: str, state: str) -> None:
     # This process is not to end with its parent.
     monkeypatch.setattr(child, "end_with_parent", lambda: None)
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     (folder / JOB).write_text(json.dumps({"engine": engine, "builds": True, "job": asdict(Job())}))
     assert child.main(folder) == 0
-    row = json.loads((folder / RESULT).read_text())
-    assert row["state"] == state
+    assert json.loads((folder / RESULT).read_text())["state"] == state
     assert (folder / ENGINE).exists() is (engine == "ort")

@@ -109,13 +109,12 @@ def test_operators_on_blocks_are_fused_as_pairs_are():
 
 def test_a_quantized_network_with_its_plan():
     rng = np.random.default_rng(0)
-    weights = {f"w{k}": rng.standard_normal((32, 32, 3, 3)).astype(np.float32) / 17 for k in range(3)}
     model = kit.graph(
         """(float[N,32,16,16] x) => (float[N,32,16,16] y) {
             a = Conv <pads=[1,1,1,1]>(x, w0, b0) r = Relu(a)
             c = Conv <pads=[1,1,1,1]>(r, w1, b0) d = Conv <pads=[1,1,1,1]>(r, w2, b0) y = Add(c, d) }""",
         b0=kit.BIAS,
-        **weights,
+        **{f"w{k}": rng.standard_normal((32, 32, 3, 3)).astype(np.float32) / 17 for k in range(3)},
     )
     data = {"x": rng.standard_normal((4, 32, 16, 16)).astype(np.float32)}
     result = onnxq.quantize(model, data, overrides={"latency": False})

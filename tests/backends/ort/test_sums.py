@@ -73,7 +73,6 @@ def test_the_order_in_which_kernels_read_a_weight(op: str, shape: tuple, attrs: 
 def test_pairs_of_a_convolution_are_input_channels_of_one_tap() -> None:
     weight = np.arange(2 * 4 * 1 * 2, dtype=np.int8).reshape(2, 4, 1, 2)
     found = pair_weights(node("Conv"), weight)
-    assert found is not None
     assert found.shape == (2, 4, 2)
     # Of the first filter: channels 0 and 1 of the first tap, 2 and 3 of it, then the second tap's.
     assert found[0].tolist() == [[0, 2], [4, 6], [1, 3], [5, 7]]
@@ -84,8 +83,6 @@ def test_pairs_of_a_matrix_lie_along_what_is_summed() -> None:
     weight = np.arange(12, dtype=np.int8).reshape(4, 3)
     down = pair_weights(node("MatMul"), weight)
     across = pair_weights(node("Gemm", transB=1), weight)
-    assert down is not None
-    assert across is not None
     assert down.tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
     assert [row[0] for row in across.tolist()] == [[0, 1], [3, 4], [6, 7], [9, 10]]
 
@@ -102,7 +99,5 @@ def test_each_column_of_a_stack_of_matrices_is_a_row_of_sums(shape: list[int]) -
 
 
 def test_a_vector_is_one_row_and_a_number_none() -> None:
-    found = pair_weights(node("MatMul"), np.int8([1, 2, 3, 4]))
-    assert found is not None
-    assert found.tolist() == [[[1, 2], [3, 4]]]
+    assert pair_weights(node("MatMul"), np.int8([1, 2, 3, 4])).tolist() == [[[1, 2], [3, 4]]]
     assert pair_weights(node("MatMul"), np.asarray(np.int8(3))) is None

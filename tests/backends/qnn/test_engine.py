@@ -226,15 +226,13 @@ def test_a_build_that_the_validator_ends_blames_the_node() -> None:
 
 @needs_qnn
 def test_integers_are_demanded_of_other_engines_too() -> None:
-    model = make_graph("conv")
-    assert onnxq.prove(model, overrides={"engine": "ort", "require_int": True}).holds
+    assert onnxq.prove(make_graph("conv"), overrides={"engine": "ort", "require_int": True}).holds
     (requirement,) = onnxq.prove(make_graph("cut"), overrides={"engine": "ort", "require_int": True}).requirements
     assert "e/Erf" in requirement.unmet
 
 
 def test_nodes_are_found_by_the_names_that_rewrites_give_them() -> None:
-    model = graph("(float[4] x) => (float[4] y) { [a] h = Relu(x) [Transpose] y = Transpose(h) }")
-    names = NodeNames(model)
+    names = NodeNames(graph("(float[4] x) => (float[4] y) { [a] h = Relu(x) [Transpose] y = Transpose(h) }"))
     found = [names.find_node(name) for name in ("a", "a_token_7", "a/duplicated", "Transpose_token_7", "b_token_1")]
     assert found == ["a", "a", "a", "", ""]
 

@@ -81,10 +81,7 @@ def check_biases(model: onnx.ModelProto) -> int:
     index, count = GraphIndex(name_nodes(model)), 0
 
     def read_scale(node: NodeRef, k: int) -> Array:
-        maker = index.find_producer(index.find_input(node, k))
-        assert maker is not None
-        scale = index.find_constant(index.find_input(maker, 1))
-        assert scale is not None
+        scale = index.find_constant(index.find_input(index.find_producer(index.find_input(node, k)), 1))
         return scale.astype(np.float64)
 
     for node in index.nodes:
@@ -111,9 +108,7 @@ def test_pairs_stand_on_all_sides_and_what_moves_values_shares_one() -> None:
 @pytest.mark.parametrize(
     ("bits", "wide", "second"), [(8, ("x", "n"), ("gamma",)), (16, (), ("gamma", "a/MatMul/in1", "o/MatMul/in1"))]
 )
-def test_types_and_scales_are_those_that_kernels_take(
-    bits: int, wide: tuple[str, ...], second: tuple[str, ...]
-) -> None:
+def test_types_and_scales_are_what_kernels_take(bits: int, wide: tuple[str, ...], second: tuple[str, ...]) -> None:
     sites = {str(site.site): site for site in quantize(str(bits)).plan.sites}
     storage = {name: site.spec.storage for name, site in sites.items() if site.role in _PAIRS}
     # uint16 would be read as 8 bits by what multiplies two activations.
@@ -166,9 +161,7 @@ def test_a_width_of_its_own_is_a_second_pair_behind_the_first() -> None:
     }  # fmt: skip
 
     def round_at(name: str, value: Array) -> Array:
-        qparams = sites[name].qparams
-        assert qparams is not None
-        return fake_quant(value, qparams, sites[name].spec)
+        return fake_quant(value, sites[name].qparams, sites[name].spec)
 
     x = data["x"][:1]
     n = round_at("n", -round_at("x", x))
@@ -184,8 +177,7 @@ def test_values_that_are_only_moved_have_the_width_of_their_maker_or_of_all_that
         m = Transpose <perm=[0,2,1]> (x) y = MatMul(m, x) e = Exp(m) z = Transpose <perm=[0,1,2]> (e) }"""
     model = name_nodes(parse(text))
     result = onnxq.quantize(model, make_samples(model), "qnn-int8", overrides={**_QUICK, "rules": [widen("y/MatMul")]})
-    storage = {str(site.site): site.spec.storage for site in result.plan.sites}
-    assert storage == {
+    assert {str(site.site): site.spec.storage for site in result.plan.sites} == {
         "x": "uint16", "m": "uint16", "y/MatMul/in1": "int16", "y": "uint16", "e/Exp/in0": "uint8", "e": "uint8",
         "z": "uint8",
     }  # fmt: skip
@@ -337,8 +329,7 @@ def test_what_the_npu_computes_wrongly_in_integers_is_kept_from_them(nodes: str)
 def test_inputs_that_are_compared_are_compared_as_integers(operator: str) -> None:
     """The compiler gives up where one node reads an input's floats and another its integers."""
     nodes = f"s = Sigmoid(x) c = {operator}(x, threshold) y = Where(c, s, masked)"
-    result = quantize_rows(nodes, 1.0, "qnn-a16w8", threshold=np.float32(0.1), masked=np.float32(-5))
-    check_one_partition(result)
+    check_one_partition(quantize_rows(nodes, 1.0, "qnn-a16w8", threshold=np.float32(0.1), masked=np.float32(-5)))
 
 
 @needs_qnn
@@ -349,8 +340,7 @@ def test_windows_beyond_the_end_are_pads_which_the_npu_computes_right(counts: in
     nodes = f"m = Reshape(x, map) p = {pool}(m) r = Resize(p, , scales) f = Reshape(r, rows) y = Neg(f)"
     scales = np.array([1, 1, 2, 2], np.float32)
     arrays = {"map": np.array([1, 4, 32, 32]), "scales": scales, "rows": np.array([1, 64, 64])}
-    result = quantize_rows(nodes, 1.0, "qnn-int8", 19, **arrays)
-    (output,) = result.report.engines[0].outputs
+    (output,) = quantize_rows(nodes, 1.0, "qnn-int8", 19, **arrays).report.engines[0].outputs
     assert output.sqnr_db > 30
 
 
@@ -364,8 +354,7 @@ def test_values_of_six_axes_are_moved_on_fewer_which_the_npu_has_kernels_for() -
     """
     arrays = {"six": np.array([1, 8, 8, 3, 4, 16]), "ones": np.array([1, 1, 1]), "first": np.array([0])}
     arrays |= {"w": np.random.default_rng(3).standard_normal((64, 192)).astype(np.float32) / 8}
-    result = quantize_rows(nodes, 1.0, "qnn-int8", 17, rows=np.array([1, 64, 64]), **arrays)
-    check_one_partition(result)
+    check_one_partition(quantize_rows(nodes, 1.0, "qnn-int8", 17, rows=np.array([1, 64, 64]), **arrays))
 
 
 @needs_qnn
@@ -391,8 +380,7 @@ def test_values_of_five_axes_are_normed_and_multiplied_on_fewer() -> None:
     arrays = {"w": rng.standard_normal((16, 16)).astype(np.float32) / 4, "five": np.array([1, 8, 8, 4, 16])}
     arrays |= {name: rng.uniform(0.5, 1.5, 16).astype(np.float32) for name in ("gamma", "beta")}
     arrays |= {name: rng.uniform(0.5, 1.5, 8).astype(np.float32) for name in ("factors", "shifts")}
-    result = quantize_rows(nodes, 1.0, "qnn-int8", 20, rows=np.array([1, 64, 64]), **arrays)
-    check_one_partition(result)
+    check_one_partition(quantize_rows(nodes, 1.0, "qnn-int8", 20, rows=np.array([1, 64, 64]), **arrays))
 
 
 @needs_qnn
@@ -447,9 +435,7 @@ def test_single_nodes_of_newer_opsets_are_one_partition_of_integers() -> None:
 
 
 @pytest.mark.parametrize(("config", "alarms"), [("qnn-int8", ["W108"]), ("qnn-mixed", [])])
-def test_scores_beside_boxes_need_more_than_8_bits_and_the_warning_names_what_has_them(
-    config: str, alarms: list[str]
-) -> None:
+def test_scores_beside_boxes_need_more_than_8_bits_and_the_warning_says_where(config: str, alarms: list[str]) -> None:
     """As in YOLO, whose Concat has one pair for values up to hundreds and for those of a Sigmoid."""
     nodes = "b = Mul(x, large) s = Sigmoid(x) j = Concat<axis=1>(b, s) t, y = Split<axis=1, num_outputs=2>(j)"
     report = quantize_rows(nodes, 1.0, config, 18, large=np.float32(300)).report

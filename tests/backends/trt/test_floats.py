@@ -84,15 +84,13 @@ def test_int8_kernels_stay_and_floats_are_narrow(kind: str, tmp_path: Path) -> N
     assert deconv.inputs[0].dtype == ("float16" if kind == "float16" else "float32")
 
 
-ATTENTION = """g (float[1,4,32,16] q, float[1,1,1,32] keep) => (float[1,4,32,16] y) {
-    k = Transpose <perm=[0,1,3,2]>(q) s = MatMul(q, k) drop = Sub(one, keep) mask = Mul(drop, lowest)
-    m = Add(s, mask) p = Softmax(m) y = MatMul(p, q)
-}"""
-
-
 def test_masked_attention_is_one_kernel(tmp_path: Path) -> None:
     """Float32 has two products and a Softmax; a mask of -3.4e38 in float32 does not part them in float16."""
-    proto = model(ATTENTION, weights={"one": np.float32(1), "lowest": np.finfo(np.float32).min})
+    text = """g (float[1,4,32,16] q, float[1,1,1,32] keep) => (float[1,4,32,16] y) {
+        k = Transpose <perm=[0,1,3,2]>(q) s = MatMul(q, k) drop = Sub(one, keep) mask = Mul(drop, lowest)
+        m = Add(s, mask) p = Softmax(m) y = MatMul(p, q)
+    }"""
+    proto = model(text, weights={"one": np.float32(1), "lowest": np.finfo(np.float32).min})
     rng = np.random.default_rng(0)
     keep = np.ones((4, 1, 1, 32), np.float32)
     keep[..., 20:] = 0

@@ -123,7 +123,6 @@ def test_a_file_without_integers_is_timed() -> None:
     samples = {"x": draw((4, 240, 4, 4)).astype(np.float32)}
     result = onnxq.quantize(model, samples, "web-int8", overrides={"effort": "fast"})
     assert result.plan.sites == ()
-    assert result.report.latency is not None
     assert result.report.latency.ratio > 1
 
 
@@ -164,7 +163,6 @@ def test_a_package_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: py
     monkeypatch.delenv("NODE_PATH", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     obstacle = WEB.find_obstacle()
-    assert obstacle is not None
     assert "onnxruntime-web" in obstacle.reason
     assert obstacle.fix == INSTALL
     with pytest.raises(VerificationError) as caught:

@@ -101,15 +101,13 @@ def test_depthwise_convolutions_of_small_maps_are_products_by_matrices() -> None
         d = Conv <pads=[1,1,1,1], group=384> (f, b) g = Clip(d, low, high) y = Conv(g, c) }"""
     model = kit.graph(text, 17, **arrays, low=np.float32(0), high=np.float32(6))
     samples = {"x": np.random.default_rng(1).standard_normal((8, 64, 4, 4)).astype(np.float32)}
-    rules = [{"node": "y/Conv", "set": {"quantize": True}}]
-    settings = {"effort": "fast", "latency": False, "rules": rules}
+    settings = {"effort": "fast", "latency": False, "rules": [{"node": "y/Conv", "set": {"quantize": True}}]}
     result = onnxq.quantize(model, samples, "web-int8", overrides=settings)
     ops = [node.op_type for node in result.model.graph.node]
     # Of the data, the result, and what is folded.
     assert ops.count("Transpose") == 3
     assert ops.count("QuantizeLinear") > 0
-    plan = from_json(to_json(result.plan))
-    again = onnxq.apply(model, plan, samples, overrides={"latency": False})
+    again = onnxq.apply(model, from_json(to_json(result.plan)), samples, overrides={"latency": False})
     assert again.model.SerializeToString() == result.model.SerializeToString()
     exact, answer = (Session(each).run(samples)["y"] for each in (model, result.model))
     assert np.square(answer - exact).sum() < 1e-3 * np.square(exact).sum()
@@ -129,8 +127,7 @@ def chain() -> Chain:
     arrays = {"w": draw((16, 16, 1, 1)), "k": draw((16, 1, 3, 3)), "low": 0.0, "under": -1.0, "high": 6.0}
     model = kit.graph(_CHAIN, 17, **{name: np.asarray(value, np.float32) for name, value in arrays.items()})
     samples = {"x": draw((16, 16, 8, 8)).astype(np.float32)}
-    rules = [{"node": "*", "set": {"quantize": True}}]
-    settings = {"effort": "fast", "latency": False, "rules": rules}
+    settings = {"effort": "fast", "latency": False, "rules": [{"node": "*", "set": {"quantize": True}}]}
     presets = ("web-int8", "ort-int8")
     return model, samples, {name: onnxq.quantize(model, samples, name, overrides=settings) for name in presets}
 
@@ -182,10 +179,9 @@ def test_the_table_of_webgpu_is_that_of_the_package() -> None:
     if package is None or read_version(package) != VERSION:
         pytest.skip(f"no npm package onnxruntime-web {VERSION}")
     text = (package / "docs" / "webgpu-operators.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\w+) \| ([^|]*\(.*?) \|", text, re.MULTILINE)
     listed = {
         op if domain == "ai.onnx" else f"{domain}.{op}"
-        for op, domains in rows
+        for op, domains in re.findall(r"^\| (\w+) \| ([^|]*\(.*?) \|", text, re.MULTILINE)
         for domain in re.findall(r"([\w.]+)\(", domains)
         if domain != "com.ms.internal.nhwc"
     }
@@ -194,8 +190,7 @@ def test_the_table_of_webgpu_is_that_of_the_package() -> None:
 
 def test_operators_without_a_kernel_in_webgpu_are_named() -> None:
     (table,) = find_backend("web").tables
-    missing = table.list_missing(GraphIndex(name_nodes(kit.ort_residual())).nodes)
-    assert missing == ("QuantizeLinear",)
+    assert table.list_missing(GraphIndex(name_nodes(kit.ort_residual())).nodes) == ("QuantizeLinear",)
 
 
 def test_the_table_of_costs_says_where_it_is_from() -> None:

@@ -129,8 +129,7 @@ def test_tokens_come_as_often_as_the_model_says() -> None:
 
 def test_generated_samples_are_prompts_and_steps() -> None:
     data = load("self-generated", name_nodes(make_decoder(tokens=40)), samples=8, sequence_length=16)
-    lengths = [sample["input_ids"].shape[1] for sample in data.samples()]
-    assert lengths == [16, 16, 16, 1, 16, 16, 16, 8]
+    assert [sample["input_ids"].shape[1] for sample in data.samples()] == [16, 16, 16, 1, 16, 16, 16, 8]
     assert max(int(sample["input_ids"].max()) for sample in data.samples()) < 40
     assert not data.synthetic
 

@@ -57,8 +57,7 @@ def test_a_weight_quantized_along_its_rows_is_found(wrong: str, signed: bool, no
 
 
 def test_nothing_can_be_left_out_of_the_piece(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    found = diff(CHAIN, pairs(CHAIN, "w2"), samples(), bisect=True, out=tmp_path / "out")
-    (piece,) = found.bisections
+    (piece,) = diff(CHAIN, pairs(CHAIN, "w2"), samples(), bisect=True, out=tmp_path / "out").bisections
     model = onnx.load(piece.path)
     onnx.checker.check_model(model)
     assert [node.name for node in model.graph.node] == list(piece.nodes)
@@ -135,14 +134,12 @@ def test_a_fault_below_the_noise_of_the_network_is_found_in_its_kernel() -> None
     assert set(piece.nodes) == {"s/DequantizeLinear", "w2/DequantizeLinear", "node_y"}
 
 
-_SEQUENCES = ("SplitToSequence", "SequenceInsert")
-
-
 @settings(max_examples=15, deadline=None)
 @given(shape_nets(), st.data())
 def test_parts_carry_sizes_ranks_and_sequences(net: ShapeNet, data: st.DataObject) -> None:
     proto, (feeds,) = net.model(), net.feeds((6, 11))
-    made = [name for node in proto.graph.node for name in node.output if node.op_type not in _SEQUENCES]
+    sequences = ("SplitToSequence", "SequenceInsert")
+    made = [name for node in proto.graph.node for name in node.output if node.op_type not in sequences]
     session = Session(
         tap_tensors(proto, [TensorId(n) for node in proto.graph.node for n in node.output]).proto, optimize=False
     )

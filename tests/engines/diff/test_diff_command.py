@@ -21,7 +21,7 @@ from onnxq.runtime import Session
 from onnxq.sites import TensorId
 from tests.cli.kit import run as invoke
 from tests.codes.kit import model
-from tests.engines.diff.models import CHAIN, PAIRS, chain, diff, pairs, samples
+from tests.engines.diff.models import chain, diff, pairs, samples
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +56,7 @@ def test_an_unmet_tolerance_fails_and_says_which(folder: Path) -> None:
     done = run(folder, *options.split(), "--json")
     assert done.exit_code == 1
     assert "error[Q703]: output y: as " in done.stderr
-    unmet = json.loads(done.stdout)["unmet"]
-    assert {(one["output"], one["measure"]) for one in unmet} == {
+    assert {(one["output"], one["measure"]) for one in json.loads(done.stdout)["unmet"]} == {
         ("y", "SQNR in dB"), ("y", "cosine"), ("y", "max abs error"), ("y", "top-k agreement"),
         ("y", "SQNR in dB against what the file says"),
     }  # fmt: skip
@@ -202,11 +201,8 @@ needs_polygraphy = pytest.mark.skipif(find_spec("polygraphy") is None, reason="n
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    folder = tmp_path_factory.mktemp("models")
-    for name, proto in (("float", CHAIN), ("quantized", PAIRS)):
-        onnx.save(proto, folder / f"{name}.onnx")
-    return str(folder / "float.onnx"), str(folder / "quantized.onnx")
+def models(folder: Path) -> tuple[str, str]:
+    return str(folder / "m.onnx"), str(folder / "m.q.onnx")
 
 
 @pytest.fixture
@@ -368,7 +364,6 @@ def test_polygraphys_comparators_say_the_same(models: tuple[str, str], tmp_path:
 def test_a_run_whose_name_is_no_text_is_read(saved: Path, tmp_path: Path) -> None:
     """Polygraphy takes any JSON value for a name."""
     text = (saved / "results.json").read_text(encoding="utf-8")
-    raw = json.loads(text)
-    name = raw["lst"][0][0]
+    name = json.loads(text)["lst"][0][0]
     (tmp_path / "r.json").write_text(text.replace(json.dumps(name), "true", 1), encoding="utf-8")
     assert load_results(tmp_path / "r.json")[0].name == "True"

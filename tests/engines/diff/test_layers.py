@@ -70,8 +70,7 @@ def test_reading_inside_changes_no_output() -> None:
 @pytest.mark.parametrize("memory_limit", [1, 20_000, 10**9])
 def test_memory_bounds_what_is_held_and_not_what_is_found(memory_limit: int) -> None:
     whole = diff(CHAIN, PAIRS, samples(), layers=True)
-    small = diff(CHAIN, PAIRS, samples(), layers=True, memory_limit=memory_limit)
-    assert small.layers == whole.layers
+    assert diff(CHAIN, PAIRS, samples(), layers=True, memory_limit=memory_limit).layers == whole.layers
 
 
 def test_groups_keep_to_the_limit() -> None:
@@ -279,8 +278,7 @@ def test_a_model_made_for_tensorrt_need_not_run_fused_in_ort() -> None:
     assert sqnr(by_name(found)["y"], OFF) > 15
     if ON in [one.subject for one in found.skipped]:
         assert ON not in found.missing
-        asked = diff(residual(), result.model, images(2, seed=7))
-        assert asked.missing == (ON,)
+        assert diff(residual(), result.model, images(2, seed=7)).missing == (ON,)
 
 
 def test_padding_does_not_count() -> None:

@@ -56,8 +56,7 @@ def test_what_cannot_be_ranked_has_no_agreement() -> None:
 
 
 def test_levels_are_steps_of_the_quantizer() -> None:
-    found = tallied(np.array([[0.0, 1.0]]), np.array([[0.5, 1.0]]), step=0.25)
-    assert found.levels == 2.0
+    assert tallied(np.array([[0.0, 1.0]]), np.array([[0.5, 1.0]]), step=0.25).levels == 2.0
     assert math.isnan(tallied(np.array([[0.0]]), np.array([[0.5]])).levels)
 
 

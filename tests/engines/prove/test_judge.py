@@ -84,8 +84,7 @@ def test_what_the_list_does_not_name_is_unseen() -> None:
     assert "merged with an equal one or computed away" in nodes["c/Conv"].reason
     # Of its two readers one is seen, and takes the integers.
     assert sites["x"].state is SiteState.FUSED
-    nothing = judged(kit.residual())[1]
-    assert {one.state for one in nothing.values()} == {SiteState.UNSEEN}
+    assert {one.state for one in judged(kit.residual())[1].values()} == {SiteState.UNSEEN}
 
 
 def test_weights_that_the_kernel_reads_in_fewer_bits_are_fused_though_it_computes_in_float() -> None:
@@ -109,9 +108,7 @@ def test_weights_that_the_kernel_reads_in_fewer_bits_are_fused_though_it_compute
         ("q d y", "int8", SiteState.UNFUSED),
     ],
 )
-def test_a_pair_between_functions_is_fused_where_integers_go_from_kernel_to_kernel(
-    nodes: str, read: str, state: SiteState
-) -> None:
+def test_a_pair_is_fused_where_integers_go_from_kernel_to_kernel(nodes: str, read: str, state: SiteState) -> None:
     names = {"q": "q/QuantizeLinear", "d": "d/DequantizeLinear", "y": "y/Tanh"}
     one = Kernel(
         name="one", kind="kgen", nodes=tuple(names[part] for part in nodes.split()), inputs=(tensor(read),),

@@ -102,8 +102,7 @@ def test_several_kernels_give_all_their_types_once() -> None:
     ],
 )
 def test_the_kernels_that_do_a_nodes_work(op: str, kinds: list[str], workers: list[str]) -> None:
-    work = NodeWork(op, tuple(map(kernel, kinds)), WORDS)
-    assert [one.kind for one in work.workers] == workers
+    assert [one.kind for one in NodeWork(op, tuple(map(kernel, kinds)), WORDS).workers] == workers
 
 
 def test_fused_attention_is_known_by_its_name() -> None:

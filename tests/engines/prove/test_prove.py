@@ -102,7 +102,6 @@ PROOF = Proof(
     sites=(SiteProof(site="x", role="activation", state=SiteState.PARTLY),),
 )
 
-
 SUMS = WeightSums(node="a", op="Conv", weight="w", data="uint8", rows=3, all_rows=8, sums=3, all_sums=64)
 NONE = replace(SUMS, rows=0, sums=0)
 
@@ -141,7 +140,6 @@ def test_sums_count_where_they_must_be_exact() -> None:
 LENGTH = 12
 STEPS = [f"t{k} = Relu({'x' if k == 0 else f't{k - 1}'})" for k in range(LENGTH)]
 
-
 CHAIN = GraphIndex(infer_shapes(kit.graph(f"(float[2,4] x) => (float[2,4] t{LENGTH - 1}) {{ {' '.join(STEPS)} }}")))
 
 
@@ -154,7 +152,6 @@ def test_exactly_the_nodes_that_fail_together_are_left(culprits, hinted):
         return names <= {node.name for node in part.graph.node}
 
     found = find_smallest_failure(CHAIN, fails, seconds=60, hint=f"t{max(culprits)}/Relu" if hinted else "")
-    assert found is not None
     model, reduced = found
     assert set(reduced.nodes) == names
     assert {node.name for node in model.graph.node} == names
@@ -175,11 +172,9 @@ def test_without_time_nothing_is_built():
 
 
 def test_weights_go_with_their_reader_and_cuts_are_legal():
-    index = GraphIndex(infer_shapes(kit.residual()))
-    parts = Parts(index)
+    parts = Parts(GraphIndex(infer_shapes(kit.residual())))
     assert "wd/DequantizeLinear" not in parts.names
     model = parts.cut_part(["d/Conv"])
-    assert model is not None
     onnx.checker.check_model(model, full_check=True)
     assert [value.name for value in model.graph.input] == ["rd"]
     assert [value.name for value in model.graph.output] == ["d"]
@@ -187,6 +182,5 @@ def test_weights_go_with_their_reader_and_cuts_are_legal():
 
 
 def test_a_tensor_of_unknown_rank_is_not_cut():
-    model = kit.residual()
-    index = GraphIndex(model)  # no shapes inferred
+    index = GraphIndex(kit.residual())  # no shapes inferred
     assert Parts(index).cut_part(["d/Conv"]) is None

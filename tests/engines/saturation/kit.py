@@ -15,8 +15,6 @@ from tests.networks import add_arrays
 from tests.numerics.reference import multiply_saturating
 from tests.pipeline.models import Reader
 
-SHAPE = (3, 9, 9)
-
 
 def model(nodes: list[onnx.NodeProto], inputs: dict[str, tuple[int, Any]], outputs: list[str], arrays: dict[str, Any],
           opset: int = 17) -> onnx.ModelProto:  # fmt: skip
@@ -63,7 +61,7 @@ def wide_net() -> onnx.ModelProto:
 
 
 def samples(count: int = 6) -> np.ndarray:
-    return np.random.default_rng(1).standard_normal((count, *SHAPE)).astype(np.float32)
+    return np.random.default_rng(1).standard_normal((count, 3, 9, 9)).astype(np.float32)
 
 
 TOOLS = ("qdq", "qoperator", "int8-activations", "dynamic", "model-optimizer")

@@ -11,8 +11,7 @@ def _keep_in_nodes(*names: str) -> object:
     """Put these weights into Constant nodes."""
 
     def alter(model: onnx.ModelProto) -> None:
-        tensors = [tensor for tensor in model.graph.initializer if tensor.name in names]
-        for tensor in tensors:
+        for tensor in [tensor for tensor in model.graph.initializer if tensor.name in names]:
             model.graph.initializer.remove(tensor)
             model.graph.node.insert(0, onnx.helper.make_node("Constant", [], [tensor.name], value=tensor))
 

@@ -47,6 +47,11 @@ def loaded() -> ModelProto:
     return proto
 
 
+@pytest.fixture
+def editor() -> Editor:
+    return Editor(branches())
+
+
 def test_an_export_without_edits_gives_the_same_model() -> None:
     proto = loaded()
     assert Editor(proto).export() == proto
@@ -100,8 +105,7 @@ def test_the_model_given_is_not_changed() -> None:
     assert proto.SerializeToString(deterministic=True) == before
 
 
-def test_sibling_tensors_of_one_name_are_edited_apart() -> None:
-    editor = Editor(branches())
+def test_sibling_tensors_of_one_name_are_edited_apart(editor: Editor) -> None:
     editor.rename_tensor(TensorId("k", "if.else_branch"), "other")
     index = GraphIndex(editor.export())
     assert index.find_node("n2").inputs == ("k", "w")
@@ -120,13 +124,11 @@ def test_a_body_that_gives_out_an_outer_tensor_follows_its_renaming() -> None:
     assert {node.name for node in GraphIndex(editor.export()).nodes} == {"r", "i", "n"}
 
 
-def test_the_nodes_that_make_the_new_tensor_go_on_reading_the_old_one() -> None:
-    editor = Editor(branches())
+def test_the_nodes_that_make_the_new_tensor_go_on_reading_the_old_one(editor: Editor) -> None:
     editor.insert_node("", "Neg", ["a"], ["m"], name="m1")
     editor.insert_node("", "Add", ["m", "a"], ["a2"], name="m2")
     editor.rewire(TensorId("a"), "a2")
-    index = GraphIndex(editor.export())
-    assert {edge.node for edge in index.list_consumers(TensorId("a"))} == {"m1", "m2"}
+    assert {edge.node for edge in GraphIndex(editor.export()).list_consumers(TensorId("a"))} == {"m1", "m2"}
 
 
 def test_equal_unnamed_looking_nodes_are_not_mixed_up() -> None:
@@ -142,8 +144,7 @@ def test_equal_unnamed_looking_nodes_are_not_mixed_up() -> None:
     np.testing.assert_array_equal(compute(result)[0], 2 * compute(proto)[0] / 2)
 
 
-def test_a_removed_nodes_tensor_can_be_made_anew() -> None:
-    editor = Editor(branches())
+def test_a_removed_nodes_tensor_can_be_made_anew(editor: Editor) -> None:
     editor.remove_node("up")
     with pytest.raises(ModelError, match="'a', which nothing makes"):
         editor.export()
@@ -153,15 +154,13 @@ def test_a_removed_nodes_tensor_can_be_made_anew() -> None:
     assert result.graph.node[0].name == "instead"
 
 
-def test_a_node_without_an_anchor_stands_before_its_reader() -> None:
-    editor = Editor(branches())
+def test_a_node_without_an_anchor_stands_before_its_reader(editor: Editor) -> None:
     editor.insert_node("", "Neg", ["z"], ["z2"], name="late")
     editor.rewire(TensorId("z"), "z2")
     assert [node.name for node in editor.export().graph.node] == ["up", "late", "if", "end"]
 
 
-def test_anchors_of_anchors_and_removed_anchors_hold() -> None:
-    editor = Editor(branches())
+def test_anchors_of_anchors_and_removed_anchors_hold(editor: Editor) -> None:
     editor.insert_node("", "Neg", ["a"], ["p"], name="p", after="up")
     editor.insert_node("", "Neg", ["p"], ["q"], name="q", after="p")
     editor.insert_node("", "Neg", ["x"], ["o"], name="o", before="up")
@@ -192,8 +191,7 @@ def test_a_users_initializer_is_never_taken_for_ours() -> None:
 
 @pytest.mark.parametrize(("dtype", "values"), [(TensorProto.INT4, [-8, 7, 3]), (TensorProto.UINT4, [15, 0, 9, 1])])
 def test_sub_byte_initializers_run_in_ort(dtype: int, values: list[int]) -> None:
-    proto = model("g (float[4] x) => (float[N] y) { [n] y = Neg(u) [u] u = Relu(x) }", opset=21, ir=10)
-    editor = Editor(proto)
+    editor = Editor(model("g (float[4] x) => (float[N] y) { [n] y = Neg(u) [u] u = Relu(x) }", opset=21, ir=10))
     editor.add_initializer("", "w", np.array(values), dtype=dtype)
     editor.add_initializer("", "s", np.array(0.5, F))
     editor.insert_node("", "DequantizeLinear", ["w", "s"], ["wf"], name="dq", before="n")
@@ -201,14 +199,11 @@ def test_sub_byte_initializers_run_in_ort(dtype: int, values: list[int]) -> None
     result = editor.export()
     np.testing.assert_array_equal(compute(result)[0], -0.5 * np.array(values, F))
     # Again through the editor: graphsurgeon alone fails on what was touched.
-    index = GraphIndex(Editor(result).export())
-    array = index.find_constant(TensorId("w"))
-    assert array is not None
+    array = GraphIndex(Editor(result).export()).find_constant(TensorId("w"))
     np.testing.assert_array_equal(array.astype(np.int8), values)
 
 
-def test_bfloat16_initializers_are_stored_as_such() -> None:
-    editor = Editor(branches())
+def test_bfloat16_initializers_are_stored_as_such(editor: Editor) -> None:
     editor.add_initializer("", "half", np.array([1.5, -2.0], ml_dtypes.bfloat16))
     tensor = editor.export().graph.initializer[-1]
     assert tensor.data_type == TensorProto.BFLOAT16
@@ -228,8 +223,7 @@ def test_unused_things_go_in_every_scope() -> None:
 
 
 def test_attributes_and_operators_change() -> None:
-    proto = model("g (float[4] x) => (float[4] y) { [n] y = LeakyRelu<alpha = 0.5>(x) }")
-    editor = Editor(proto)
+    editor = Editor(model("g (float[4] x) => (float[4] y) { [n] y = LeakyRelu<alpha = 0.5>(x) }"))
     editor.set_attr("n", "alpha", 2.0)
     assert GraphIndex(editor.export()).find_node("n").attrs["alpha"] == 2.0
     editor.set_attr("n", "alpha", None)
@@ -242,28 +236,24 @@ def test_attributes_and_operators_change() -> None:
 
 
 def test_an_input_can_be_added_and_left_out() -> None:
-    proto = model("g (float[4] x) => (float[4] y) { [n] y = Clip(x, low) }", low=0.0, high=1.0)
-    editor = Editor(proto)
+    editor = Editor(model("g (float[4] x) => (float[4] y) { [n] y = Clip(x, low) }", low=0.0, high=1.0))
     editor.replace_input(Edge("n", 2), "high")
     editor.replace_input(Edge("n", 1), "")
     assert GraphIndex(editor.export()).find_node("n").inputs == ("x", "", "high")
 
 
-def test_new_domains_are_imported() -> None:
-    editor = Editor(branches())
+def test_new_domains_are_imported(editor: Editor) -> None:
     editor.insert_node("if.else_branch", "Op", ["k"], ["k2"], name="custom", domain="some.where")
     editor.rewire(TensorId("k", "if.else_branch"), "k2")
     assert ("some.where", 1) in {(entry.domain, entry.version) for entry in editor.export().opset_import}
 
 
-LOOP = """g (float[4] x) => (float[4] y, float[N,4] all) {
-    [l] y, all = Loop(n, keep, x) <body = b (int64 i, bool go, float[4] state)
-                                   => (bool on, float[4] next, float[4] each) {
-        [k] on = Identity(go) [p] next = Add(state, x) [q] each = Mul(next, w) }> }"""
-
-
 def test_loop_bodies_are_edited_through_their_inputs_and_outputs() -> None:
-    proto = model(LOOP, n=np.array(3), keep=np.array(True), w=np.full(4, 2, F))
+    text = """g (float[4] x) => (float[4] y, float[N,4] all) {
+        [l] y, all = Loop(n, keep, x) <body = b (int64 i, bool go, float[4] state)
+                                       => (bool on, float[4] next, float[4] each) {
+            [k] on = Identity(go) [p] next = Add(state, x) [q] each = Mul(next, w) }> }"""
+    proto = model(text, n=np.array(3), keep=np.array(True), w=np.full(4, 2, F))
     editor = Editor(proto)
     editor.rename_tensor(TensorId("state", "l.body"), "carried")
     editor.insert_node("l.body", "Identity", ["carried"], ["copy"], name="copy")
@@ -302,16 +292,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("edit", REFUSED.values(), ids=REFUSED.keys())
-def test_nonsense_is_refused_and_changes_nothing(edit: object) -> None:
-    editor = Editor(branches())
+def test_nonsense_is_refused_and_changes_nothing(editor: Editor, edit: object) -> None:
     with pytest.raises(ModelError):
         edit(editor)  # type: ignore[operator]
     assert editor.export() == branches()
 
 
 @pytest.mark.parametrize("edge", [Edge("up", 0), Edge("n4", 1, "if.else_branch")], ids=["plain", "through a body"])
-def test_a_cycle_is_refused_at_export(edge: Edge) -> None:
-    editor = Editor(branches())
+def test_a_cycle_is_refused_at_export(editor: Editor, edge: Edge) -> None:
     editor.replace_input(edge, "y")
     with pytest.raises(ModelError, match="own output"):
         editor.export()
@@ -347,9 +335,7 @@ def insert_pair(editor: Editor, index: GraphIndex, t: TensorId) -> None:
 @settings(max_examples=60)
 @given(models(), SEEDS)
 def test_inserted_pairs_keep_the_numbers(proto: ModelProto, seed: int) -> None:
-    rng = random.Random(seed)
-    index = GraphIndex(proto)
-    editor = Editor(proto)
+    rng, index, editor = random.Random(seed), GraphIndex(proto), Editor(proto)
     chosen = rng.sample(tensors(index), k=min(4, len(tensors(index))))
     for t in chosen:
         insert_pair(editor, index, t)
@@ -363,9 +349,7 @@ def test_inserted_pairs_keep_the_numbers(proto: ModelProto, seed: int) -> None:
 @settings(max_examples=60)
 @given(models(), SEEDS)
 def test_rewiring_some_readers_to_a_copy_keeps_the_numbers(proto: ModelProto, seed: int) -> None:
-    rng = random.Random(seed)
-    index = GraphIndex(proto)
-    editor = Editor(proto)
+    rng, index, editor = random.Random(seed), GraphIndex(proto), Editor(proto)
     for t in rng.sample(tensors(index), k=min(3, len(tensors(index)))):
         readers = editor.list_consumers(t)
         some = rng.sample(readers, k=rng.randint(0, len(readers)))
@@ -379,9 +363,7 @@ def test_rewiring_some_readers_to_a_copy_keeps_the_numbers(proto: ModelProto, se
 @settings(max_examples=60)
 @given(models(), SEEDS)
 def test_renaming_keeps_the_numbers(proto: ModelProto, seed: int) -> None:
-    rng = random.Random(seed)
-    index = GraphIndex(proto)
-    editor = Editor(proto)
+    rng, index, editor = random.Random(seed), GraphIndex(proto), Editor(proto)
     free = [t for t in tensors(index) if not index.is_output(t) and t.name not in ("x", "z")]
     for t in rng.sample(free, k=rng.randint(0, len(free))):
         editor.rename_tensor(t, editor.fresh(f"renamed/{t.name}"))

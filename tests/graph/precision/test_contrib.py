@@ -29,13 +29,11 @@ def make_norms(opset: int = 14) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto) -> np.ndarray:
-    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
-    return Session(model).run({"x": x})["y"]
+    return Session(model).run({"x": np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)})["y"]
 
 
 def test_norms_of_onnx_runtime_in_the_domain_of_onnx_load_and_move_to_newer_opsets() -> None:
-    model = load_model(make_norms()).proto
-    newer = ensure_opset(model, 21)
+    newer = ensure_opset(load_model(make_norms()).proto, 21)
     assert [node.domain for node in newer.graph.node] == [node.domain for node in make_norms().graph.node]
     np.testing.assert_allclose(run(newer), run(make_norms()), rtol=1e-6)
 

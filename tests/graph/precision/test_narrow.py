@@ -94,15 +94,13 @@ def test_bodies_read_and_give_float32() -> None:
     assert [tensor.data_type for tensor in inner.initializer] == [F16]
 
 
-PAIRED = """g (float[N,8] x) => (float[N,8] y) {
-    r = Relu(x) q = QuantizeLinear(r, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(i, t, z)
-    a = MatMul(d, v) y = Add(a, d)
-}"""
-
-
 def paired(scale: float = 0.01) -> onnx.ModelProto:
     weight = np.arange(64, dtype=np.int8).reshape(8, 8)
-    return parse(PAIRED, opset=19, s=np.float32(scale), t=np.float32(0.003), z=np.int8(0), i=weight)
+    text = """g (float[N,8] x) => (float[N,8] y) {
+        r = Relu(x) q = QuantizeLinear(r, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(i, t, z)
+        a = MatMul(d, v) y = Add(a, d)
+    }"""
+    return parse(text, opset=19, s=np.float32(scale), t=np.float32(0.003), z=np.int8(0), i=weight)
 
 
 def test_pairs_come_in_the_types_they_are_read_in() -> None:
@@ -139,7 +137,6 @@ def test_scales_that_a_type_holds() -> None:
 
 
 SQUARES = "g (float[4] x) => (float[4] y) { a = Add(x, x) \n b = Mul(a, a) \n y = Sqrt(b) }"
-
 
 NUMPY = [(TensorProto.FLOAT16, np.float16), (TensorProto.BFLOAT16, ml_dtypes.bfloat16)]
 

@@ -190,8 +190,7 @@ def make_nncf():
     import onnx
 
     data = nncf.Dataset(list(make_samples()), lambda sample: {"x": sample})
-    quantized = nncf.quantize(make_network(), data, subset_size=16)
-    onnx.save(quantized, HERE / "nncf.onnx")
+    onnx.save(nncf.quantize(make_network(), data, subset_size=16), HERE / "nncf.onnx")
 
 
 def make_modelopt():
@@ -201,10 +200,9 @@ def make_modelopt():
 
     # It leaves convolutions of few channels float.
     onnx.save(make_network(16), HERE / "work.onnx")
-    samples = make_samples().reshape(-1, 3, 8, 8)
     quantize(
         str(HERE / "work.onnx"),
-        calibration_data={"x": samples},
+        calibration_data={"x": make_samples().reshape(-1, 3, 8, 8)},
         calibration_eps=["cpu"],
         high_precision_dtype="fp32",
         output_path=str(HERE / "modelopt.onnx"),
@@ -317,8 +315,7 @@ def join_data(*names):
     import onnx
 
     for name in names:
-        model = onnx.load(HERE / name)
-        onnx.save(model, HERE / name)
+        onnx.save(onnx.load(HERE / name), HERE / name)
         (HERE / f"{name}.data").unlink(missing_ok=True)
 
 

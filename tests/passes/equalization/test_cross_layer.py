@@ -115,8 +115,7 @@ def test_the_function_stays_and_channels_become_alike(name: str, groups: int) ->
 )
 def test_the_operator_behind_takes_the_factors_out_again(behind: str, out: str) -> None:
     model = chain(behind, out)
-    result = cross_layer.write_scales(model, {H: np.geomspace(0.25, 4, 6).astype(F)})
-    assert_same(model, result, rtol=2e-5)
+    assert_same(model, cross_layer.write_scales(model, {H: np.geomspace(0.25, 4, 6).astype(F)}), rtol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +160,7 @@ def test_any_factors_leave_the_function(seed: int, name: str, groups: int) -> No
     model = row(PASSING[name], groups, seed)
     rng = np.random.default_rng(seed)
     factors = {TensorId(t): np.exp(rng.uniform(-3, 3, 6)).astype(F) for t in ("h", "d")}
-    result = cross_layer.write_scales(model, factors)
-    assert_same(model, result, rtol=1e-4, seed=seed)
+    assert_same(model, cross_layer.write_scales(model, factors), rtol=1e-4, seed=seed)
 
 
 CONV = "y = Conv(r, u)"
@@ -234,8 +232,7 @@ def test_values_decide_behind_add_and_concat() -> None:
     largest = {t: 10 ** rng.uniform(-2, 2, SIZES.get(t.name, 6)) for t in axes}
     factors = cross_layer.compute_factors(model, largest)
     np.testing.assert_array_equal(factors[TensorId("a")], factors[TensorId("b")])
-    result = cross_layer.write_scales(model, factors)
-    assert_same(model, result, rtol=5e-5)
+    assert_same(model, cross_layer.write_scales(model, factors), rtol=5e-5)
 
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:

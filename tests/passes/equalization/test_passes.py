@@ -86,9 +86,7 @@ def runs() -> dict[str, Run]:
 
 
 @pytest.mark.parametrize(("name", "gain"), [("cross_layer_equalization", 6), ("smoothquant", 3)])
-def test_scaling_saves_what_one_scale_destroys_and_a_plan_repeats_it(
-    runs: dict[str, Run], name: str, gain: float
-) -> None:
+def test_scaling_saves_what_a_scale_destroys_and_plans_repeat_it(runs: dict[str, Run], name: str, gain: float) -> None:
     proto, samples, config, done = runs[name]
     assert {one.name for one in done.plan.scalings} == {name}
     assert models.list_accounts(done, name)
@@ -140,8 +138,7 @@ def test_other_names_are_found_by_structure(runs: dict[str, Run]) -> None:
     for node in proto.graph.node:
         node.input[:] = [f"other_{name}" if name in ("n", "h", "r") else name for name in node.input]
         node.output[:] = [f"other_{name}" if name in ("n", "h", "r") else name for name in node.output]
-    result = onnxq.apply(proto, done.plan)
-    assert len(result.plan.sites) == len(done.plan.sites)
+    assert len(onnxq.apply(proto, done.plan).plan.sites) == len(done.plan.sites)
 
 
 def test_scalings_of_another_network_are_refused(runs: dict[str, Run]) -> None:
@@ -258,8 +255,7 @@ def ctx(reference: onnx.ModelProto) -> EqualizeContext:
 def scaled(factor: Any, back: Any) -> FloatState:
     """Channels of the first weight times `factor`, columns of the second times `back`."""
     w = (WEIGHTS["w"] * np.reshape(factor, (-1, 1, 1, 1))).astype(np.float32)
-    v = (WEIGHTS["v"] * np.reshape(back, (1, -1, 1, 1))).astype(np.float32)
-    return make_state(model(w=w, v=v))
+    return make_state(model(w=w, v=(WEIGHTS["v"] * np.reshape(back, (1, -1, 1, 1))).astype(np.float32)))
 
 
 FACTORS = np.array([0.3, 7.0, 1.0, 100.0])

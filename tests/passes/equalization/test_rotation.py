@@ -1,7 +1,6 @@
 """Rotated decoders compute what they did, in every form of norm and attention; what cannot be rotated says why."""
 
 import hashlib
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from onnxq.passes.equalization import rotation
 from onnxq.passes.equalization.operators import find_streams
 from onnxq.plan import Rotation
 from onnxq.sites import TensorId
+from tests.networks import count_ops
 from tests.passes.equalization.decoders import HD, D, make_decoder, make_feeds
 from tests.passes.kit import infer, parse, random_weights
 
@@ -32,10 +32,6 @@ FORMS: dict[str, dict[str, Any]] = {
 
 def run(model: onnx.ModelProto, genai: bool = False) -> np.ndarray:
     return np.asarray(infer(model, make_feeds(genai))[0], np.float64)
-
-
-def count_ops(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node)
 
 
 @pytest.mark.parametrize("form", list(FORMS))
@@ -122,9 +118,8 @@ def test_a_stream_that_a_gemm_adds_to_its_product_is_left() -> None:
 def test_rotations_of_another_network_are_refused() -> None:
     model = make_decoder(more="y = Relu(x1)", outputs=", float[a,b,c] y")
     for name, size in (("x0", D), ("v0", D), ("nowhere", HD)):
-        with pytest.raises(PlanError, match="no stream") as caught:
+        with pytest.raises(PlanError, match=r"no stream.*\[Q404\]"):
             rotation.write_rotations(model, [Rotation(tensor=TensorId(name), seed=0, size=size)])
-        assert caught.value.code == "Q404"
 
 
 # ---- Hadamard matrices by Sylvester, Paley and blocks: orthogonal, flat, the mean left alone, a seed for bytes.
@@ -133,7 +128,6 @@ def test_rotations_of_another_network_are_refused() -> None:
 @pytest.mark.parametrize("order", [1, 2, 4, 12, 20, 28, 36, 60, 84])
 def test_paley_gives_orthogonal_signs(order: int) -> None:
     found = rotation.make_paley(order)
-    assert found is not None
     assert set(np.unique(found)) <= {-1, 1}
     assert np.array_equal(found.astype(int) @ found.T.astype(int), order * np.eye(order))
 

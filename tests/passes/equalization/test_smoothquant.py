@@ -130,8 +130,7 @@ def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
         for w, (node, k) in zip(("w2", "w3"), edges, strict=True)
     )
     plan = Plan(target="ort", model="m", topology="", weights="", sites=sites)
-    groups = smoothquant.find_quantized_groups(proto, plan)
-    assert [group.tensor for group in groups] == [TensorId("h")]
+    assert [group.tensor for group in smoothquant.find_quantized_groups(proto, plan)] == [TensorId("h")]
     rows = normal(50, 12, seed=1) * np.where(np.arange(12) == 5, 40, 1).astype(F)
     seen = {TensorId("h"): core.ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows)}
     factors, _ = smoothquant.compute_smoothing_factors(proto, plan, seen)
@@ -240,8 +239,7 @@ def test_ends_are_those_of_each_channel_over_all_samples(batch, memory_limit):
 @pytest.mark.parametrize(("rows", "kept"), [(0, 0), (10, 10), (25, 25), (12, 12), (1000, 30)])
 def test_rows_are_spread_over_the_samples(rows, kept):
     x = values()
-    found = observe({A: -1}, dataset(x), rows=rows, batch=1)
-    held = found[A].rows
+    held = observe({A: -1}, dataset(x), rows=rows, batch=1)[A].rows
     assert held.shape == (kept, 4)
     assert held.dtype == np.float32
     # Each is a row of the tensor.

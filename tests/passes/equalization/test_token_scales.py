@@ -66,8 +66,7 @@ def test_a_plan_repeats_them(opset: int) -> None:
     again = onnxq.apply(net, from_json(to_json(found.plan)), overrides={"latency": False})
     assert again.model.SerializeToString() == found.model.SerializeToString()
     overrides = {key: TOKENS[key] for key in ("token_scales", "rules")} | {"mode": "dynamic"}
-    planned = onnxq.make_plan(net, overrides=overrides)
-    applied = onnxq.apply(net, planned, overrides={"latency": False})
+    applied = onnxq.apply(net, onnxq.make_plan(net, overrides=overrides), overrides={"latency": False})
     x = draw(3)
     assert compute_noise(net, Session(applied.model).run({"x": x})["y"], x).max() < 0.1
 

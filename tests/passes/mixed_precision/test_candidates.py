@@ -144,8 +144,7 @@ def test_a_finer_input_gives_a_new_bias_and_a_new_scale_of_the_weight(problem, p
 
 def test_corrected_biases_stay_with_operators_that_stay(problem, plan):
     biases = tuple(BiasPlan(edge=Edge(name, 2, ""), values=np.ones(8, np.float32)) for name in "ab")
-    ways = Ways(problem, replace(plan, biases=biases))
-    after = ways.promote_keys(frozenset("b"))
+    after = Ways(problem, replace(plan, biases=biases)).promote_keys(frozenset("b"))
     assert [bias.edge.node for bias in after.biases] == ["a"]
 
 
@@ -169,8 +168,7 @@ def test_time_and_bytes_weigh_and_what_gains_none_costs_little() -> None:
         costs = {name: ways.measure_cost(ways.promote_keys(frozenset([name]))) for name in names}
         # Nine times the work, and the weights, of the one in the middle.
         assert costs[names[1]] < min(costs[names[0]], costs[names[2]])
-        every = ways.measure_cost(ways.promote_keys(frozenset(names)))
-        assert every > max(costs.values())
+        assert ways.measure_cost(ways.promote_keys(frozenset(names))) > max(costs.values())
         assert ways.measure_cost(ways.plan) == 0
 
 

@@ -145,8 +145,7 @@ def test_the_operator_to_blame_stays_float_and_the_summary_says_so(at: int, with
 
 def test_where_nobody_stands_out_and_where_none_can_be_spared_nothing_is_done() -> None:
     assert float_convs(quantized(chain(DEEP))) == set()
-    small = quantized(chain(DEEP - 1, 5))
-    assert list_accounts(small, "sensitive_ops") == ["sensitive_ops: nothing to gain"]
+    assert list_accounts(quantized(chain(DEEP - 1, 5)), "sensitive_ops") == ["sensitive_ops: nothing to gain"]
 
 
 def test_of_two_to_blame_only_as_many_stay_float_as_can_be_spared() -> None:

@@ -58,9 +58,7 @@ def list_choices(program: PrecisionProgram) -> list[dict[str, str]]:
 
 
 @given(program=programs(), minimized=st.sampled_from(QUANTITIES), data=st.data())
-def test_nothing_that_keeps_the_limits_costs_less(
-    program: PrecisionProgram, minimized: str, data: st.DataObject
-) -> None:
+def test_nothing_within_the_limits_costs_less(program: PrecisionProgram, minimized: str, data: st.DataObject) -> None:
     choices = list_choices(program)
     # Limits that some choice just keeps.
     limiting = program.add_costs(data.draw(st.sampled_from(choices)))

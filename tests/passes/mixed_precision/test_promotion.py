@@ -120,8 +120,7 @@ def test_a_file_that_is_all_float_never_holds(wanted: float) -> None:
 
 def test_nothing_to_quantize_holds_no_wish() -> None:
     alone = parse("g (float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Relu(x) }")
-    feeds = {"x": images(24)["x"][:, :3]}
-    done = onnxq.quantize(alone, feeds, overrides={"latency": False, "min_sqnr": 20})
+    done = onnxq.quantize(alone, {"x": images(24)["x"][:, :3]}, overrides={"latency": False, "min_sqnr": 20})
     account = done.report.promotion
     assert done.plan.sites == ()
     assert not account.met
@@ -205,8 +204,7 @@ class TestMetric:
             assert onnx.load(model.path).graph.output[0].name == "y"  # type: ignore[attr-defined]
             return float((got.argmax(1) == wanted).mean())
 
-        done = quantize("coarse", metric=agree, max_drop=0.02)
-        account = done.report.promotion
+        account = quantize("coarse", metric=agree, max_drop=0.02).report.promotion
         assert account.met
         assert account.float_value == 1.0
         assert account.value >= 0.98
@@ -223,8 +221,7 @@ class TestMetric:
             counts.add(left)
             return -float(left)
 
-        done = quantize("coarse", metric=sites, max_drop=6)
-        account = done.report.promotion
+        account = quantize("coarse", metric=sites, max_drop=6).report.promotion
         assert account.met
         assert max(counts) > 6
         # The float model's, of the first file that holds, and of the one with most.
@@ -274,8 +271,7 @@ def lost(depth: int = 6) -> onnx.ModelProto:
 
 @cache
 def unhappy(depth: int, **update: Any) -> onnxq.Result:
-    config = BALANCED.model_copy(update=update)
-    return models.quantize(lost(depth), {"t0": images(48)["x"]}, config)
+    return models.quantize(lost(depth), {"t0": images(48)["x"]}, BALANCED.model_copy(update=update))
 
 
 BALANCED = EVERYTHING.model_copy(update={"effort": "balanced", "skip": ("cross_layer_equalization", "rounding")})

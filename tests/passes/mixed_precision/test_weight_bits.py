@@ -95,9 +95,7 @@ def left(weights: list[WeightChoice], bits: tuple[int, ...] | list[int]) -> floa
     st.sampled_from([(8,), (5, 6, 7, 8), (6, 8)]),
 )
 @settings(max_examples=80)
-def test_the_average_is_kept_and_little_is_left_that_could_be_had(
-    sizes: list[tuple[int, float]], average: float, widths: tuple[int, ...]
-) -> None:
+def test_the_average_is_kept_and_used(sizes: list[tuple[int, float]], average: float, widths: tuple[int, ...]) -> None:
     weights = [WeightChoice(n, 4, error, widths) for n, error in sizes]
     bits = spend_budget(weights, average)
     counts = [one.elements for one in weights]
@@ -145,8 +143,7 @@ def test_measured_errors_are_those_of_each_weight_alone() -> None:
     plain = Session(proto, optimize=False)
     for site in weights:
         edge = site.consumers[0]
-        node = index.find_node(edge.node)
-        name = node.inputs[edge.index]
+        name = index.find_node(edge.node).inputs[edge.index]
         changed = name_nodes(proto)
         tensor = next(t for t in changed.graph.initializer if t.name == name)
         value = numpy_helper.to_array(tensor)

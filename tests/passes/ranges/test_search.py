@@ -43,8 +43,7 @@ def linear(outlier: float) -> onnx.ModelProto:
 
 def tokens(count: int, *, seed: int = 0, padding: float = 1.0) -> dict[str, np.ndarray]:
     """Channel 0 is a hundred times as large as the others, in two samples; the last half of each sample is padding."""
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((count, 64, 4)).astype(np.float32)
+    x = np.random.default_rng(seed).standard_normal((count, 64, 4)).astype(np.float32)
     x[[0, 5], 0, 0] = 100.0
     x[:, 32:] *= padding
     mask = np.ones((count, 64), np.int64)
@@ -122,8 +121,7 @@ def test_the_outputs_are_judged_on_samples_of_the_calibration_too(monkeypatch: p
     feeds = tokens(16)
     feeds["x"][:, 0, 0] = 100.0
     state, plan, _ = calibrated(linear(1e-6), feeds, MINMAX)
-    data = load_data(feeds, GraphIndex(state.model).inputs)
-    ctx = make_context(*data.split(4, 0))
+    ctx = make_context(*load_data(feeds, GraphIndex(state.model).inputs).split(4, 0))
     run_stage(ranges.RANGES, Stage.REFINE, ctx, place(state, plan))
     assert counts == [4 + 8, 4 + 8]
 
@@ -199,8 +197,7 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Evaluator, "score", lambda *_, **__: next(scores))
     state, plan, _ = calibrated(deaf(), feeds, MINMAX)
     ctx = make_context(load_data(feeds, GraphIndex(state.model).inputs))
-    after = run_stage(ranges.RANGES, Stage.REFINE, ctx, place(state, plan))
-    assert after.plan is plan
+    assert run_stage(ranges.RANGES, Stage.REFINE, ctx, place(state, plan)).plan is plan
     assert [report.outcome for report in ctx.journal] == [Outcome.WORSE]
 
 
@@ -302,9 +299,7 @@ def test_ranges_of_few_positions_reach_further(count: int, factor: float, ops: t
 @pytest.mark.parametrize(
     ("effort", "skip", "factor"), [("fast", (), 1.0), ("balanced", ("ranges",), 1.0), ("balanced", (), 1.25)]
 )
-def test_without_a_request_ranges_are_those_of_the_samples_unless_they_are_searched(
-    effort: str, skip: tuple[str, ...], factor: float
-) -> None:
+def test_ranges_are_those_of_samples_unless_searched(effort: str, skip: tuple[str, ...], factor: float) -> None:
     plan, reach = quantize_pooled(32, effort=effort, skip=skip)
     assert 255 * scale(plan, "p") == pytest.approx(factor * reach, rel=1e-3)
 

@@ -88,8 +88,7 @@ def test_rounding_comes_near_the_best_there_is() -> None:
         base = np.floor(layer.w / layer.scale).astype(np.int32)[0, 0]
         every = np.stack([base + np.array(up) for up in itertools.product((-1, 0, 1, 2), repeat=5)])[None]
         w, scale, zero = (np.repeat(one, every.shape[1], axis=1) for one in (layer.w, layer.scale, layer.zero))
-        wide = Layer(w, layer.h, scale, zero)
-        best = wide.measure_error(every).min()
+        best = Layer(w, layer.h, scale, zero).measure_error(every).min()
         start = layer.round_with_feedback()
         descended = descend_values(layer.w, start, damp_moments(layer.h, 0.1), layer.scale, layer.zero, LIMITS)
         plain, gptq, found = (
@@ -108,8 +107,7 @@ def test_rounding_comes_near_the_best_there_is() -> None:
 def test_without_correlation_nearest_is_what_comes_out() -> None:
     layer = make_layer(1, 5, 7)
     for h in (np.diag(np.arange(1.0, 8.0))[None], np.zeros_like(layer.h)):
-        alone = layer._replace(h=h)
-        assert np.array_equal(alone.round_with_feedback(), layer.round_to_nearest())
+        assert np.array_equal(layer._replace(h=h).round_with_feedback(), layer.round_to_nearest())
 
 
 def test_groups_are_rounded_each_by_itself() -> None:
@@ -162,9 +160,7 @@ def test_descent_ends_where_no_single_step_helps(seed: int, rows: int, size: int
 
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(2, 20), st.integers(1, 3), st.booleans())
 @settings(max_examples=40)
-def test_scales_and_levels_together_beat_levels_alone(
-    seed: int, rows: int, size: int, groups: int, thorough: bool
-) -> None:
+def test_scales_and_levels_beat_levels_alone(seed: int, rows: int, size: int, groups: int, thorough: bool) -> None:
     w, h, scale, zero = make_layer(seed, rows, size, groups)
     found, again = (kit.round_low_bit(w, factor_hessian(h), scale, zero, LIMITS, thorough=thorough) for _ in range(2))
     assert found.codes.tobytes() == again.codes.tobytes()
@@ -190,8 +186,7 @@ def test_a_row_of_few_large_weights_gets_a_smaller_scale() -> None:
     assert found.factors[0, 0] < 0.9
     wide = round_to_nearest(w, scale, zero, LIMITS) * scale
     assert np.sum((w - found.codes * scale * found.factors[0, 0]) ** 2) < np.sum((w - wide) ** 2)
-    held = kit.round_low_bit(w, seen, scale, zero, LIMITS, least=np.full((1, 1), 0.95))
-    assert held.factors[0, 0] >= 0.95
+    assert kit.round_low_bit(w, seen, scale, zero, LIMITS, least=np.full((1, 1), 0.95)).factors[0, 0] >= 0.95
 
 
 def test_dead_rows_and_dead_inputs_are_left_in_peace() -> None:

@@ -102,17 +102,15 @@ def test_two_models_are_at_the_same_node_with_their_own_values():
     assert list(PairedRunner([], runner(feeds=[]), runner(feeds=[])).iterate_tensors(request("c", "d", "c"))) == []
 
 
-BRANCH = """g (float[N,4] x, bool flag) => (float[N,4] y) {
-    h = Mul(x, two)
-    [branch] o = If (flag) <then_branch = t () => (float[N,4] t) { [s] s = Relu(h) [t] t = MatMul(s, w) },
-                            else_branch = e () => (float[N,4] f) { f = Identity(h) }>
-    y = Neg(o)
-}"""
-
-
 def branching() -> onnx.ModelProto:
     """An If whose then-branch multiplies h, which is x doubled."""
-    return infer_shapes(parse(BRANCH, two=2.0, w=HELD["w"]))
+    text = """g (float[N,4] x, bool flag) => (float[N,4] y) {
+        h = Mul(x, two)
+        [branch] o = If (flag) <then_branch = t () => (float[N,4] t) { [s] s = Relu(h) [t] t = MatMul(s, w) },
+                                else_branch = e () => (float[N,4] f) { f = Identity(h) }>
+        y = Neg(o)
+    }"""
+    return infer_shapes(parse(text, two=2.0, w=HELD["w"]))
 
 
 def test_tensors_of_a_body_are_read_where_its_holder_runs():
@@ -123,7 +121,6 @@ def test_tensors_of_a_body_are_read_where_its_holder_runs():
     assert at.place("t") == at.place("branch") == 1
     inner = next(node for node in GraphIndex(proto).nodes if node.name == "t")
     tensor = GraphIndex(proto).find_input(inner, 0)
-    assert tensor is not None
     assert tensor.scope
     at.reach(tensor, "t")
     taken, not_taken = at.values(tensor)

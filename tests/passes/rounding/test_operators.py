@@ -25,11 +25,10 @@ from tests.passes.kit import parse
 from tests.passes.rounding.kit import ALL, FOUR, calibrated, one_node
 from tests.pipeline.models import list_accounts, quantize
 
-SKIP = ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion")
-
 
 def planned(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> onnxq.Result:
-    return quantize(proto, data, Config(target="virtual", rules=ALL, skip=SKIP, **raw))
+    skip = ("cross_layer_equalization", "bias_absorption", "smoothquant", "ranges", "promotion")
+    return quantize(proto, data, Config(target="virtual", rules=ALL, skip=skip, **raw))
 
 
 def operators(proto: onnx.ModelProto, data: dict[str, np.ndarray], **raw: Any) -> list[forms.Operator]:
@@ -75,8 +74,7 @@ def test_padding_that_hangs_on_the_size_is_left_alone() -> None:
     w = np.ones((2, 2, 3), np.float32)
     data = {"x": np.random.default_rng(0).standard_normal((4, 2, 5)).astype(np.float32)}
     for attrs in ({"auto_pad": "SAME_UPPER", "strides": [2]}, {"output_shape": [9], "strides": [2]}):
-        proto = one_node("ConvTranspose", w, (4, 2, 5), **attrs)
-        assert not operators(proto, data, effort="balanced")
+        assert not operators(one_node("ConvTranspose", w, (4, 2, 5), **attrs), data, effort="balanced")
 
 
 CASES = {
@@ -122,8 +120,7 @@ def weight(result: onnxq.Result) -> SitePlan:
 )
 def test_swept_weights_answer_better_on_new_data(name: str, grain: str, bits: int) -> None:
     shape, attrs = CASES[name]
-    rng = np.random.default_rng(3)
-    w = rng.standard_normal(shape).astype(np.float32)
+    w = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
     data = smooth(160, (8, 6, 6) if "Conv" in name else (32,), 5)
     # Smaller, so that none lies outside the range of what was seen: clipping is not the weights' error.
     fresh = smooth(32, data.shape[1:], 6) * np.float32(0.6)
@@ -173,18 +170,6 @@ def geometries(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tuple[
     return attrs, shape, (groups * rows, inside, *kernel)
 
 
-def geometry_of(attrs: dict[str, Any]) -> forms.Geometry:
-    rank = len(attrs["kernel_shape"])
-    return forms.Geometry(
-        groups=attrs["group"],
-        kernel=tuple(attrs["kernel_shape"]),
-        strides=tuple(attrs["strides"]),
-        dilations=tuple(attrs["dilations"]),
-        pads=tuple(attrs.get("pads", (0,) * (2 * rank))),
-        auto_pad=attrs.get("auto_pad", "NOTSET"),
-    )
-
-
 @given(geometries(), st.integers(0, 1000))
 @settings(max_examples=60)
 def test_rows_times_weights_are_the_convolution(case: Any, seed: int) -> None:
@@ -192,7 +177,11 @@ def test_rows_times_weights_are_the_convolution(case: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x, w = rng.standard_normal(shape).astype(np.float32), rng.standard_normal(weight).astype(np.float32)
     wanted = Session(one_node("Conv", w, shape, **attrs), optimize=False).run({"x": x})["y"]
-    geometry = geometry_of(attrs)
+    geometry = forms.Geometry(
+        groups=attrs["group"], kernel=tuple(attrs["kernel_shape"]), strides=tuple(attrs["strides"]),
+        dilations=tuple(attrs["dilations"]), pads=tuple(attrs.get("pads", (0,) * (2 * len(shape) - 4))),
+        auto_pad=attrs.get("auto_pad", "NOTSET"),
+    )  # fmt: skip
     total = forms.gather_positions(shape, geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
     rows = forms.compute_gather_indices(shape, geometry, np.arange(total)).gather_columns(x).transpose(0, 2, 1)

@@ -73,15 +73,13 @@ def test_moments_of_some_positions_are_about_the_means_of_all(groups: int, size:
 
 def test_means_of_tokens_leave_out_those_that_do_not_count() -> None:
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    counted = np.array([[True, False, True], [False, False, True]])
-    found = window_means(x, Geometry(), counted)
+    found = window_means(x, Geometry(), np.array([[True, False, True], [False, False, True]]))
     np.testing.assert_allclose(found[:, 0], [x[0, [0, 2]].mean(axis=0), x[1, 2]])
     np.testing.assert_allclose(window_means(x, Geometry())[:, 0], x.mean(axis=1))
 
 
 def test_many_rows_in_one_update_equal_many_updates() -> None:
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((2, 1, 3, 20000)).astype(np.float32)
+    x, y = np.random.default_rng(0).standard_normal((2, 1, 3, 20000)).astype(np.float32)
     whole, parts = Accumulator(1, 3), Accumulator(1, 3)
     add_samples(whole, x, y)
     for first in range(0, 20000, 777):
@@ -90,8 +88,7 @@ def test_many_rows_in_one_update_equal_many_updates() -> None:
 
 
 def test_moments_of_two_halves_are_those_of_all() -> None:
-    rng = np.random.default_rng(7)
-    x = (rng.standard_normal((2, 3, 900)) + 5).astype(np.float32)
+    x = (np.random.default_rng(7).standard_normal((2, 3, 900)) + 5).astype(np.float32)
     y = (x * 0.7 + 1).astype(np.float32)
     whole, one, other = Accumulator(2, 3), Accumulator(2, 3), Accumulator(2, 3)
     for first in range(0, 900, 300):
@@ -143,8 +140,6 @@ def test_others_go_with_the_half_of_their_sample() -> None:
     real = np.zeros((3, 2, 8), np.float32)
     real[0::2, 0], real[1::2, 1] = 1, 1
     plain, both = gather(real, real[:0]), gather(real, np.concatenate([real] * 3))
-    assert plain.halves is not None
-    assert both.halves is not None
     for one, other in zip(plain.halves, both.halves, strict=True):
         np.testing.assert_allclose(one.h, other.h, atol=1e-12)
 

@@ -83,18 +83,16 @@ def test_fast_skip_and_made_up_samples_leave_the_plan(overrides: dict[str, Any],
     assert list_accounts(found, "rounding") == []
 
 
-MATMULS = """g (float[N,6,32] x) => (float[N,6,16] y) {
-    a = MatMul(x, w0) b = Add(a, b0) c = Relu(b) d = MatMul(c, w1) y = Relu(d)
-}"""
-
-
 def draw(seed: int, scale: float, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     return {name: rng.standard_normal(shape).astype(np.float32) / scale for name, shape in shapes.items()}
 
 
 def matmuls() -> onnx.ModelProto:
-    return parse(MATMULS, **draw(0, 5, w0=(32, 48), b0=(48,), w1=(48, 16)))
+    text = """g (float[N,6,32] x) => (float[N,6,16] y) {
+        a = MatMul(x, w0) b = Add(a, b0) c = Relu(b) d = MatMul(c, w1) y = Relu(d)
+    }"""
+    return parse(text, **draw(0, 5, w0=(32, 48), b0=(48,), w1=(48, 16)))
 
 
 def tokens(count: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -243,7 +241,6 @@ def test_nothing_is_taken_from_another_rounding(tmp_path: Path) -> None:
     written.write_numbers(OperatorNumbers(7, True, bias=np.ones(3)))
     again = FinishedOperators(Journal(tmp_path), hash_rounding(*same))
     found = again.read_next("node")
-    assert found is not None
     assert (found.count, found.scarce, found.values) == (7, True, None)
     # A name for people is no difference; the operators before are.
     renamed = hash_rounding(same[0], replace(plan, data="d.npz"), *same[2:])

@@ -22,10 +22,9 @@ F16, BF16 = FloatType.FLOAT16, FloatType.BFLOAT16
 def problem(proto: onnx.ModelProto, samples: Any, kind: FloatType = F16, **changes: Any) -> PrecisionProblem:
     typed = infer_shapes(proto)
     index = get_index(typed)
-    config = load_config("trt-fp16", changes)
     return PrecisionProblem(
         index=index, plan=Plan(target="trt", model="", topology="", weights=""), kind=kind,
-        requests=Requests(config, index), engine=find_target("trt", "float"),
+        requests=Requests(load_config("trt-fp16", changes), index), engine=find_target("trt", "float"),
         errors=measure_float_errors(typed, kind, samples), opset=22 if kind is BF16 else 19,
     )  # fmt: skip
 
@@ -105,14 +104,12 @@ def test_branches_that_never_ran() -> None:
 
 def test_suspects_begin_with_the_node_that_loses_most() -> None:
     text = "g (float[4,64] x) => (float[4,64] y) { a = Add(x, k) \n b = Sub(a, k) \n y = MatMul(b, w) }"
-    net = parse(text, opset=17, k=np.float32(30), w=np.eye(64, dtype=np.float32))
-    one = problem(net, normal(4, 64))
+    one = problem(parse(text, opset=17, k=np.float32(30), w=np.eye(64, dtype=np.float32)), normal(4, 64))
     chosen = choose_types(one)
     assert not chosen.kept
     order = list(find_suspects(one, chosen))
     assert order[0].node == "b/Sub"
-    more = choose_types(one, more={order[0].node: order[0]})
-    assert reasons(more)["b/Sub"] is KeepReason.TRIAL
+    assert reasons(choose_types(one, more={order[0].node: order[0]}))["b/Sub"] is KeepReason.TRIAL
 
 
 def test_figures_are_finite() -> None:

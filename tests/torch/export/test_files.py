@@ -47,9 +47,7 @@ def apply_plan(float_model: Path, folder: Path, again: Path) -> Path:
     return again
 
 
-def test_three_files_named_after_modules_that_tell_nothing_of_this_machine(
-    written: tuple[QuantModel, Tensor, Path], tmp_path: Path
-) -> None:
+def test_files_tell_of_modules_not_of_this_machine(written: tuple[QuantModel, Tensor, Path], tmp_path: Path) -> None:
     model, x, folder = written
     assert sorted(os.listdir(folder)) == ["net.float.onnx", "net.onnx", "net.plan.json"]
     bare, whole = onnx.load(folder / "net.float.onnx"), onnx.load(folder / "net.onnx")

@@ -80,8 +80,7 @@ def test_identity_is_found_however_torch_writes_the_graph(by_hand: tuple[ByHand,
     assert "unused" not in exported.sites
     assert len(exported.sites["conv.in"]) == 2
     assert exported.sites["input:x"] == (TensorId("x"),)
-    groups = [site.group for site in exported.plan.sites if "conv.in" in site.reason]
-    assert groups == ["conv.in", "conv.in"]
+    assert [site.group for site in exported.plan.sites if "conv.in" in site.reason] == ["conv.in", "conv.in"]
     out = next(site for site in exported.plan.sites if site.reason == "quantizer output:y")
     assert out.role is Role.OUTPUT
     assert_same(model, exported, x)

@@ -74,8 +74,7 @@ def test_compiles_as_one_graph_with_equal_gradients() -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     block, x = _Block(), make_x(2, 3, 8, 8)
-    explained = torch._dynamo.explain(block)(x)
-    assert explained.graph_break_count == 0
+    assert torch._dynamo.explain(block)(x).graph_break_count == 0
     results = []
     for call in (block, torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")):
         block.zero_grad()
@@ -211,9 +210,7 @@ def test_wrong_calls_say_what_is_wrong(change: dict[str, Any], message: str) -> 
         fake_quantize(call.pop("x"), call.pop("scale"), call.pop("zero_point"), **call)
 
 
-def test_a_scale_that_is_not_above_zero_is_an_error_without_compiled_kernels_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_scale_not_above_zero_is_an_error_without_compiled_kernels_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op, "choose_kernels", lambda _: ReferenceKernels("asked for"))
     for scale in (0.0, -1.0):
         with pytest.raises(ConfigError, match="is not above 0"):

@@ -153,12 +153,6 @@ def test_the_engine_has_a_door_to_it() -> None:
     assert set(qat.__all__) == set(dir(door))
 
 
-CONFIG: dict[str, Any] = {
-    "extends": "ort-int4-weights",
-    "rules": [{"node": ["*.down", "*.up"], "set": {"float": True}}],
-}
-
-
 class Adapted(nn.Module):
     """A Linear and two thin ones beside it, of which the second starts at 0."""
 
@@ -201,7 +195,11 @@ def test_adapters_are_trained_exported_and_merged() -> None:
     with torch.no_grad():
         wanted[0].weight.add_(0.1)
         answers = wanted(x)
-    model = calibrate(net, CONFIG, x)
+    config = {
+        "extends": "ort-int4-weights",
+        "rules": [{"node": ["*.down", "*.up"], "set": {"float": True}}],
+    }
+    model = calibrate(net, config, x)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".up." in name or ".down." in name)
     before = model.state_dict()["model.0.base.weight"].clone()

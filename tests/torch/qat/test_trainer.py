@@ -36,10 +36,6 @@ def make_examples(count: int) -> list[Example]:
     return [{"input_ids": w, "attention_mask": m, "labels": w[0] % 3} for w, m in zip(words, mask, strict=True)]
 
 
-def compute_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-    return F.cross_entropy(outputs["logits"], labels)
-
-
 def make_trainer(model: QuantModel, folder: Path, examples: list[Example], steps: int) -> Any:
     settings = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=8, use_cpu=True, report_to=[],
@@ -48,8 +44,8 @@ def make_trainer(model: QuantModel, folder: Path, examples: list[Example], steps
     optimizer = torch.optim.AdamW(qat.parameter_groups(model, lr=3e-3))
     qat.Pacer(model).attach(optimizer)
     return transformers.Trainer(
-        model, settings, train_dataset=examples, eval_dataset=examples, compute_loss_func=compute_loss,
-        optimizers=(optimizer, None),
+        model, settings, train_dataset=examples, eval_dataset=examples, optimizers=(optimizer, None),
+        compute_loss_func=lambda outputs, labels, **_: F.cross_entropy(outputs["logits"], labels),
     )  # fmt: skip
 
 

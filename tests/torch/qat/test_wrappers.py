@@ -22,13 +22,6 @@ from torch_frontend import qat
 from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import quantizers_of
 
-CONFIG = {
-    "target": "virtual",
-    "weights": {"bits": 4, "granularity": "tensor"},
-    "activations": {"bits": 8},
-    "torch": {"weights": {"quantizer": "lsq"}, "activations": {"quantizer": "lsq+"}},
-}
-
 
 def make_batch(seed: int) -> Tensor:
     return torch.randn(6, 8, generator=torch.Generator().manual_seed(seed))
@@ -38,7 +31,13 @@ def make_model(recomputed: bool = False) -> QuantModel:
     torch.manual_seed(0)
     layers = {"first": nn.Linear(8, 16), "second": nn.Linear(16, 3)}
     net = Recomputed() if recomputed else Network(lambda m, x: m.second(torch.relu(m.first(x))), **layers)
-    return observe(QuantModel(net, CONFIG), make_batch(0)).init_qat()
+    config = {
+        "target": "virtual",
+        "weights": {"bits": 4, "granularity": "tensor"},
+        "activations": {"bits": 8},
+        "torch": {"weights": {"quantizer": "lsq"}, "activations": {"quantizer": "lsq+"}},
+    }
+    return observe(QuantModel(net, config), make_batch(0)).init_qat()
 
 
 def train(model: nn.Module, run: nn.Module, seeds: tuple[int, ...]) -> None:
@@ -147,8 +146,7 @@ def test_ranks_agree_on_all_numbers(ranks: Path) -> None:
 
 
 def test_scales_of_either_shape_load() -> None:
-    model = make_model()
-    state = copy.deepcopy(model.state_dict())
+    state = copy.deepcopy(make_model().state_dict())
     single = [key for key in state if key.endswith((".scale", ".offset"))]
     assert {tuple(state[key].shape) for key in single} == {(1,)}
     for key in single:

@@ -102,8 +102,7 @@ def test_export_with_dynamic_axes_and_bits(tmp_path: Path) -> None:
     assert done.model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "n"
     extra = onnx.load(tmp_path / "net_extra.onnx")
     pairs = [node for node in extra.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    bits = {next(a.i for a in node.attribute if a.name == "bits") for node in pairs}
-    assert bits == {4, 8}
+    assert {next(a.i for a in node.attribute if a.name == "bits") for node in pairs} == {4, 8}
     with old("QuantModel.export_onnx"), pytest.raises(ConfigError, match=r"dynamic_axes\['z'\]: is no input"):
         model.export_onnx(x, tmp_path / "net.onnx", ["x"], ["y"], {"z": [0]})
 

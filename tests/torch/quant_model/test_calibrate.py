@@ -42,8 +42,7 @@ def test_ranges_are_those_of_all_batches_and_weights_those_of_their_tensors() ->
 @pytest.mark.parametrize("top", [6.0, 0.7, 3.3])
 def test_levels_stay_inside_a_fused_clip_so_that_the_engine_drops_it(top: float) -> None:
     net = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Hardtanh(0.0, top), nn.Conv2d(8, 8, 3)).eval()
-    x = 40.0 * torch.randn(2, 8, 8, 8)
-    made = calibrate(QuantModel(net, target="ort"), x)
+    made = calibrate(QuantModel(net, target="ort"), 40.0 * torch.randn(2, 8, 8, 8))
     low, high = made.quantizers["1.out"].dequantized_range()
     assert low == 0.0
     assert float(np.nextafter(np.float32(top), np.float32(0))) * 0.999 < high <= np.float32(top)
@@ -105,7 +104,6 @@ def test_asym_needs_kept_batches_which_their_owner_does_not_change() -> None:
 
 def test_asym_works_around_what_cannot_be_traced() -> None:
     x = torch.randn(8, 16)
-    made = calibrate(QuantModel(Around().eval(), W4A4), x, asym=True).set_quant()
-    assert made(x).isfinite().all()
+    assert calibrate(QuantModel(Around().eval(), W4A4), x, asym=True).set_quant()(x).isfinite().all()
     with pytest.raises(PlanError, match="not traced"):
         calibrate(QuantModel(Branching(), W4A4), x, asym=True)

@@ -238,8 +238,7 @@ def test_a_part_of_the_network_may_be_called_model() -> None:
     trained, made, x = make_trained(make_outer), model(net=make_outer), torch.randn(3, 4)
     made.load_state_dict(trained.state_dict())
     torch.testing.assert_close(made(x), trained(x))
-    own = copy.deepcopy(made.state_dict())
-    model(net=make_outer).load_state_dict(own)
+    model(net=make_outer).load_state_dict(copy.deepcopy(made.state_dict()))
 
 
 def test_a_checkpoint_loads_inside_another_module() -> None:

@@ -21,8 +21,7 @@ from torch_frontend.quant_model import QuantModel, State
 
 
 def unfused(**weights: Any) -> QuantModel:
-    made = model({**W4A4, "weights": {"bits": 4, **weights}, "torch": {"fuse_bn": False}})
-    return calibrate(made, images())
+    return calibrate(model({**W4A4, "weights": {"bits": 4, **weights}, "torch": {"fuse_bn": False}}), images())
 
 
 def test_tuned_batch_norms_fold_into_their_layers_and_scales_follow() -> None:

@@ -260,8 +260,7 @@ class ByHand(nn.Linear):
 def test_weights_that_the_export_moves_are_named() -> None:
     torch.manual_seed(0)
     layer, x = ByHand().eval(), torch.rand(3, 8)
-    exported = to_onnx(layer, x, target="ort")
-    (line,) = exported.plan.warnings
+    (line,) = to_onnx(layer, x, target="ort").plan.warnings
     assert line.startswith("fc.weight: ")
     assert "other integers than training had" in line
     layer.rounded.bind_sums((0, 1), layer.seen)

@@ -105,8 +105,7 @@ def test_mode_dynamic_exports_the_scales_of_each_run() -> None:
     model, x = train(config)
     done = to_onnx(model, x)
     assert [node.op_type for node in done.model.graph.node].count("DynamicQuantizeLinear") == 2
-    again = onnxq.apply(done.float_model, done.plan).model
-    for proto in (done.model, again):
+    for proto in (done.model, onnxq.apply(done.float_model, done.plan).model):
         found = next(iter(Session(proto).run({proto.graph.input[0].name: x.numpy()}).values()))
         np.testing.assert_allclose(found, model(x).detach().numpy(), atol=1e-5)
 

@@ -116,8 +116,7 @@ def test_nothing_else_is_touched() -> None:
 def test_a_second_run_starts_anew() -> None:
     net = plain_net()
     first = reconstruct(net, [rows()], settings=QUICK)
-    second = reconstruct(net, [rows()], settings=QUICK)
-    assert first == second
+    assert first == reconstruct(net, [rows()], settings=QUICK)
 
 
 def test_progress() -> None:
@@ -142,8 +141,7 @@ def test_only_so_many_samples_are_used_and_the_rest_is_not_read() -> None:
 def test_images_of_several_sizes() -> None:
     model = quant_model(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)))
     data = [images(16, side) for side in (6, 8, 10)]
-    done = reconstruct(model, data, settings=QUICK)
-    assert all(unit.kept for unit in done.units)
+    assert all(unit.kept for unit in reconstruct(model, data, settings=QUICK).units)
 
 
 def test_errors_name_what_is_wrong() -> None:
@@ -172,8 +170,7 @@ def test_errors_name_what_is_wrong() -> None:
 
 
 def test_weights_that_do_not_round_to_nearest_are_refused_by_name() -> None:
-    net = plain_net("dorefa", "uniform")
-    done = reconstruct(net, [rows()], settings=QUICK)
+    done = reconstruct(plain_net("dorefa", "uniform"), [rows()], settings=QUICK)
     assert [(r.subject, r.rule) for r in done.refusals] == [("a.weight", "rounding")]
     assert [unit.name for unit in done.units] == ["2"]
 
@@ -181,8 +178,7 @@ def test_weights_that_do_not_round_to_nearest_are_refused_by_name() -> None:
 def test_what_a_pass_disabled_is_left_alone() -> None:
     net = plain_net()
     net[0].weight_quantizer.disabled_reason = "a test"
-    done = reconstruct(net, [rows()], settings=QUICK)
-    assert [unit.sites for unit in done.units] == [("b.weight",)]
+    assert [unit.sites for unit in reconstruct(net, [rows()], settings=QUICK).units] == [("b.weight",)]
     assert not isinstance(net[0].weight_quantizer, AdaRound)
 
 
@@ -267,8 +263,7 @@ def test_draws() -> None:
         torch.testing.assert_close(drawn.inputs[0].sum(1), drawn.target)  # rows stay together
         assert drawn.target.unique().numel() == 15
         assert torch.equal(drawn.inputs[1], torch.arange(4.0))  # what has no samples comes whole
-        few = cache.draw_samples(4, torch.Generator().manual_seed(0), mixed=False)
-        assert len(few.target) == 4
+        assert len(cache.draw_samples(4, torch.Generator().manual_seed(0), mixed=False).target) == 4
         cache.add_record(Record((values(5, 3), torch.arange(1.0, 5.0)), (), values(5)))
         assert not cache.can_mix()
         with pytest.raises(DataError, match="without samples"):

@@ -248,8 +248,7 @@ def test_results_that_the_graph_cannot_return_are_told_by_name(keyed: bool, name
 
 
 def test_a_graph_module_keeps_its_graph(net):
-    plain = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
-    traced = fx.symbolic_trace(plain)
+    traced = fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval())
     made = take_graph(traced, ())
     assert [str(node.target) for node in made.graph.nodes] == [str(node.target) for node in traced.graph.nodes]
     assert made.origin is GraphOrigin.GIVEN
@@ -280,9 +279,6 @@ def test_modules_without_a_forward_in_python_are_refused():
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
 
 
-PADDING = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
-
-
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(
     "how", [{}, {"norm_first": True}, {"activation": "gelu"}, {"dropout": 0.1}, {"batch_first": False}]
@@ -293,7 +289,8 @@ def test_torchs_own_encoder_is_taken_apart_and_quantized(how: dict[str, Any], pa
     if not how.get("batch_first", True):
         net.position = nn.Parameter(net.position.detach()[:, None][:2])
         padded = False
-    inputs = (TOKENS, PADDING) if padded else (TOKENS,)
+    padding = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    inputs = (TOKENS, padding) if padded else (TOKENS,)
     made = QuantModel(net, {"target": "virtual"}, example_inputs=inputs)
     torch.testing.assert_close(made(*inputs), net(*inputs), rtol=1e-5, atol=1e-5)
     assert {r.rule for r in made.refusals} <= {"softmax", "two-operands"}

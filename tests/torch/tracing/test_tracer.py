@@ -136,8 +136,7 @@ def test_a_forward_that_differs_between_train_and_eval_says_so() -> None:
         assert f"other things in {lost} mode" in refusal.reason
     model = nets.settled(nets.ResNet())
     model.bn.train()
-    quantized = QuantModel(model, {"target": "virtual", "torch": {"fuse_bn": False}}, copy=False)
-    assert not quantized.refusals
+    assert not QuantModel(model, {"target": "virtual", "torch": {"fuse_bn": False}}, copy=False).refusals
     assert (model.training, model.bn.training, model.stem.training) == (False, True, False)
 
 
@@ -198,8 +197,7 @@ def test_control_flow_on_shapes_goes_the_examples_way_and_says_so() -> None:
     torch.manual_seed(0)
     model, x, other = _Shapes(), torch.randn(3, 5, 8), torch.randn(3, 4, 5)
     before = copy.deepcopy(model.state_dict())
-    blind = QuantModel(copy.deepcopy(model).eval(), target="virtual")
-    assert [r.rule for r in blind.refusals] == ["tracing"]
+    assert [r.rule for r in QuantModel(copy.deepcopy(model).eval(), target="virtual").refusals] == ["tracing"]
     for mode in (True, False):
         quantized = QuantModel(model.train(mode), target="virtual", example_inputs=(x, other))
         assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -230,8 +228,7 @@ def test_what_an_in_place_call_wrote_is_what_later_readers_get() -> None:
     model, x = nets.Network(_write, **parts), nets.images()
     expected = model(x.clone())
     given = x.clone()
-    quantized = QuantModel(model, target="virtual")
-    torch.testing.assert_close(quantized(given), expected, rtol=0, atol=0)
+    torch.testing.assert_close(QuantModel(model, target="virtual")(given), expected, rtol=0, atol=0)
     assert torch.equal(given, x)
 
 
@@ -252,6 +249,5 @@ def test_an_input_given_twice_is_told_from_one_that_is_not_there() -> None:
     with pytest.raises(DataError, match=f"input '{name}': is given by position and by name") as twice:
         bind_inputs(graph, Inputs((x,), {name: x}))
     assert twice.value.code == "Q205"
-    with pytest.raises(DataError, match="input 'none': is none of the model's") as unknown:
+    with pytest.raises(DataError, match=r"input 'none': is none of the model's.*\[Q208\]"):
         bind_inputs(graph, Inputs((x,), {"none": x}))
-    assert unknown.value.code == "Q208"
