@@ -96,6 +96,8 @@ def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -
     return Places(geometry, index.reshape(math.prod(geometry.kernel), len(chosen)), outside)
 
 
+# OpenBLAS may leave a flag of lanes that it fills up and does not use.
+@np.errstate(invalid="ignore")
 def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Array64:
     """Means of the columns over all positions, for each entry of the first axis: [entries, groups, K].
 
