@@ -178,13 +178,16 @@ class _Best:
     """The best scale and zero point of each column so far, and the power <w, q>^2 / <q, q> that they explain."""
 
     def __init__(self, w: Array, spec: QuantSpec, u: Array | None) -> None:
-        self.w, self.spec, self.u = w, spec, u
+        self.w = w
+        self.spec = spec
+        self.u = u
         self.weighted = w if u is None else w * u
         self.sums = np.float64 if spec.bits >= _WIDE_BITS else np.float32
         self.scale, self.zero, self.power = (
             np.zeros(w.shape[1:], kind) for kind in (np.float32, np.float32, self.sums)
         )
-        self._q, self._product = np.empty_like(w), np.empty_like(w)
+        self._q = np.empty_like(w)
+        self._product = np.empty_like(w)
 
     def try_step(self, step: Array, zero: Array) -> bool:
         """Round to steps of this size, with this zero point, and keep the scales of columns that explain more.
@@ -205,8 +208,6 @@ class _Best:
         power = towards * scale
         better = (power > self.power) & (scale > 0)
         self.scale = np.where(better, scale, self.scale).astype(np.float32)
-        self.zero, self.power = (
-            np.where(better, zero, self.zero),
-            np.where(better, power, self.power),
-        )
+        self.zero = np.where(better, zero, self.zero)
+        self.power = np.where(better, power, self.power)
         return bool(better.any())

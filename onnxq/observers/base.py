@@ -167,7 +167,7 @@ def flatten_values(x: ArrayLike) -> Values | None:
     if not (np.isfinite(low) and np.isfinite(high)):
         nans = int(np.isnan(flat).sum())
         infs = int(np.isinf(flat).sum())
-        at = tuple(int(k) for k in np.argwhere(~np.isfinite(single))[0])
+        at = tuple(map(int, np.argwhere(~np.isfinite(single))[0]))
         raise CalibrationError(
             "activation",
             f"{nans} NaN and {infs} inf among {array.size} values, the first at {at}",
@@ -253,7 +253,8 @@ class MinMax(ValueObserver):
     def __init__(self, quant: QuantSpec) -> None:
         super().__init__(quant)
         self.count = 0
-        self.minimum, self.maximum = math.inf, -math.inf
+        self.minimum = math.inf
+        self.maximum = -math.inf
 
     def add_values(self, values: Values) -> None:
         """Count the values, and extend the range to them."""
@@ -265,7 +266,8 @@ class MinMax(ValueObserver):
 
     def _extend_range(self, count: int, low: float, high: float) -> None:
         self.count += count
-        self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
+        self.minimum = min(self.minimum, low)
+        self.maximum = max(self.maximum, high)
 
     def choose_range(self) -> Interval:
         """The extremes."""
@@ -286,7 +288,8 @@ class MovingAverage(MinMax):
         super().__init__(quant)
         self._samples = 0
         # Exact sums of floats: rounding would depend on the order.
-        self._low, self._high = Fraction(0), Fraction(0)
+        self._low = Fraction(0)
+        self._high = Fraction(0)
 
     def add_values(self, values: Values) -> None:
         """Add the extremes of one sample."""
