@@ -76,12 +76,12 @@ def _describe_model(bench: Bench, model: BenchedModel) -> Values:
         "ratio": bench.ratio(model),
     }
     if proof is not None:
-        counts = {
+        values |= {
+            "build": proof.build,
             "kernels": len(proof.kernels),
             "moving": len(proof.moving),
             "kinds": proof.by_kind(),
         }
-        values |= {"build": proof.build, **counts}
     return values
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
 
 from onnxq.backends import find_target, list_backends
 from onnxq.calibrate import calibrate
@@ -124,7 +123,7 @@ def import_and_apply(
     progress: Progress,
 ) -> AppliedImport:
     """Import a file, and carry the plan out. applied: the file for the quantized model; None: it is not made."""
-    shared: dict[str, Any] = {"force": force, "progress": progress}
+    shared: JsonObject = {"force": force, "progress": progress}
     report = None
     # Inputs and both outputs are checked before anything is written, since the plan is written first.
     with guard_outputs(model, out, applied, force=force):

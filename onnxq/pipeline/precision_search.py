@@ -52,7 +52,9 @@ _LEAST_SHARE = 0.1
 _LEAST_NOISE = 0.1
 # How much of what a precision as a whole loses less than its operators alone is expected of a few of them, too.
 _DAMPINGS = tuple(k / 10 for k in range(11))
-SIZE, TIME, NOISE = "size", "time", "noise"
+SIZE = "size"
+TIME = "time"
+NOISE = "noise"
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,8 @@ class PrecisionSearch:
         problem, before = plan
         names = frozenset(list_quantized_ops(problem, before))
         if not names:
-            cause, fix = "nothing of the model can be quantized", "see `onnxq plan`"
+            cause = "nothing of the model can be quantized"
+            fix = "see `onnxq plan`"
             raise ConfigError("model", cause, fix, code="Q308")
         measured = []
         for one in (own, *others):
@@ -318,7 +321,8 @@ class PrecisionSearch:
         whole = state is not None
         config = self._settle_config(chosen) if state is None else state.problem.config
         state = self._refine(config) if state is None else state
-        ctx, plan = self.ctx, state.plan
+        ctx = self.ctx
+        plan = state.plan
         # All outputs must keep what is asked, so that the worst counts.
         outputs = ctx.data.judges.measure(state, plan)
         noise = max((10 ** (-output.sqnr_db / 10) for output in outputs), default=0.0)
@@ -410,7 +414,7 @@ class PrecisionSearch:
             return Rescaling.fit_pairs(
                 (p.predicted.noise, p.sure) for p in self.points
             ).find_prediction(self.limits.noise)
-        limit: float = getattr(self.limits, name)
+        limit = getattr(self.limits, name)
         return self._fit(name).find_prediction(limit)
 
     def _fit(self, name: str) -> Rescaling:
@@ -424,7 +428,8 @@ class PrecisionSearch:
         front = []
         for point in sorted(self.points, key=lambda one: one.measured.size):
             counts = Counter(one for name, one in point.chosen.items() if self._computes(name))
-            forecast, measured = point.forecast, point.measured
+            forecast = point.forecast
+            measured = point.measured
             front.append(
                 FrontPoint(
                     precisions={kind: counts[kind] for kind in kinds if counts[kind]},

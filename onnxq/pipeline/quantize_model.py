@@ -401,7 +401,7 @@ def _place(ctx: SampledContext, state: FloatState, name: str) -> PlacedState:
     samples = ctx.data
     # Of the equalized model, whose tensors are not those of the plan that equalization asked for.
     problem = draft_placement(state, samples, config, name, progress=ctx.progress)
-    plain: Plan | None = None
+    plain = None
     if config.placement != "measured" or config.mode != "static":
         without = problem.default()
         plan = problem.default(attention=True) if config.attention != "float" else without
