@@ -168,7 +168,8 @@ def find_line(text: str, path: Path) -> int:
                 at[-1] = int(at[-1]) + 1
         elif word != ":":
             if key and word != "{":
-                at[-1], key = json.loads(word), False
+                at[-1] = json.loads(word)
+                key = False
             if depth < len(at) <= len(path) and tuple(at) == path[: len(at)]:
                 best = token.start()
                 depth = len(at)

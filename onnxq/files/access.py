@@ -77,9 +77,7 @@ def check_outputs(model: AnyPath, *outputs: AnyPath | None, force: bool = False)
 def guard_outputs(model: AnyPath, *outputs: AnyPath | None, force: bool = False) -> Iterator[None]:
     """Call `check_outputs`; in the block raise OutputError as soon as a file is read that an output would replace."""
     check_outputs(model, *outputs, force=force)
-    with suppress(
-        OSError
-    ):  # Without a temporary folder: a step that needs one raises its own error.
+    with suppress(OSError):  # no temporary folder: a step that needs one raises its own error
         scratch.remove_leftovers(Path(tempfile.gettempdir()))
     paths = [Path(output) for output in outputs if output is not None]
     targets = {key: path for path in paths if (key := _find_identity(path)) is not None}
@@ -262,7 +260,7 @@ def _is_same_file(path: Path, other: Path) -> bool:
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
     """Write `text` to a temporary file beside `path` and rename it. Raises OutputError if that fails."""
     with replace_files([path], overwrite=overwrite) as files:
-        files[0].write(replace_surrogates(text).encode("utf-8"))
+        files[0].write(replace_surrogates(text).encode())
 
 
 @contextmanager

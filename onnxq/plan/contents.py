@@ -56,7 +56,7 @@ class Sketch:
 def read_sketch(text: str) -> Sketch:
     """The sketch that `str` wrote. Raises ValueError for another text."""
     size, *figures = text.removesuffix(_CONSTANT).split()
-    values = tuple(float(figure) for figure in figures)
+    values = tuple(map(float, figures))
     if len(values) != len(FIGURES) or not all(map(math.isfinite, values)):
         raise ValueError("must be a size and five finite figures")
     mean, magnitude, rms, highest, lowest = values

@@ -47,7 +47,7 @@ class Probe:
     # Of the result, 0 for the tensor's own.
     dtype: int = 0
     # The dummy of a branch that does not run.
-    absent: tuple[int, ...] = ()
+    absent: Shape = ()
     # False refuses tensors of bodies that iterate, whose results would have to be of one shape to be stacked.
     loops: bool = True
 
@@ -265,13 +265,15 @@ class Shapes:
     """
 
     def __init__(self, proto: ModelLike, tensors: Iterable[TensorId]) -> None:
-        self._proto, self._tensors = proto, tuple(tensors)
+        self._proto = proto
+        self._tensors = tuple(tensors)
         self._probe: ShapeProbe | None = None
         # With several scopes, values decide which of them run: shapes of one sample say nothing of another.
         self._known: dict[Hashable, ShapeMap] | None = None
         self._graph = ""
         if isinstance(proto, LightModel) and len(get_index(proto).scopes) == 1:
-            self._known, self._graph = proto.weights.observed, hash_graph(proto)
+            self._known = proto.weights.observed
+            self._graph = hash_graph(proto)
 
     def of(self, feeds: Feeds) -> ShapeMap:
         """Shapes of the tensors that came to be."""

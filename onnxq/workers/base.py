@@ -178,7 +178,7 @@ class Journal:
                 self._find_path(key).open("rb") as opened,
                 np.load(opened, allow_pickle=False) as file,
             ):
-                text = bytes(file["value"]).decode("utf-8")
+                text = bytes(file["value"]).decode()
                 value = unpack_value(text, [file[f"a{k}"] for k in range(len(file.files) - 1)])
         except _DAMAGED:
             return None
@@ -188,7 +188,7 @@ class Journal:
     def write(self, key: str, value: Any) -> None:
         """Write the result of a piece. Raises OutputError where that fails, ConfigError for one that is not plain."""
         text, arrays = pack_value(value)
-        parts = {"value": np.frombuffer(text.encode("utf-8"), np.uint8)}
+        parts = {"value": np.frombuffer(text.encode(), np.uint8)}
         parts |= {f"a{k}": array for k, array in enumerate(arrays)}
         with replace_files([self._find_path(key)], overwrite=True) as files:
             # Histograms are mostly zeros; weights are not, and large.
