@@ -273,15 +273,10 @@ def _write_matrix(
     # A filter for each picture and channel, so that the bias of a channel stands there once for each picture.
     if several and any(biases):
         # Nodes of one symbol for the batch share the count.
-        if (node.scope, batch) not in counts:
-            counts[node.scope, batch] = add(
-                "Gather", [add("Shape", [x]), hold(np.zeros(1, np.int64))]
-            )
-        biases = [
-            write_reshape(
-                add("Expand", [write_reshape(biases[0], -1, 1), counts[node.scope, batch]]), -1
-            )
-        ]
+        key = node.scope, batch
+        if key not in counts:
+            counts[key] = add("Gather", [add("Shape", [x]), hold(np.zeros(1, np.int64))])
+        biases = [write_reshape(add("Expand", [write_reshape(biases[0], -1, 1), counts[key]]), -1)]
     for k, tensor in enumerate((matrix, filters, *biases)):
         editor.replace_input(node.make_edge(k), tensor)
     for name, value in {
@@ -323,14 +318,15 @@ def _write_site(writer: PairWriter, site: SitePlan) -> None:
             "calibrate the plan first (`onnxq quantize`)",
             code="Q405",
         )
+    qparams = site.qparams
     if not (site.role.is_constant or (writer.whole and writer.is_constant(site))):
         # Numbers left over from before a person made the site dynamic mean nothing.
-        writer.write_activation(site, None if site.spec.dynamic else site.qparams)
-    elif site.qparams is not None:
-        writer.write_constant(site, site.qparams)
-    if site.qparams is not None:
+        writer.write_activation(site, None if site.spec.dynamic else qparams)
+    elif qparams is not None:
+        writer.write_constant(site, qparams)
+    if qparams is not None:
         # Those of a large model's blocks lie in a file, and are not read again.
-        release_pages(site.qparams.scale, site.qparams.zero_point)
+        release_pages(qparams.scale, qparams.zero_point)
 
 
 def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> None:

@@ -300,10 +300,10 @@ class PairWriter:
             return name, scale, zero
         else:
             self.editor.add_initializer(scope, name, codes, dtype=TENSOR_TYPES[storage])
-        scale, zero = self._add_qparams(site, qparams, scope, storage)
+        names = (name, *self._add_qparams(site, qparams, scope, storage))
         if site.group:
-            self.shared[site.group] = name, scale, zero
-        return name, scale, zero
+            self.shared[site.group] = names
+        return names
 
     def _store_outside(
         self, site: SitePlan, qparams: QParams, codes: Array, tensor: TensorId
@@ -322,10 +322,11 @@ class PairWriter:
 
     def _write_lookup(self, site: SitePlan, edge: Edge, quantized: str, scale: str) -> None:
         """Let a Gather read the stored integers, and dequantize the rows that it gathers, in float32."""
+        editor = self.editor
         node = self.index.find_node(edge.node)
         scope = edge.scope
         grain = site.spec.granularity
-        self.editor.replace_input(edge, quantized)
+        editor.replace_input(edge, quantized)
         name = partial(name_part, edge)
         dtype = self.index.find_dtype(find_tensor(self.index, site.site))
         narrow = dtype != onnx.TensorProto.FLOAT
@@ -333,20 +334,20 @@ class PairWriter:
         row = name("float") if narrow else result
         chain: list[tuple[str, list[str], str, str, dict[str, int]]] = []
         if isinstance(grain, PerBlock):
-            self.editor.set_op(node.name, "GatherBlockQuantized", "com.microsoft")
-            self.editor.replace_input(node.make_edge(2), scale)
+            editor.set_op(node.name, "GatherBlockQuantized", "com.microsoft")
+            editor.replace_input(node.make_edge(2), scale)
             blocks = {"axis": None, "gather_axis": 0, "quantize_axis": 1, "block_size": grain.size}
             for key, value in blocks.items():
-                self.editor.set_attr(node.name, key, value)
+                editor.set_attr(node.name, key, value)
             self._add_record(site, node.name)
             if narrow:
-                self.editor.replace_output(node.name, 0, row)
+                editor.replace_output(node.name, 0, row)
         else:
             codes = name("quantized")
             column = name("column")
             axis = name("last_axis")
-            self.editor.replace_output(node.name, 0, codes)
-            self.editor.add_initializer(scope, axis, as_int64([-1]))
+            editor.replace_output(node.name, 0, codes)
+            editor.add_initializer(scope, axis, as_int64([-1]))
             # No DequantizeLinear: blocks with computed scales need opset 21, and are several times slower.
             chain = [
                 ("Gather", [scale, node.inputs[1]], name("row_scale"), "row_scale_node", {}),

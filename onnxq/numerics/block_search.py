@@ -133,8 +133,9 @@ def _search_columns(w: Array, spec: QuantSpec, u: Array | None) -> tuple[Array, 
     low = w.min(axis=0, initial=0.0)
     high = w.max(axis=0, initial=0.0)
     steps = symmetric_steps(spec)
+    floor = np.float32(scale_floor(spec))
     unit = np.maximum(-low, high)
-    unit = np.maximum(unit, np.float32(scale_floor(spec)))
+    unit = np.maximum(unit, floor)
     low = low / unit
     high = high / unit
     shares = _list_shares(len(w), steps if spec.symmetric else spec.qmax - spec.qmin)
@@ -160,7 +161,7 @@ def _search_columns(w: Array, spec: QuantSpec, u: Array | None) -> tuple[Array, 
                 best.try_step(best.scale * ratio, best.zero + shift)
         for _ in range(_ROUNDS):
             best.try_step(best.scale, best.zero)
-    return np.maximum(best.scale * unit, np.float32(scale_floor(spec))), best.zero.astype(np.int32)
+    return np.maximum(best.scale * unit, floor), best.zero.astype(np.int32)
 
 
 def _list_shares(length: int, steps: int) -> list[float]:

@@ -88,10 +88,11 @@ def create_observer(spec: ObserverSpec, quant: QuantSpec) -> Observer:
 
     Raises ConfigError for an unknown name, option, or option value.
     """
+    subject = f"observer {spec.name!r}"
     factory = _REGISTRY.get(spec.name)
     if factory is None:
         raise ConfigError(
-            f"observer {spec.name!r}",
+            subject,
             "does not exist",
             suggest_names(spec.name, _REGISTRY),
             code="Q310",
@@ -104,14 +105,14 @@ def create_observer(spec: ObserverSpec, quant: QuantSpec) -> Observer:
     for key, value in spec.options:
         if key not in known:
             raise ConfigError(
-                f"observer {spec.name!r}",
+                subject,
                 f"has no option {key!r}",
                 suggest_names(key, known),
                 code="Q311",
             )
         # An option without a default has no type to compare with.
         if known[key] is not inspect.Parameter.empty:
-            check_option_type(f"observer {spec.name!r}", key, value, known[key])
+            check_option_type(subject, key, value, known[key])
     observer: Observer = factory(quant, **dict(spec.options))
     observer.infinite = False
     return observer

@@ -87,7 +87,7 @@ def _unpack_array(raw: Mapping[str, Any], kind: np.dtype[Any]) -> Array:
     shape = raw.get("shape")
     packed = raw.get("zlib64")
     if (
-        set(raw) != {"shape", "zlib64"}
+        raw.keys() != {"shape", "zlib64"}
         or not isinstance(shape, list)
         or not isinstance(packed, str)
     ):

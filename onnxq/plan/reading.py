@@ -172,9 +172,10 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
     """
     engines = _find_strict_targets(plan)
     for site in plan.sites:
+        spec = site.spec
         if site.role.is_bias:
-            if site.spec.storage != "int32" or site.spec.bits != 32 or not site.spec.symmetric:
-                cause = f"a bias is 32 bits in int32, symmetric, not {describe_spec(site.spec)}"
+            if spec.storage != "int32" or spec.bits != 32 or not spec.symmetric:
+                cause = f"a bias is 32 bits in int32, symmetric, not {describe_spec(spec)}"
                 raise PlanError(
                     site.name,
                     cause,
@@ -187,11 +188,9 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
             continue
         op_type = index.find_node(site.consumers[0].node).op_type if site.consumers else ""
         if engines and not any(
-            engine.capability(site.spec, site.role, op_type) is not None for engine in engines
+            engine.capability(spec, site.role, op_type) is not None for engine in engines
         ):
-            what = f"{describe_spec(site.spec)} {site.role}s" + (
-                f" of {op_type}" if op_type else ""
-            )
+            what = f"{describe_spec(spec)} {site.role}s" + (f" of {op_type}" if op_type else "")
             fix = (
                 f"plan the model again for {plan.target}, or give the site a spec from a fresh plan"
             )

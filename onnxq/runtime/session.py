@@ -302,9 +302,10 @@ class Session:
                 near = suggest_names(name, self._types)
                 raise DataError(f"input {name!r}", "the model has no such input", near, code="Q208")
         for name, (type_name, want) in self._types.items():
+            subject = f"input {name!r}"
             if name not in feeds:
                 raise DataError(
-                    f"input {name!r}",
+                    subject,
                     "was not given a value",
                     suggest_names(name, feeds),
                     code="Q207",
@@ -316,11 +317,11 @@ class Session:
             got = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             if want and got != want:
                 cause = f"is {value.dtype}, the model wants {type_name.removeprefix('tensor(').removesuffix(')')}"
-                raise DataError(f"input {name!r}", cause, "convert it first", code="Q210")
+                raise DataError(subject, cause, "convert it first", code="Q210")
             if value.dtype.isbuiltin == _FOREIGN:
                 cause = f"is {value.dtype}, which ONNX Runtime does not take from Python"
                 fix = "let the model take float32 or int8, and cast it by its first node"
-                raise DataError(f"input {name!r}", cause, fix, code="Q210")
+                raise DataError(subject, cause, fix, code="Q210")
 
 
 def _holds_float8(model: AnyModel) -> bool:
