@@ -420,12 +420,11 @@ def _check_unrun(
     samples = make_synthetic(
         get_index(before).inputs, samples=_MADE_UP, seed=ctx.config.data.seed, model=before
     )
-    narrow = check.is_narrow(state)
     return check.check_model(
         before,
         after,
         samples.samples(),
-        exact=emulate_types(name_nodes(after)) if narrow else None,
+        exact=emulate_types(name_nodes(after)) if check.is_narrow(state) else None,
         optimized=here,
     )
 

@@ -239,7 +239,7 @@ class PrecisionSearch:
 
     def _measure_precisions(self) -> list[MeasuredPrecision]:
         """Each precision in a finished plan of its own, the configuration's first."""
-        own, *others = self.precisions
+        own = self.precisions[0]
         config = self.ctx.config
         # What would be no faster may be smaller; where times are asked for, that is no gain.
         plan = self._draft(config)
@@ -254,7 +254,7 @@ class PrecisionSearch:
             fix = "see `onnxq plan`"
             raise ConfigError("model", cause, fix, code="Q308")
         measured = []
-        for one in (own, *others):
+        for one in self.precisions:
             # Float is no plan: the programme knows its costs, no noise and the weights as they are.
             if one.name == FLOAT:
                 continue
@@ -397,9 +397,8 @@ class PrecisionSearch:
 
     def _computes(self, name: str) -> bool:
         """False for operators that go with those around them."""
-        return len(self.program.operators[name]) > 2 or any(
-            costs.size or costs.noise for costs in self.program.operators[name].values()
-        )
+        choices = self.program.operators[name]
+        return len(choices) > 2 or any(costs.size or costs.noise for costs in choices.values())
 
     def _predict_limit(self, name: str) -> float:
         """The prediction at which a limit is just kept; inf where there is none."""

@@ -81,14 +81,13 @@ _GAIN_DB = 0.5
 def write_forms(record: ReportRecord, config: Config, out: AnyPath | None, force: bool) -> None:
     """Write the page and the other forms that the configuration asks for."""
     options = config.report
-    writers = [
+    for path, write in (
         (out, write_page),
         (options.markdown, write_markdown),
         (options.mermaid, write_mermaid),
         (options.node_data, write_node_data),
         (options.graph, write_graph),
-    ]
-    for path, write in writers:
+    ):
         if path:
             write_text(Path(path), write(record), overwrite=force)
 
@@ -330,22 +329,23 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
         counts = all(index.find_dtype(result) in _COUNTS for result in node.results)
         if constant or counts or node.op_type in (QUANTIZE, DEQUANTIZE, "Constant"):
             continue
-        cost = costs.get(node.name, _NO_COST)
-        proved = proofs.get(node.name, NodeProof(node=node.name, op=node.op_type, type=UNSEEN))
-        kind, dtype = kernels.get(node.name, ("", ""))
+        name = node.name
+        cost = costs.get(name, _NO_COST)
+        proved = proofs.get(name, NodeProof(node=name, op=node.op_type, type=UNSEEN))
+        kind, dtype = kernels.get(name, ("", ""))
         yield OperatorRecord(
-            name=node.name,
+            name=name,
             op=node.op_type,
             inputs=tuple(tensor.name for tensor in index.list_computed(node).values()),
             outputs=tuple(filter(None, node.outputs)),
             type=dtype if proved.type == UNSEEN else proved.type,
             kernel=proved.kind or kind,
-            moves=moves[node.name],
-            share=round(noises.get(node.name, 0.0) / total, 5),
+            moves=moves[name],
+            share=round(noises.get(name, 0.0) / total, 5),
             isolated_db=bound_db(cost.isolated_db),
             left_out_db=bound_db(cost.leave_one_out_db),
             gain_db=bound_db(cost.gain_db),
-            cumulative_db=bound_db(prefixes.get(node.name, math.nan)),
+            cumulative_db=bound_db(prefixes.get(name, math.nan)),
             own_db=bound_db(own.get(node.outputs[0], math.nan)),
             reason=proved.reason,
             sites=cost.sites,
