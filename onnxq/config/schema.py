@@ -150,9 +150,8 @@ def find_line(text: str, path: Path) -> int:
 
     Called for messages only; values that fit need no positions.
     """
-    at: list[
-        str | int
-    ] = []  # the path of the token, with "" where the next key of an object follows
+    # The path of the token, with "" where the next key of an object follows.
+    at: list[str | int] = []
     key = False
     best = 0
     depth = 0

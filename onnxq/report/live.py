@@ -87,15 +87,17 @@ class _Step:
 
     def format_state(self, now: float) -> str:
         """Format the state: calibrating: 12/32 (38%), 20 s left; reading x.onnx: 12 s so far."""
+        done = self.done
+        total = self.total
         passed = now - self.begun
         parts = []
-        if self.total:
-            share = f" ({100 * self.done // self.total}%)" if self.done else ""
-            parts.append(f"{self.done}/{self.total}{share}")
-        elif self.done and passed >= _FIRST:
-            parts.append(str(self.done))
-        if self.total and 0 < self.done < self.total:
-            parts.append(f"{format_seconds(passed / self.done * (self.total - self.done))} left")
+        if total:
+            share = f" ({100 * done // total}%)" if done else ""
+            parts.append(f"{done}/{total}{share}")
+        elif done and passed >= _FIRST:
+            parts.append(str(done))
+        if total and 0 < done < total:
+            parts.append(f"{format_seconds(passed / done * (total - done))} left")
         elif passed >= _FIRST:
             parts.append(f"{format_seconds(passed)} so far")
         return f"{self.description}: {', '.join(parts)}" if parts else self.description
