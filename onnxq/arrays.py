@@ -1,7 +1,7 @@
 """The types of arrays and of their sizes, as all rooms write them, and what they all ask of scales."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,18 @@ def as_int64(values: ArrayLike) -> Integers:
 def are_scales(values: Array) -> bool:
     """True where all values are finite and above 0."""
     return bool((np.isfinite(values) & (values > 0)).all())
+
+
+def part_by_size(sizes: Sequence[int], most: int) -> list[slice]:
+    """Runs of neighbours whose sizes add up to `most` at most, or of one alone that is larger."""
+    starts = [0]
+    total = 0
+    for k, size in enumerate(sizes):
+        if k > starts[-1] and total + size > most:
+            starts.append(k)
+            total = 0
+        total += size
+    return list(map(slice, starts, [*starts[1:], len(sizes)]))
 
 
 def view_content(array: Array) -> bytes | memoryview:

@@ -242,9 +242,8 @@ class MissingDependencyError(OnnxqError):
 def find_nearest(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
     """Up to `limit` candidates similar to `name`, best first; () without any. Letter case does not count."""
     known = sorted({str(candidate) for candidate in candidates})
-    folded: dict[str, str] = {}
-    for candidate in known:
-        folded.setdefault(candidate.casefold(), candidate)
+    # Backwards, so that of names that differ in letter case alone the first one stays.
+    folded = {candidate.casefold(): candidate for candidate in reversed(known)}
     # 0.6 is difflib's own default: one wrong letter in three still matches.
     close = get_close_matches(name.casefold(), folded, n=limit, cutoff=0.6)
     return tuple(folded[key] for key in close)

@@ -198,12 +198,13 @@ class QuantSpec:
     min_range: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.bits not in (2, 3, 4, 5, 6, 7, 8, 16, 32):
+        bits = self.bits
+        if bits not in (2, 3, 4, 5, 6, 7, 8, 16, 32):
             self._refuse_spec(
-                f"bits={self.bits}", "bit width must be 2-8, 16 or 32", "choose one of these"
+                f"bits={bits}", "bit width must be 2-8, 16 or 32", "choose one of these"
             )
         if not self.storage:
-            container = max(8, self.bits)
+            container = max(8, bits)
             # The only way to set a field of a frozen dataclass.
             object.__setattr__(self, "storage", name_int(container, signed=self.signed))
         subject = f"storage={self.storage!r}"
@@ -211,14 +212,14 @@ class QuantSpec:
             fitting = [name for name in STORAGE_BITS if name != FLOAT8 and self._fits_storage(name)]
             fix = f"use one of {', '.join(fitting)}"
             sign = "signed" if self.signed else "unsigned"
-            self._refuse_spec(subject, f"cannot hold {self.bits}-bit {sign} values", fix)
-        if self.is_float and (self.bits != 8 or not self.symmetric or self.narrow_range):
+            self._refuse_spec(subject, f"cannot hold {bits}-bit {sign} values", fix)
+        if self.is_float and (bits != 8 or not self.symmetric or self.narrow_range):
             cause = "is 8 bits, symmetric and takes no narrow_range"
             self._refuse_spec(
                 subject, cause, "ask for bits: 8 and scheme: symmetric, or for an integer type"
             )
         one_byte = (
-            self.storage == "uint8" and self.bits == 8 and not self.symmetric and self.has_one_scale
+            self.storage == "uint8" and bits == 8 and not self.symmetric and self.has_one_scale
         )
         if self.dynamic and not one_byte:
             cause = (

@@ -14,7 +14,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats, Shape, are_finite, as_float32, hash_parts
+from onnxq.arrays import Array, Floats, Shape, are_finite, as_float32, hash_parts, part_by_size
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import FLOAT_TENSORS, LAYOUT_OPS, GraphIndex, NodeRef, is_large_model
 from onnxq.graph.storage import Spool, StoredArray
@@ -73,7 +73,7 @@ def check_constants(index: GraphIndex) -> None:
     Infinities are legal where they are added, as in masks, or divided by, and any value where it may not be used, as in
     Where and Gather.
     """
-    known: dict[TensorId, tuple[int, int]] = {}
+    known = {}
     for node in index.nodes:
         if node.domain or node.op_type not in _SPREADING:
             continue
@@ -112,7 +112,7 @@ def bias_numbers(
     index: GraphIndex, missing: Iterable[SitePlan], known: Numbers
 ) -> dict[Site, QParams]:
     """Scales and zero points of the missing bias sites whose input and weight have theirs."""
-    qparams: dict[Site, QParams] = {}
+    qparams = {}
     for site in missing:
         if not site.role.is_bias:
             continue
@@ -287,30 +287,32 @@ def _search_weights(
     spool = Spool() if is_large_model(index.proto) else None
     sizes = [_count_megabytes(index, site) for site in weights]
     # Alone in this process each weight is a step, so that its name is shown.
-    groups = _group_weights(sizes, 0 if crew.plain else _PIECE_MB)
+    groups = part_by_size(sizes, 0 if crew.plain else _PIECE_MB)
     with progress("scales of weights, MB", sum(sizes)) as task:
         pieces = []
         for group in groups:
-            tasks = tuple(_describe_weight(index, weights[k], crew) for k in group)
+            tasks = tuple(_describe_weight(index, site, crew) for site in weights[group])
             title = join_names((one.site for one in tasks), 1)
             key = ""
             # Hashes read every byte of the weights: only where a journal asks what is done already.
             if crew.workers.journal is not None:
                 with progress(f"hashing weights: {title}"):
-                    key = _hash_tasks(tasks, [locate_constant(index, weights[k]) for k in group])
+                    key = _hash_tasks(
+                        tasks, [locate_constant(index, site) for site in weights[group]]
+                    )
             pieces.append(WorkPiece(title, tasks, key))
         results = crew.map(search_piece, pieces)
         for group, piece in zip(groups, pieces, strict=True):
-            size = sum(sizes[k] for k in group)
+            size = sum(sizes[group])
             with progress(f"scales of weights: {piece.title}, {size} MB"):
                 searched = next(results)
-            for k, qparams in zip(group, searched, strict=True):
+            for site, qparams in zip(weights[group], searched, strict=True):
                 if spool is not None:
                     scale, zero = (
                         spool.write(part).map() for part in (qparams.scale, qparams.zero_point)
                     )
                     qparams = replace(qparams, scale=scale, zero_point=zero)
-                yield weights[k].site, qparams
+                yield site.site, qparams
             task.advance(size)
 
 
@@ -336,18 +338,6 @@ def _count_megabytes(index: GraphIndex, site: SitePlan) -> int:
     """Of the float values; at least 1, so that small ones count too."""
     dims = index.find_shape(find_tensor(index, site.site)) or ()
     return max(1, 4 * math.prod(dim for dim in dims if isinstance(dim, int)) // 10**6)
-
-
-def _group_weights(sizes: Sequence[int], most: int) -> list[range]:
-    """Runs of neighbours of at most so many megabytes together, or of one weight."""
-    starts = [0]
-    megabytes = 0
-    for k, size in enumerate(sizes):
-        if k > starts[-1] and megabytes + size > most:
-            starts.append(k)
-            megabytes = 0
-        megabytes += size
-    return list(map(range, starts, [*starts[1:], len(sizes)]))
 
 
 def _describe_weight(index: GraphIndex, site: SitePlan, crew: Crew) -> WeightTask:

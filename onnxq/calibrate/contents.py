@@ -14,7 +14,7 @@ from onnxq.plan import Contents, NodeContents, Plan, SitePlan, Sketch, sketch_va
 from onnxq.plan.contents import Feed, make_feeds, read_sketch
 from onnxq.planner.recognize import MOVERS, Recognized, recognize_graph
 from onnxq.runtime.tap import list_float_tensors
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, MaybeTensor, TensorId
 
 
 def note_contents(plan: Plan, model: ModelLike) -> Plan:
@@ -57,7 +57,7 @@ def note_contents(plan: Plan, model: ModelLike) -> Plan:
     return replace(plan, contents=Contents(hash_topology(index), feeds, figures, described))
 
 
-def _find_tensor(site: SitePlan) -> TensorId | None:
+def _find_tensor(site: SitePlan) -> MaybeTensor:
     return site.site if isinstance(site.site, TensorId) else site.tensor
 
 

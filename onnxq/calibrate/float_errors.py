@@ -87,9 +87,9 @@ def _add_errors(before: TensorErrors | None, rows: Array64) -> TensorErrors:
         low = min(low, before.low)
         high = max(high, before.high)
         count = max(count, before.count)
-        power = power + before.power
-        inside = inside + before.inputs_noise
-        own = own + before.own_noise
+        power += before.power
+        inside += before.inputs_noise
+        own += before.own_noise
     return TensorErrors(
         low=low, high=high, power=power, inputs_noise=inside, own_noise=own, count=count
     )
@@ -114,8 +114,8 @@ class _TwinWriter:
         """The model with twins in all scopes."""
         out = copy_proto(model)
         self.taken.update((_ONE, _ZERO))
-        out.graph.initializer.append(encode_tensor(_ONE, as_int64([1])))
-        out.graph.initializer.append(encode_tensor(_ZERO, np.zeros(1, np.float32)))
+        one = encode_tensor(_ONE, as_int64([1]))
+        out.graph.initializer.extend((one, encode_tensor(_ZERO, np.zeros(1, np.float32))))
         for scope, graph in walk_graphs(out.graph):
             self.nodes = []
             for value in self.index.inputs if not scope else ():
@@ -173,11 +173,9 @@ class _TwinWriter:
             )
         else:
             between = choose_name(f"{rounded}/narrow", self.taken)
-            self.nodes.append(
-                make_cast(name, between, self.narrow, choose_name(f"{rounded}/down", self.taken))
-            )
-            self.nodes.append(
-                make_cast(between, rounded, FLOAT, choose_name(f"{rounded}/up", self.taken))
+            self.nodes += (
+                make_cast(name, between, self.narrow, choose_name(f"{rounded}/down", self.taken)),
+                make_cast(between, rounded, FLOAT, choose_name(f"{rounded}/up", self.taken)),
             )
         return rounded
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Array, hash_parts
-from onnxq.calibrate.taps import Taps
+from onnxq.calibrate.taps import Group, Taps
 from onnxq.config.schema import JsonText, Loose, Natural, SchemaNumber
 from onnxq.data import Batch, Dataset
 from onnxq.data.dataset import SharedSamples, share_samples
@@ -57,8 +57,7 @@ class Watch:
 
     def add(self, want: Want, tensor: TensorId) -> None:
         """Update the observer of `want` with the values of `tensor`."""
-        if want not in self.observers:
-            self.observers[want] = create_observer(want.observer, want.quant)
+        self.observers.setdefault(want, create_observer(want.observer, want.quant))
         wants = self.readers.setdefault(tensor, [])
         if want not in wants:
             wants.append(want)
@@ -256,9 +255,7 @@ def split_evenly(items: Sequence[int], most: int) -> list[Sequence[int]]:
 
 # Sessions are kept from one chunk to the next.
 @lru_cache(maxsize=1)
-def _open_taps(
-    model: SharedModel, tensors: tuple[TensorId, ...], memory_limit: int | None, lay_out: bool
-) -> Taps:
+def _open_taps(model: SharedModel, tensors: Group, memory_limit: int | None, lay_out: bool) -> Taps:
     return Taps(open_model(model), tensors, memory_limit, lay_out=lay_out)
 
 
@@ -345,9 +342,7 @@ def write_part(part: Part) -> str:
         for want in part.wants
     ]
     value, arrays = pack_value({"wants": rows, "observers": list(part.observers)})
-    texts = [
-        base64.b64encode(zlib.compress(array.tobytes(), 1)).decode("ascii") for array in arrays
-    ]
+    texts = [base64.b64encode(zlib.compress(array.tobytes(), 1)).decode() for array in arrays]
     samples = {str(k): digest for k, digest in sorted(part.samples.items())}
     whole = {
         "schema": _SCHEMA,
@@ -365,7 +360,7 @@ def read_part(path: AnyPath) -> Part:
     """Read what `write_part` wrote. Raises CalibrationError for another file."""
     text = read_text(path, CalibrationError, _AGAIN, limit=_MOST_BYTES, code="Q513")
     file = JsonText(str(path), text)
-    row: Any = file.parse(CalibrationError, _AGAIN, code="Q513")
+    row = file.parse(CalibrationError, _AGAIN, code="Q513")
     if not isinstance(row, dict) or (row.get("kind"), row.get("schema")) != (
         "onnxq.ranges",
         _SCHEMA,

@@ -183,7 +183,7 @@ def _list_missing(plan: Plan, known: Numbers) -> list[SitePlan]:
 def _plan_observers(index: GraphIndex, sites: Sequence[SitePlan]) -> tuple[Watch, dict[Site, Want]]:
     """An observer for each measured tensor or sharing group, and the request of each of their sites."""
     watch = Watch()
-    wants: dict[Site, Want] = {}
+    wants = {}
     groups: dict[str, SitePlan] = {}
     for site in sites:
         if not site.role.is_measured:
@@ -222,8 +222,8 @@ def _choose_qparams(
     sites: Sequence[SitePlan], wants: Mapping[Site, Want], watch: Watch, suffix: str
 ) -> dict[Site, QParams]:
     """Scale and zero point of every site whose observer saw values; one for all sites of a group."""
-    by_request: dict[object, QParams] = {}
-    chosen: dict[Site, QParams] = {}
+    by_request = {}
+    chosen = {}
     for site in sites:
         want = wants.get(site.site)
         # Of a mask with -inf there is no range: the operators that read it stay float.

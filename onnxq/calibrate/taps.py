@@ -8,7 +8,7 @@ from itertools import islice
 
 import onnx
 
-from onnxq.arrays import Array, ArrayDict, Shape
+from onnxq.arrays import Array, ArrayDict, Shape, part_by_size
 from onnxq.data import Batch
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, get_index
@@ -53,7 +53,8 @@ class Taps:
         *,
         lay_out: bool = False,
     ) -> None:
-        self._proto, self._index = proto, get_index(proto)
+        self._proto = proto
+        self._index = get_index(proto)
         self._limit = _MEMORY_LIMIT if memory_limit is None else memory_limit
         whole = tap_tensors(proto, tensors, only=True)
         self.refusals = whole.refusals
@@ -97,7 +98,8 @@ class Taps:
                     yield batch, tensor, value
 
     def _open_runner(self, group: Group) -> _Runner:
-        tapped, self._whole = self._whole, None
+        tapped = self._whole
+        self._whole = None
         if tapped is None or group != self.tensors:
             if self._run_model is None:
                 self._run_model = lay_out_convolutions(self._proto)
@@ -106,15 +108,8 @@ class Taps:
 
     def _pack_tensors(self, group: Group, batch: Batch) -> list[Group]:
         sizes = self._find_sizes(batch)
-        packs: list[list[TensorId]] = [[]]
-        used = 0
-        for tensor in group:
-            if packs[-1] and used + sizes[tensor] > self._limit:
-                packs.append([])
-                used = 0
-            packs[-1].append(tensor)
-            used += sizes[tensor]
-        return [tuple(pack) for pack in packs]
+        parts = part_by_size([sizes[tensor] for tensor in group], self._limit)
+        return [group[part] for part in parts]
 
     def _find_sizes(self, batch: Batch) -> Mapping[TensorId, int]:
         """Bytes of each tensor in this batch: as declared, else bounded by an earlier batch, else observed."""
@@ -180,7 +175,9 @@ class _Runner:
     """One tapped session. worth: bytes of a run after which memory is given back."""
 
     def __init__(self, tapped: Tapped, worth: int) -> None:
-        self._outputs, self._worth, self._untrimmed = tapped.outputs, worth, 0
+        self._outputs = tapped.outputs
+        self._worth = worth
+        self._untrimmed = 0
         # NOTE: without optimizations a tensor's bits do not depend on what else is tapped or on the batch.
         self._session = Session(tapped.proto, optimize=False, arena=False)
 

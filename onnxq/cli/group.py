@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from importlib import import_module
@@ -53,7 +53,7 @@ def error_fields(error: OnnxqError, exit_code: int = USER, **more: str) -> JsonO
         **more,
     }
     # File names may hold bytes that are not UTF-8; JSON must.
-    plain: JsonObject = {key: replace_surrogates(text) for key, text in texts.items()}
+    plain = {key: replace_surrogates(text) for key, text in texts.items()}
     details = [replace_surrogates(name_options(line)) for line in error.details]
     return {**plain, "details": details, "line": error.line, "exit": exit_code}
 
@@ -151,7 +151,8 @@ class Stops:
         now = time.monotonic()
         if self.number and now < self._since + _PATIENCE:
             return
-        self.number, self._since = self.number or number, now
+        self.number = self.number or number
+        self._since = now
         raise Stopped(number)
 
 
@@ -219,7 +220,10 @@ class ModelCommand(click.Command):
             params=[*own, JSON, *(param for param in parameters if param not in own), QUIET],
             callback=self.run_function,
         )
-        self.function, self.progress, self.takes, self.ending = function, progress, takes, ending
+        self.function = function
+        self.progress = progress
+        self.takes = takes
+        self.ending = ending
         self.overrides: list[click.Parameter] = []
 
     def add_overrides(self) -> None:
@@ -286,7 +290,7 @@ class ModelCommand(click.Command):
             arguments["out"] = name_beside(arguments["model"], self.ending)
         # Before the progress begins: loading takes over a second, and a command that is as short as that shows none.
         module, name = self.function.split(":")
-        function: Callable[..., Any] = getattr(import_module(f"onnxq.commands.{module}"), name)
+        function = getattr(import_module(f"onnxq.commands.{module}"), name)
         if self.progress:
             from onnxq.backends import list_backends
             from onnxq.report.live import show_progress
@@ -387,14 +391,13 @@ def _report_error(error: BaseException, as_json: bool) -> int:
         return _print_document(_report_usage(error), USAGE, as_json)
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
         return _report_stop(signal.SIGINT)
-    if isinstance(error, OnnxqError):
-        return _print_document(error, print_error(error), as_json)
     if isinstance(error, OSError) and error.errno in _UNWRITABLE:
         return _report_unwritable(error, as_json)
     if isinstance(error, MemoryError):
         fix = "lower `batch=…`, or bound it with `memory_limit=…`"
-        fault: OnnxqError = MemoryFault("memory", "not enough of it", fix)
-        return _print_document(fault, print_error(fault), as_json)
+        error = MemoryFault("memory", "not enough of it", fix)
+    if isinstance(error, OnnxqError):
+        return _print_document(error, print_error(error), as_json)
     if not isinstance(error, Exception):
         raise error
     text = "".join(traceback.format_exception(error))

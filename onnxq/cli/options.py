@@ -138,7 +138,8 @@ class NamedOption(click.Option):
 
     def parse_names(self, text: str) -> Any:
         """The name or names. Raises ValueError for one that no engine has; targets are checked with what names them."""
-        value, known = self.source.parse(text), list(self.registered)
+        value = self.source.parse(text)
+        known = list(self.registered)
         for name in (value,) if isinstance(value, str) else value:
             if name not in known and self.source.names != "backends":
                 near = f"; {suggest_names(name, known)}" if find_nearest(name, known) else ""

@@ -108,13 +108,13 @@ def _carry_out(
         check_specs(fitted, index)
         if fitted.existing:
             fitted = _with_own_numbers(fitted, find_existing(state.model))
-        samples = None if data is None else read_data(state, data, config, progress=progress)
-        ctx = ctx if samples is None else ctx.add_samples(samples)
+        if data is not None:
+            ctx = ctx.add_samples(read_data(state, data, config, progress=progress))
     with ctx.timers.run("calibrate", "calibrating"):
         fitted, lines = renew_numbers(ctx, state, fitted)
     # Nothing was calibrated on the made-up inputs, so a check on them is fair, if not telling.
     if (
-        samples is None
+        data is None
         and fitted.sites
         and all(site.role.is_weight or site.spec.dynamic for site in fitted.sites)
     ):

@@ -76,12 +76,12 @@ def _describe_model(bench: Bench, model: BenchedModel) -> Values:
         "ratio": bench.ratio(model),
     }
     if proof is not None:
-        counts = {
+        values |= {
+            "build": proof.build,
             "kernels": len(proof.kernels),
             "moving": len(proof.moving),
             "kinds": proof.by_kind(),
         }
-        values |= {"build": proof.build, **counts}
     return values
 
 
@@ -180,16 +180,17 @@ def _make_lines(bench: Bench, verbose: bool) -> terminal.SheetRows:
         capability = proofs[0][1].build.capability if proofs else ""
         yield "not timed", _UNTIMED[bench.untimed].format(capability=capability)
     for model in bench.models:
-        if model.proof is not None and not model.built:
+        proof = model.proof
+        if proof is not None and not model.built:
             yield (
-                str(model.proof.build.state),
-                Text(f"{model.name}: {model.proof.build.reason}", style="bold red"),
+                str(proof.build.state),
+                Text(f"{model.name}: {proof.build.reason}", style="bold red"),
             )
         elif model.reason:
             yield "not timed", f"{model.name}: {model.reason}"
-        if verbose and model.proof is not None and model.built:
-            build = model.proof.build
-            kinds = terminal.format_counts(dict(model.proof.by_kind().most_common()))
+        if verbose and proof is not None and model.built:
+            build = proof.build
+            kinds = terminal.format_counts(dict(proof.by_kind().most_common()))
             size = terminal.format_bytes(build.engine_bytes)
             yield (
                 "kernels",

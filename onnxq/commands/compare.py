@@ -20,7 +20,7 @@ from onnxq.pipeline.record import measure_bytes
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Parts, ResultFormat, Text, TextView, format_count, make_list, make_table
-from onnxq.report.record import ReportRecord, read_record
+from onnxq.report.record import Figures, Measured, ReportRecord, read_record
 from onnxq.report.terminal import format_figure
 from onnxq.sites import Lines
 from onnxq.spec import QuantSpec
@@ -52,8 +52,8 @@ class FigureChange:
     """A figure of both; None where one does not have it."""
 
     name: str
-    before: float | None
-    after: float | None
+    before: Measured
+    after: Measured
 
 
 @show_as_summary
@@ -70,7 +70,7 @@ class Comparison:
 
 
 # What a site has in words, and its scales.
-_SiteForm = tuple[str, tuple[float, ...]]
+_SiteForm = tuple[str, Figures]
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,7 @@ def compare(
             raise ConfigError(f"fail_if={text!r}", "is no condition", fix, code="Q304")
         conditions.append((text, *match.groups()))
     with progress("reading both"):
-        sides = [_read_side(subject) for subject in (before, after)]
-    old, new = sides
+        old, new = map(_read_side, (before, after))
     failed = []
     for text, name, comparison, bound in conditions:
         if name not in new.figures:
@@ -117,8 +116,8 @@ def compare(
                 f"it has: {known}",
                 code="Q304",
             )
-        holds = _COMPARISONS[comparison](new.figures[name], float(bound))
-        failed += [text] if holds else []
+        if _COMPARISONS[comparison](new.figures[name], float(bound)):
+            failed.append(text)
     # In both, one or the other; those of both alike are only counted.
     changes = tuple(_list_changes(old, new))
     names = dict.fromkeys([*old.figures, *new.figures])

@@ -20,7 +20,7 @@ from onnxq.pipeline.retarget import Answers, Kept, MovedSite, retarget, warn_int
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, terminal
-from onnxq.sites import JsonObject, Settings
+from onnxq.sites import Settings
 from onnxq.spec import PerBlock
 from onnxq.wording import show_as_summary
 
@@ -146,7 +146,7 @@ def _choose_form(source: QuantizedSource, to: str, overrides: Overrides) -> tupl
     spec = grains.most_common(1)[0][0] if grains else None
     bits = 4 if spec is not None and spec.bits <= 4 else 8
     preset = f"{to}-int{bits}-weights"
-    own: JsonObject = {}
+    own = {}
     if preset not in list_presets():
         preset = f"{to}-int8"
         own = {"mode": "weight-only", "weights.bits": bits}

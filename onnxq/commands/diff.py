@@ -221,11 +221,11 @@ def _make_parts(difference: Difference, view: TextView) -> Parts:
 
 
 def _make_title(difference: Difference) -> Text:
-    names = [
+    exact, quantized = (
         PurePath(path).name or "model"
         for path in (difference.float_model, difference.quantized_model)
-    ]
-    title = Text(f"{names[1]} against {names[0]}", style="bold")
+    )
+    title = Text(f"{quantized} against {exact}", style="bold")
     return title.join_text(f"  ({difference.data})") if difference.data else title
 
 

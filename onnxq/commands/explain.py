@@ -15,9 +15,10 @@ def explain_code(code: str | None, *, as_json: bool) -> str:
             [area.title, *(f"  {code.id}  {code.title}" for code in area.codes)] for area in AREAS
         )
         return _write_json(*CODES) if as_json else "\n\n".join(map("\n".join, areas))
-    entry = CODES.get(code.strip().upper())
+    name = code.strip().upper()
+    entry = CODES.get(name)
     if entry is None:
-        raise ValueError(f"there is no code {code!r}; {suggest_code(code.strip().upper())}")
+        raise ValueError(f"there is no code {code!r}; {suggest_code(name)}")
     if as_json:
         return _write_json(entry.id)
     return f"{entry.id}: {entry.title}\n\n{entry.meaning}\n\nWhat to do: {entry.fix}"

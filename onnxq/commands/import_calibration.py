@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
 
 from onnxq.backends import find_target, list_backends
 from onnxq.calibrate import calibrate
@@ -124,7 +123,7 @@ def import_and_apply(
     progress: Progress,
 ) -> AppliedImport:
     """Import a file, and carry the plan out. applied: the file for the quantized model; None: it is not made."""
-    shared: dict[str, Any] = {"force": force, "progress": progress}
+    shared: JsonObject = {"force": force, "progress": progress}
     report = None
     # Inputs and both outputs are checked before anything is written, since the plan is written first.
     with guard_outputs(model, out, applied, force=force):
@@ -308,12 +307,12 @@ def _leave_missing_float(
     Leaving nodes float can move pairs to other tensors, so it is repeated; every round takes nodes out.
     """
     index = GraphIndex(trial.state.model)
-    # Node -> the tensor that it lacks, over all rounds.
+    # Node -> a tensor that it lacks, over all rounds.
     left: dict[str, str] = {}
     absent: dict[str, MissingSite] = {}
     while trial.match.missing:
         readers = list_consumers(trial.match.missing, index)
-        if not set(readers) - set(left):
+        if readers.keys() <= left.keys():
             subject = str(trial.match.missing[0].site)
             raise CalibrationError(
                 subject,
@@ -324,7 +323,7 @@ def _leave_missing_float(
         for report, site in zip(trial.match.absent, trial.match.missing, strict=True):
             nodes = ", ".join(list_consumers((site,), index))
             absent.setdefault(report.site, replace(report, done=f"left float: {nodes}"))
-        left |= {node: tensor for node, tensor in readers.items() if node not in left}
+        left |= readers
         changed = config.add_rules(Rule(node=match_names(left), set=RuleSet(float=True)))
         trial = _attempt(cache, trial.state, trial.samples, changed, name, progress)
     refusals = tuple(

@@ -73,11 +73,11 @@ def _measure(
     windows = (
         read_windows(path, tokenizer, length)
         if count is None
-        else choose_windows(path, tokenizer, length, count, config.data.seed)
+        else choose_windows(path, tokenizer, length, count, seed)
     )
     with progress("reading the text", count) as task:
         errors = sum_errors(decoders, count_items(windows, task))
-    texts: dict[str, float] = {}
+    texts = {}
     prompts = choose_prompts(choose_windows(path, tokenizer, length, options.prompts, seed))
     if options.generate:
         texts = compare_texts(decoders, prompts, options.generate, progress)
@@ -90,16 +90,17 @@ def _measure(
     scores = []
     for source, model in zip(sources.values(), decoders, strict=True):
         name = model.name
-        score = LanguageScore(
-            name=name,
-            size=load_model(source, lazy=True).size_bytes,
-            caches=model.caches,
-            generated=texts.get(name),
-            prompt=prompt.get(name),
-            generation=generation.get(name),
-            **describe_errors(errors, name),
+        scores.append(
+            LanguageScore(
+                name=name,
+                size=load_model(source, lazy=True).size_bytes,
+                caches=model.caches,
+                generated=texts.get(name),
+                prompt=prompt.get(name),
+                generation=generation.get(name),
+                **describe_errors(errors, name),
+            )
         )
-        scores.append(score)
     return Perplexity(
         models=tuple(scores),
         windows=errors.windows,

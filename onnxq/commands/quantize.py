@@ -113,12 +113,8 @@ def _make_title(report: Report) -> Text:
     # Costs of another engine are not by kinds of CPU.
     kinds = {table.split()[0] for table in find_target(report.target).costs} & CPU_KINDS.keys()
     purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if report.cpu and kinds else ""
-    facts = [
-        part
-        for part in (report.target, report.config, f"placement by {report.placement}{purpose}")
-        if part
-    ]
-    return text.join_facts(facts)
+    facts = (report.target, report.config, f"placement by {report.placement}{purpose}")
+    return text.join_facts(filter(None, facts))
 
 
 def _make_rows(report: Report, verbose: bool) -> SheetRows:
@@ -237,8 +233,7 @@ def _make_checks(report: Report) -> RenderableType:
     }
     ranked = any(check.rows for check in report.checks)
     columns = ["output"]
-    columns += [f"SQNR {run}" for run in runs]
-    columns += [f"SQNR {run}" for run in engines]
+    columns += [f"SQNR {run}" for run in (*runs, *engines)]
     columns += [f"cosine {run}" for run in runs]
     if here:
         columns.append("one against the other")

@@ -15,7 +15,12 @@ from onnxq.pipeline.search import SearchResult, search_precisions
 from onnxq.progress import Progress, silent
 from onnxq.report import Parts, RenderableType, ResultFormat, Text, TextView, make_table
 from onnxq.report.record import FrontPoint
-from onnxq.report.terminal import format_bytes, format_decibel, format_milliseconds
+from onnxq.report.terminal import (
+    format_bytes,
+    format_decibel,
+    format_figure,
+    format_milliseconds,
+)
 
 
 def search(
@@ -101,7 +106,7 @@ def make_front(front: tuple[FrontPoint, ...]) -> RenderableType:
                 for ms in (point.latency_ms, point.predicted_ms)
             ]
         if measured:
-            row.append("" if point.metric is None else f"{point.metric:.4g}")
+            row.append(format_figure(point.metric, ".4g"))
         rows.append(row)
     return make_table(columns, rows, right=columns[2:], fold=("operators",))
 

@@ -46,9 +46,10 @@ class ImageConfig(Section):
     def _channels(self) -> ImageConfig:
         channels = 1 if self.color == "GRAY" else 3
         for name in ("mean", "std"):
-            if len(getattr(self, name)) not in (0, 1, channels):
+            count = len(getattr(self, name))
+            if count not in (0, 1, channels):
                 raise ValueError(
-                    f"{name} has {len(getattr(self, name))} values; {self.color} has {channels} channel(s)"
+                    f"{name} has {count} values; {self.color} has {channels} channel(s)"
                 )
         if any(value <= 0 for value in self.std):
             raise ValueError("std must be above 0")

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from onnxq.config.values import DEFAULT_TARGET
 from onnxq.errors import ConfigError, Location, OnnxqError, find_nearest, suggest_names
-from onnxq.sites import JsonObject
+from onnxq.sites import JsonObject, NameSet
 
 Path = tuple[str | int, ...]
 # Values and characters of one document: far more than rules for every node of the largest networks need. Ten lines of
@@ -96,14 +96,15 @@ def parse_yaml(text: str, source: str) -> Document:
             f"start with e.g. `target: {DEFAULT_TARGET}`",
             code="Q302",
         )
-    return Document(source, values, reader.lines if root is not None else {})
+    return Document(source, values, reader.lines)
 
 
 class _ValueReader:
     """Converts nodes to values and expands aliases. Limited, because a few aliases of aliases expand without end."""
 
     def __init__(self, loader: yaml.SafeLoader, source: str) -> None:
-        self.loader, self.source = loader, source
+        self.loader = loader
+        self.source = source
         self.lines: dict[Path, int] = {}
         self.values = self.characters = 0
 
@@ -137,7 +138,7 @@ class _ValueReader:
         return self._scalar(node, where / format_path(path) if path else where)
 
     def _mapping(self, node: Any, path: Path, inside: tuple[int, ...]) -> JsonObject:
-        out: JsonObject = {}
+        out = {}
         for key_node, value_node in node.value:
             where = Location(self.source, key_node.start_mark.line + 1)
             key = self._scalar(key_node, where) if isinstance(key_node, yaml.ScalarNode) else None
@@ -189,7 +190,7 @@ class _ValueReader:
 
 
 # Keys that are set by onnxq and not by people, by their model: never suggested.
-Hidden = Mapping[type[BaseModel], frozenset[str]]
+Hidden = Mapping[type[BaseModel], NameSet]
 # The fix of a fault that has none of its own.
 CORRECT = "correct it here"
 # Characters of a wrong value that a message repeats.

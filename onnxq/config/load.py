@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from onnxq.config.data import BYTES
 from onnxq.config.document import (
     Document,
+    Hidden,
     Path,
     format_path,
     join_faults,
@@ -88,7 +89,7 @@ _WHOLE = ("observer", "quantizer")
 # Lists that are put in front of inherited ones.
 _JOINED = ("rules", "libraries", "plugins")
 # Fields that loading sets itself.
-_SET_HERE: Mapping[type[BaseModel], frozenset[str]] = {
+_SET_HERE: Hidden = {
     Config: frozenset(("source", "trust")),
     Rule: frozenset(("line", "source")),
 }
@@ -223,7 +224,7 @@ def _load_document(source: str | FilePath, above: Names) -> Document:
             and (name in list_presets() or not os.path.isfile(path))
         ):
             return _parse_preset(name)
-        text = read_input(path, ConfigError, limit=_MOST_BYTES, pipes=True).decode("utf-8")
+        text = read_input(path, ConfigError, limit=_MOST_BYTES, pipes=True).decode()
     except FileNotFoundError as error:
         fix = suggest_names(path.stem, list_presets())
         subject = f"config {name}"
@@ -337,13 +338,9 @@ def nest_keys(overrides: Settings) -> JsonObject:
         if value is None:
             continue
         head, _, rest = key.partition(".")
-        inner = (
-            nest_keys({rest: value})
-            if rest
-            else nest_keys(value)
-            if isinstance(value, Mapping)
-            else value
-        )
+        inner = {rest: value} if rest else value
+        if isinstance(inner, Mapping):
+            inner = nest_keys(inner)
         out = _merge_values(out, {head: inner})
     return out
 

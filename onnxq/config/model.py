@@ -45,7 +45,7 @@ from onnxq.config.values import (
     wrap_single,
 )
 from onnxq.errors import ConfigError, Location, suggest_names
-from onnxq.sites import JsonObject, Settings
+from onnxq.sites import JsonObject, Names, Settings
 
 _T = TypeVar("_T")
 
@@ -236,7 +236,7 @@ class Option:
 
     path: str
     name: str
-    flags: tuple[str, ...]
+    flags: Names
     metavar: str
     commands: Command
     field: FieldInfo

@@ -94,7 +94,7 @@ def _list_columns(cls: Any) -> tuple[_Column, ...]:
 
 def _find_form(kind: Any) -> Form:
     # NOTE: not narrowed by it, since mypy takes no class for a value that hashes.
-    cls: Any = kind
+    cls = kind
     if is_dataclass(kind):
         return Form(_make_row(cls), partial(_build, cls), write_fields)
     origin = get_origin(kind)

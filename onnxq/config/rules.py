@@ -234,7 +234,7 @@ class Rule(Section):
     def describe(self) -> str:
         """Format the rule in one line with its position: its name in messages and plans."""
         parts = [
-            f"{key}={'|'.join(str(v) for v in value)}"
+            f"{key}={'|'.join(map(str, value))}"
             for key in ("node", "op", "tensor", "role", "scope")
             if (value := getattr(self, key))
         ]

@@ -150,9 +150,8 @@ def find_line(text: str, path: Path) -> int:
 
     Called for messages only; values that fit need no positions.
     """
-    at: list[
-        str | int
-    ] = []  # the path of the token, with "" where the next key of an object follows
+    # The path of the token, with "" where the next key of an object follows.
+    at: list[str | int] = []
     key = False
     best = 0
     depth = 0
@@ -168,7 +167,8 @@ def find_line(text: str, path: Path) -> int:
                 at[-1] = int(at[-1]) + 1
         elif word != ":":
             if key and word != "{":
-                at[-1], key = json.loads(word), False
+                at[-1] = json.loads(word)
+                key = False
             if depth < len(at) <= len(path) and tuple(at) == path[: len(at)]:
                 best = token.start()
                 depth = len(at)

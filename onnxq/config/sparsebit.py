@@ -51,21 +51,18 @@ def convert_sparsebit(document: Document) -> Document:
     values = document.values
     reading = _Reading(document)
     reading.refuse_unknown((), values, SECTIONS)
-    backend = str(reading.get_value(("BACKEND",), "virtual"))
-    reading.put_value(
-        ("target",), reading.translate(backend, _BACKENDS, ("BACKEND",)), ("BACKEND",)
-    )
+    place = ("BACKEND",)
+    backend = str(reading.get_value(place, "virtual"))
+    reading.put_value(("target",), reading.translate(backend, _BACKENDS, place), place)
     if reading.values["target"] == "trt":
         # TensorRT refuses a DequantizeLinear of int32.
-        reading.put_value(("bias",), "float", ("BACKEND",))
-    if skipped := reading.read_list(("SKIP_TRACE_MODULES",), "names", '["layer4", "fc"]'):
-        reading.put_value(
-            ("torch", "skip_trace"),
-            [_convert_pattern(str(name)) for name in skipped],
-            ("SKIP_TRACE_MODULES",),
-        )
+        reading.put_value(("bias",), "float", place)
+    place = ("SKIP_TRACE_MODULES",)
+    if skipped := reading.read_list(place, "names", '["layer4", "fc"]'):
+        patterns = [_convert_pattern(str(name)) for name in skipped]
+        reading.put_value(("torch", "skip_trace"), patterns, place)
     _read_schedule(reading)
-    rules: list[JsonObject] = []
+    rules = []
     for section in ("A", "W"):
         rules += _read_section(reading, section)
     if rules:
@@ -90,6 +87,9 @@ class _Reading:
         line = self.document.lines.get(path)
         return Location(self.document.source, line, format_path(path) if line else "")
 
+    def find_line(self, path: Path) -> int:
+        return self.document.lines.get(path, 1)
+
     def get_value(self, path: Path, default: Any = None) -> Any:
         at: Any = self.document.values
         for part in path:
@@ -102,9 +102,9 @@ class _Reading:
         at = self.values
         for n, part in enumerate(path[:-1], start=1):
             at = at.setdefault(str(part), {})
-            self.lines.setdefault(path[:n], self.document.lines.get(origin, 1))
+            self.lines.setdefault(path[:n], self.find_line(origin))
         at[str(path[-1])] = value
-        self.lines[path] = self.document.lines.get(origin, 1)
+        self.lines[path] = self.find_line(origin)
 
     def move_value(self, path: Path, origin: Path, default: Any) -> None:
         """Put the value of an entry, or a default, into a place of ours."""
@@ -183,17 +183,12 @@ def _read_section(reading: _Reading, name: str) -> list[JsonObject]:
     rules = _read_specific(reading, name, role)
     # Behind the exceptions: the first rule that matches wins.
     if _is_off(keys):
-        rules.append(
-            {"role": role, "set": {"float": True}, "at": reading.document.lines.get(path, 1)}
-        )
+        rules.append({"role": role, "set": {"float": True}, "at": reading.find_line(path)})
     if name == "A":
-        reading.refuse_unknown(
-            (name, "QADD"), reading.get_value((name, "QADD"), {}), ("ENABLE_QUANT",)
-        )
-        adds = reading.get_value((name, "QADD", "ENABLE_QUANT"), False)
-        reading.put_value(
-            ("torch", "multi_input"), {"add": "insert" if adds else "none"}, (name, "QADD")
-        )
+        place = (name, "QADD")
+        reading.refuse_unknown(place, reading.get_value(place, {}), ("ENABLE_QUANT",))
+        adds = reading.get_value((*place, "ENABLE_QUANT"), False)
+        reading.put_value(("torch", "multi_input"), {"add": "insert" if adds else "none"}, place)
     return rules
 
 
@@ -283,9 +278,13 @@ def _read_specific(reading: _Reading, name: str, role: str) -> list[JsonObject]:
                 )
             keys = {str(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=True)}
             changes = {"float": True} if _is_off(keys) else _convert_keys(reading, at, keys)
-            line = reading.document.lines.get(at, 1)
             rules.append(
-                {"node": _convert_pattern(str(pattern)), "role": role, "set": changes, "at": line}
+                {
+                    "node": _convert_pattern(str(pattern)),
+                    "role": role,
+                    "set": changes,
+                    "at": reading.find_line(at),
+                }
             )
     return rules
 

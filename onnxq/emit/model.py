@@ -40,7 +40,7 @@ from onnxq.plan import (
     to_json,
 )
 from onnxq.progress import Progress, count_items, silent
-from onnxq.sites import Edge, Edges, Role, TensorId
+from onnxq.sites import Edge, Edges, NameSet, Role, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType
 
 # The first IR version with 4-bit types. Opset 21 brings it along; a table of them can stand in an older opset.
@@ -207,7 +207,7 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
     index = get_index(typed)
     editor = Editor(proto)
     counts: dict[tuple[str, Any], str] = {}
-    results: set[str] = set()
+    results = set()
     for node in index.nodes:
         weight = index.input_value(node, 1) if node.is_onnx("Conv") else None
         if weight is None or weight.dtype != np.float32 or weight.shape[1] > 1:
@@ -252,7 +252,8 @@ def _write_matrix(
     editor = writer.editor
     add = writer.add
     hold = writer.constant
-    (batch, (channels, *sides), (_, *after)), (x, weight, *biases) = maps, node.inputs
+    batch, (channels, *sides), (_, *after) = maps
+    x, weight, *biases = node.inputs
     # A single picture needs neither the Transposes nor copies of the bias, about 2 µs each.
     several = batch != 1
     pixels = math.prod(sides)
@@ -272,15 +273,10 @@ def _write_matrix(
     # A filter for each picture and channel, so that the bias of a channel stands there once for each picture.
     if several and any(biases):
         # Nodes of one symbol for the batch share the count.
-        if (node.scope, batch) not in counts:
-            counts[node.scope, batch] = add(
-                "Gather", [add("Shape", [x]), hold(np.zeros(1, np.int64))]
-            )
-        biases = [
-            write_reshape(
-                add("Expand", [write_reshape(biases[0], -1, 1), counts[node.scope, batch]]), -1
-            )
-        ]
+        key = node.scope, batch
+        if key not in counts:
+            counts[key] = add("Gather", [add("Shape", [x]), hold(np.zeros(1, np.int64))])
+        biases = [write_reshape(add("Expand", [write_reshape(biases[0], -1, 1), counts[key]]), -1)]
     for k, tensor in enumerate((matrix, filters, *biases)):
         editor.replace_input(node.make_edge(k), tensor)
     for name, value in {
@@ -322,19 +318,20 @@ def _write_site(writer: PairWriter, site: SitePlan) -> None:
             "calibrate the plan first (`onnxq quantize`)",
             code="Q405",
         )
+    qparams = site.qparams
     if not (site.role.is_constant or (writer.whole and writer.is_constant(site))):
         # Numbers left over from before a person made the site dynamic mean nothing.
-        writer.write_activation(site, None if site.spec.dynamic else site.qparams)
-    elif site.qparams is not None:
-        writer.write_constant(site, site.qparams)
-    if site.qparams is not None:
+        writer.write_activation(site, None if site.spec.dynamic else qparams)
+    elif qparams is not None:
+        writer.write_constant(site, qparams)
+    if qparams is not None:
         # Those of a large model's blocks lie in a file, and are not read again.
-        release_pages(site.qparams.scale, site.qparams.zero_point)
+        release_pages(qparams.scale, qparams.zero_point)
 
 
 def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> None:
     """Gather the data of operators in the order of their weights' rows, once for those of one tensor and order."""
-    gathered: dict[tuple[str, str, bytes], str] = {}
+    gathered = {}
     for site in plan.sites:
         rows = None if site.qparams is None else site.qparams.order
         for node in (
@@ -362,7 +359,7 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
             editor.replace_input(node.make_edge(0), gathered[key])
 
 
-def _find_integer_readers(plan: Plan, index: GraphIndex) -> frozenset[str]:
+def _find_integer_readers(plan: Plan, index: GraphIndex) -> NameSet:
     """Names of the nodes that read a quantized activation, so that their kernels may multiply integers."""
     activations = [site for site in plan.all_sites if site.role is Role.ACTIVATION]
     return frozenset(edge.node for site in activations for edge in _list_readers(site, index))

@@ -25,7 +25,7 @@ from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ModelLike
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.numerics import cast_scale, clip_bounds
 from onnxq.plan import SitePlan, name_part
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, NameSet, TensorId
 from onnxq.spec import PerBlock, QParams
 
 # Lowest and highest value, as numpy scalars of the type that is bounded.
@@ -52,7 +52,7 @@ class PairWriter:
         self,
         editor: Editor[ModelLike],
         index: GraphIndex,
-        in_integers: frozenset[str],
+        in_integers: NameSet,
         apart: frozenset[Edge],
         tables: Mapping[str, SitePlan],
         captured: frozenset[TensorId] = frozenset(),
@@ -61,10 +61,15 @@ class PairWriter:
         bounds_integers: bool = False,
         fold_constants: bool = False,
     ) -> None:
-        self.whole, self.bounds_integers = whole, bounds_integers
+        self.whole = whole
+        self.bounds_integers = bounds_integers
         self.fold_constants = fold_constants
-        self.editor, self.index, self.in_integers, self.apart = editor, index, in_integers, apart
-        self.tables, self.captured = tables, captured
+        self.editor = editor
+        self.index = index
+        self.in_integers = in_integers
+        self.apart = apart
+        self.tables = tables
+        self.captured = captured
         # A model output keeps its name on the dequantized tensor; its float values get this one.
         self.renamed: dict[TensorId, str] = {}
         # Tensors that kernels write in integers, and the dequantized ones behind.
@@ -89,7 +94,8 @@ class PairWriter:
         # Half a pair, in front of an operator on integers: float readers need the other half.
         if edges and pair.op_type == QUANTIZE:
             names = self._make_names(site, "dq_node", "dequantized")
-            inputs, result = [result, *pair.inputs[1:]], names["dequantized"]
+            inputs = [result, *pair.inputs[1:]]
+            result = names["dequantized"]
             self._insert_dequantize(site, pair.scope, inputs, names, after=pair.name)
         for edge in edges:
             self.editor.replace_input(edge, result)
@@ -294,10 +300,10 @@ class PairWriter:
             return name, scale, zero
         else:
             self.editor.add_initializer(scope, name, codes, dtype=TENSOR_TYPES[storage])
-        scale, zero = self._add_qparams(site, qparams, scope, storage)
+        names = (name, *self._add_qparams(site, qparams, scope, storage))
         if site.group:
-            self.shared[site.group] = name, scale, zero
-        return name, scale, zero
+            self.shared[site.group] = names
+        return names
 
     def _store_outside(
         self, site: SitePlan, qparams: QParams, codes: Array, tensor: TensorId
@@ -316,10 +322,11 @@ class PairWriter:
 
     def _write_lookup(self, site: SitePlan, edge: Edge, quantized: str, scale: str) -> None:
         """Let a Gather read the stored integers, and dequantize the rows that it gathers, in float32."""
+        editor = self.editor
         node = self.index.find_node(edge.node)
         scope = edge.scope
         grain = site.spec.granularity
-        self.editor.replace_input(edge, quantized)
+        editor.replace_input(edge, quantized)
         name = partial(name_part, edge)
         dtype = self.index.find_dtype(find_tensor(self.index, site.site))
         narrow = dtype != onnx.TensorProto.FLOAT
@@ -327,18 +334,20 @@ class PairWriter:
         row = name("float") if narrow else result
         chain: list[tuple[str, list[str], str, str, dict[str, int]]] = []
         if isinstance(grain, PerBlock):
-            self.editor.set_op(node.name, "GatherBlockQuantized", "com.microsoft")
-            self.editor.replace_input(node.make_edge(2), scale)
+            editor.set_op(node.name, "GatherBlockQuantized", "com.microsoft")
+            editor.replace_input(node.make_edge(2), scale)
             blocks = {"axis": None, "gather_axis": 0, "quantize_axis": 1, "block_size": grain.size}
             for key, value in blocks.items():
-                self.editor.set_attr(node.name, key, value)
+                editor.set_attr(node.name, key, value)
             self._add_record(site, node.name)
             if narrow:
-                self.editor.replace_output(node.name, 0, row)
+                editor.replace_output(node.name, 0, row)
         else:
-            codes, column, axis = name("quantized"), name("column"), name("last_axis")
-            self.editor.replace_output(node.name, 0, codes)
-            self.editor.add_initializer(scope, axis, as_int64([-1]))
+            codes = name("quantized")
+            column = name("column")
+            axis = name("last_axis")
+            editor.replace_output(node.name, 0, codes)
+            editor.add_initializer(scope, axis, as_int64([-1]))
             # No DequantizeLinear: blocks with computed scales need opset 21, and are several times slower.
             chain = [
                 ("Gather", [scale, node.inputs[1]], name("row_scale"), "row_scale_node", {}),

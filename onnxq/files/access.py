@@ -56,19 +56,20 @@ def check_outputs(model: AnyPath, *outputs: AnyPath | None, force: bool = False)
     wanted = [Path(output) for output in outputs if output is not None]
     for position, path in enumerate(wanted):
         status = check_output_kind(path)
+        name = str(path)
         if str(model) and _is_same_file(path, Path(model)):
             raise OutputError(
-                str(path),
+                name,
                 "is the input model, which is never overwritten",
                 "choose another name",
                 code="Q602",
             )
         if any(_is_same_file(path, other) for other in wanted[:position]) and not is_stream(path):
             raise OutputError(
-                str(path), "is asked for twice", "give the outputs different names", code="Q602"
+                name, "is asked for twice", "give the outputs different names", code="Q602"
             )
         if status is not None and not force and not is_stream(path):
-            raise OutputError(str(path), "exists", EXISTS_FIX, code="Q601")
+            raise OutputError(name, "exists", EXISTS_FIX, code="Q601")
     for folder, path in {path.parent: path for path in wanted if not is_stream(path)}.items():
         _probe_folder(folder, path)
 
@@ -77,9 +78,7 @@ def check_outputs(model: AnyPath, *outputs: AnyPath | None, force: bool = False)
 def guard_outputs(model: AnyPath, *outputs: AnyPath | None, force: bool = False) -> Iterator[None]:
     """Call `check_outputs`; in the block raise OutputError as soon as a file is read that an output would replace."""
     check_outputs(model, *outputs, force=force)
-    with suppress(
-        OSError
-    ):  # Without a temporary folder: a step that needs one raises its own error.
+    with suppress(OSError):  # no temporary folder: a step that needs one raises its own error
         scratch.remove_leftovers(Path(tempfile.gettempdir()))
     paths = [Path(output) for output in outputs if output is not None]
     targets = {key: path for path in paths if (key := _find_identity(path)) is not None}
@@ -164,22 +163,23 @@ def check_output_kind(path: Path) -> os.stat_result | None:
 
     Raises OutputError for a folder, a block device, a socket, the standard streams, and a name no file can have.
     """
+    name = str(path)
     try:
         status = os.lstat(path)
     except FileNotFoundError:
         if not os.path.isdir(path.parent):
             raise OutputError(
-                str(path), f"there is no folder {path.parent}", "create it first", code="Q603"
+                name, f"there is no folder {path.parent}", "create it first", code="Q603"
             ) from None
         return None
     except NotADirectoryError:
         raise OutputError(
-            str(path), f"{path.parent} is not a folder", "name a file in a folder", code="Q603"
+            name, f"{path.parent} is not a folder", "name a file in a folder", code="Q603"
         ) from None
     except (OSError, ValueError) as error:
         cause = describe_os_error(error)
         raise OutputError(
-            str(path),
+            name,
             f"cannot be the name of an output ({cause})",
             "choose another name",
             code="Q603",
@@ -187,13 +187,13 @@ def check_output_kind(path: Path) -> os.stat_result | None:
     # Of what a link leads to; of the link itself where it leads nowhere.
     mode = path.stat().st_mode if os.path.exists(path) else status.st_mode
     if stat.S_ISDIR(mode):
-        raise OutputError(str(path), "is a folder", "give a file name", code="Q603")
+        raise OutputError(name, "is a folder", "give a file name", code="Q603")
     if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
         kind = "socket" if stat.S_ISSOCK(mode) else "block device"
-        raise OutputError(str(path), f"is a {kind}", "name a file", code="Q603")
+        raise OutputError(name, f"is a {kind}", "name a file", code="Q603")
     if _leads_to_standard_stream(path):
         raise OutputError(
-            str(path),
+            name,
             "is a standard stream, where messages and reports go",
             "name a file",
             code="Q603",
@@ -262,7 +262,7 @@ def _is_same_file(path: Path, other: Path) -> bool:
 def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
     """Write `text` to a temporary file beside `path` and rename it. Raises OutputError if that fails."""
     with replace_files([path], overwrite=overwrite) as files:
-        files[0].write(replace_surrogates(text).encode("utf-8"))
+        files[0].write(replace_surrogates(text).encode())
 
 
 @contextmanager

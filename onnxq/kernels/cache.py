@@ -74,15 +74,21 @@ def find_entry(place: Path, wanted: Callable[[Key], bool]) -> CacheEntry | None:
 
 
 def fetch_entry(
-    place: Path, name: str, key: Key, build: Callable[[Path], None], *, force: bool = False
+    place: Path | None,
+    name: str,
+    key: Key,
+    build: Callable[[Path], None],
+    *,
+    force: bool = False,
 ) -> CacheEntry:
     """Return the entry of `key`; `build(path to write)` makes it unless it exists and is valid.
 
+    place: None for the folder of compiled kernels.
     name: file name with {} for a hash of the key: `lib{}.so`. force: build in any case.
     Other processes that request the same key wait and use the first one's build.
     """
     identity = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
-    path = place / name.format(identity)
+    path = (place or kernels_folder()) / name.format(identity)
 
     def same(other: Key) -> bool:
         return other == dict(key)

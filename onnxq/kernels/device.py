@@ -121,9 +121,15 @@ def _list_candidates(extra: Sequence[Path]) -> Iterator[Path]:
     for entry in map(Path, sys.path):
         for folder in _FOLDERS:
             yield from _list_libraries(entry.glob(f"nvidia/*/{folder}"))
-    for toolkit in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
-        for folder in _FOLDERS if toolkit else ():
-            yield from _list_libraries([Path(str(toolkit)) / folder])
+    for toolkit in _list_toolkits():
+        for folder in _FOLDERS:
+            yield from _list_libraries([toolkit / folder])
+
+
+def _list_toolkits() -> list[Path]:
+    """The folders that a CUDA toolkit may be in."""
+    named = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    return [Path(place) for place in named if place]
 
 
 def _list_libraries(folders: Iterable[Path]) -> list[Path]:
@@ -205,9 +211,8 @@ def device_image(arch: str, nvrtc: Sequence[Path] = ()) -> DeviceImage:
         entry = build_cubin(compiler, number)
         return DeviceImage(entry.path.read_bytes(), f"NVRTC {compiler.version}, {entry.path}")
     # Compiled by an NVRTC that is gone since.
-    left = store.find_entry(
-        store.kernels_folder(), lambda key: _has_source(key) and key.get("archs") == str(number)
-    )
+    wanted = _identify_source() | {"archs": str(number)}
+    left = store.find_entry(store.kernels_folder(), lambda key: key.items() >= wanted.items())
     if left is None:
         raise MissingDependencyError(
             f"CUDA kernels for sm_{number}",
@@ -232,7 +237,7 @@ def build_cubin(
     compiler: Nvrtc, arch: int, place: Path | None = None, *, force: bool = False
 ) -> store.CacheEntry:
     """Compile for one GPU by NVRTC, into the cache or another folder. Raises OnnxqError on failure."""
-    key = {**_make_key(f"NVRTC {compiler.version}"), "archs": str(arch)}
+    key = _identify_source() | {"compiler": f"NVRTC {compiler.version}", "archs": str(arch)}
 
     def build(path: Path) -> None:
         texts = sources.read_sources(sources.DEVICE)
@@ -242,9 +247,7 @@ def build_cubin(
         )
         path.write_bytes(data)
 
-    return store.fetch_entry(
-        place or store.kernels_folder(), f"fq-sm_{arch}-{{}}.cubin", key, build, force=force
-    )
+    return store.fetch_entry(place, f"fq-sm_{arch}-{{}}.cubin", key, build, force=force)
 
 
 def build_fatbin(
@@ -264,12 +267,13 @@ def build_fatbin(
             "use another nvcc",
             code="Q304",
         )
-    key = {**_make_key(version), "archs": ",".join(map(str, sorted(chosen)))}
+    ordered = sorted(chosen)
+    key = _identify_source() | {"compiler": version, "archs": ",".join(map(str, ordered))}
 
     def build(path: Path) -> None:
         # nvcc compiles for all of them at once, in as many threads as there are
         # cores (--threads=0).
-        codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in sorted(chosen)]
+        codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in ordered]
         source = str(sources.find_folder() / sources.DEVICE[0])
         _run(
             [
@@ -286,17 +290,14 @@ def build_fatbin(
             ]
         )
 
-    return store.fetch_entry(
-        place or store.kernels_folder(), "fq-{}.fatbin", key, build, force=force
-    )
+    return store.fetch_entry(place, "fq-{}.fatbin", key, build, force=force)
 
 
 @cache
 def find_nvcc() -> tuple[str, str, tuple[int, ...]]:
     """Find nvcc: its path, its version, its architectures. Raises MissingDependencyError without one."""
-    toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
     named = os.environ.get("ONNXQ_NVCC")
-    beside = [shutil.which("nvcc", path=os.path.join(item, "bin")) for item in toolkits if item]
+    beside = [shutil.which("nvcc", path=toolkit / "bin") for toolkit in _list_toolkits()]
     path = (
         shutil.which(named) if named else next(filter(None, (shutil.which("nvcc"), *beside)), None)
     )
@@ -308,15 +309,13 @@ def find_nvcc() -> tuple[str, str, tuple[int, ...]]:
             code="Q806",
         )
     release = re.search(r"release (\S+),", _run([path, "--version"]))
-    known = sorted(
-        int(item)
-        for item in re.findall(r"^sm_(\d+)$", _run([path, "--list-gpu-code"]), re.MULTILINE)
-    )
-    return path, f"nvcc {release[1] if release else 'unknown'}", tuple(known)
+    known = re.findall(r"^sm_(\d+)$", _run([path, "--list-gpu-code"]), re.MULTILINE)
+    version = f"nvcc {release[1] if release else 'unknown'}"
+    return path, version, tuple(sorted(map(int, known)))
 
 
-def _has_source(key: store.Key) -> bool:
-    return key.get("kind") == "device" and key.get("source") == sources.hash_sources(sources.DEVICE)
+def _identify_source() -> dict[str, str]:
+    return sources.identify_sources("device", sources.DEVICE)
 
 
 def _find_prebuilt(arch: int) -> store.CacheEntry | None:
@@ -325,9 +324,8 @@ def _find_prebuilt(arch: int) -> store.CacheEntry | None:
     def wanted(key: store.Key) -> bool:
         # Code for a lower minor number of the same major number runs, too.
         archs = [int(number) for number in key.get("archs", "").split(",") if number.isdigit()]
-        return _has_source(key) and any(
-            number // 10 == arch // 10 and number <= arch for number in archs
-        )
+        runs = any(number // 10 == arch // 10 and number <= arch for number in archs)
+        return runs and key.items() >= _identify_source().items()
 
     shipped = store.find_entry(sources.find_folder() / sources.PREBUILT, wanted)
     if shipped is not None:
@@ -336,10 +334,6 @@ def _find_prebuilt(arch: int) -> store.CacheEntry | None:
         store.kernels_folder(),
         lambda key: wanted(key) and key.get("compiler", "").startswith("nvcc"),
     )
-
-
-def _make_key(compiler: str) -> dict[str, str]:
-    return {"kind": "device", "source": sources.hash_sources(sources.DEVICE), "compiler": compiler}
 
 
 def _run(command: list[str]) -> str:

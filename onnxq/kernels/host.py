@@ -68,8 +68,7 @@ def build_host(
     """
     compiler, version = _find_compiler()
     key = {
-        "kind": "host",
-        "source": sources.hash_sources(sources.HOST),
+        **_identify_source(),
         "machine": platform.machine(),
         "march": march,
         "cpu": _hash_cpu() if march == "native" else "",
@@ -81,7 +80,7 @@ def build_host(
         _compile_library(compiler, path, march)
         _load_library(path)  # a library that does not load is a failed build
 
-    return store.fetch_entry(place or store.kernels_folder(), _NAME, key, build, force=force)
+    return store.fetch_entry(place, _NAME, key, build, force=force)
 
 
 @cache
@@ -89,9 +88,8 @@ def _find_library() -> tuple[Path | None, str]:
     """Find a build for this processor, else that of the wheel; compile without either."""
     try:
         place = _choose_folder()
-        ready = store.find_entry(
-            place, lambda key: _has_source(key) and key.get("cpu") == _hash_cpu()
-        )
+        mine = _identify_source() | {"cpu": _hash_cpu()}
+        ready = store.find_entry(place, lambda key: key.items() >= mine.items())
         ready = ready or store.find_entry(sources.find_folder() / sources.PREBUILT, _runs_here)
         if ready is not None:
             _load_library(ready.path)
@@ -126,18 +124,14 @@ def _choose_folder() -> Path:
         return place
 
 
-def _has_source(key: store.Key) -> bool:
-    return key.get("kind") == "host" and key.get("source") == sources.hash_sources(sources.HOST)
+def _identify_source() -> dict[str, str]:
+    return sources.identify_sources("host", sources.HOST)
 
 
 def _runs_here(key: store.Key) -> bool:
-    if (
-        not _has_source(key)
-        or key.get("machine") != platform.machine()
-        or key.get("march") != portable_march()
-    ):
-        return False
-    return key.get("march") != PORTABLE or _read_features() >= _V3
+    march = portable_march()
+    wanted = _identify_source() | {"machine": platform.machine(), "march": march}
+    return key.items() >= wanted.items() and (march != PORTABLE or _read_features() >= _V3)
 
 
 def _find_compiler() -> tuple[str, str]:

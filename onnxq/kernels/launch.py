@@ -52,13 +52,12 @@ class Launch:
         shape = self.layout
         done = KernelCall.from_buffer_copy(call)
         done.dtype = self.dtype
-        done.outer, done.channels, done.inner, done.block = (
-            shape.outer,
-            shape.channels,
-            shape.inner,
-            shape.block,
-        )
-        done.count, done.scales = shape.count, shape.scales
+        done.outer = shape.outer
+        done.channels = shape.channels
+        done.inner = shape.inner
+        done.block = shape.block
+        done.count = shape.count
+        done.scales = shape.scales
         for name, value in self.geometry.items():
             setattr(done, name, value)
         done.by_inner = Divisor.of(max(shape.inner, 1))

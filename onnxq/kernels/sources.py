@@ -45,6 +45,11 @@ def hash_sources(names: Names) -> str:
     return whole.hexdigest()[:32]
 
 
+def identify_sources(kind: str, names: Names) -> dict[str, str]:
+    """The part of a build's key that says what was built, "host" or "device", and from which sources."""
+    return {"kind": kind, "source": hash_sources(names)}
+
+
 # Seconds; nvcc takes minutes for all architectures.
 _TIMEOUT = 600
 # Lines of a compiler's output that a message repeats: the first errors, which cause the others.

@@ -133,8 +133,9 @@ def _search_columns(w: Array, spec: QuantSpec, u: Array | None) -> tuple[Array, 
     low = w.min(axis=0, initial=0.0)
     high = w.max(axis=0, initial=0.0)
     steps = symmetric_steps(spec)
+    floor = np.float32(scale_floor(spec))
     unit = np.maximum(-low, high)
-    unit = np.maximum(unit, np.float32(scale_floor(spec)))
+    unit = np.maximum(unit, floor)
     low = low / unit
     high = high / unit
     shares = _list_shares(len(w), steps if spec.symmetric else spec.qmax - spec.qmin)
@@ -160,7 +161,7 @@ def _search_columns(w: Array, spec: QuantSpec, u: Array | None) -> tuple[Array, 
                 best.try_step(best.scale * ratio, best.zero + shift)
         for _ in range(_ROUNDS):
             best.try_step(best.scale, best.zero)
-    return np.maximum(best.scale * unit, np.float32(scale_floor(spec))), best.zero.astype(np.int32)
+    return np.maximum(best.scale * unit, floor), best.zero.astype(np.int32)
 
 
 def _list_shares(length: int, steps: int) -> list[float]:
@@ -178,13 +179,16 @@ class _Best:
     """The best scale and zero point of each column so far, and the power <w, q>^2 / <q, q> that they explain."""
 
     def __init__(self, w: Array, spec: QuantSpec, u: Array | None) -> None:
-        self.w, self.spec, self.u = w, spec, u
+        self.w = w
+        self.spec = spec
+        self.u = u
         self.weighted = w if u is None else w * u
         self.sums = np.float64 if spec.bits >= _WIDE_BITS else np.float32
         self.scale, self.zero, self.power = (
             np.zeros(w.shape[1:], kind) for kind in (np.float32, np.float32, self.sums)
         )
-        self._q, self._product = np.empty_like(w), np.empty_like(w)
+        self._q = np.empty_like(w)
+        self._product = np.empty_like(w)
 
     def try_step(self, step: Array, zero: Array) -> bool:
         """Round to steps of this size, with this zero point, and keep the scales of columns that explain more.
@@ -205,8 +209,6 @@ class _Best:
         power = towards * scale
         better = (power > self.power) & (scale > 0)
         self.scale = np.where(better, scale, self.scale).astype(np.float32)
-        self.zero, self.power = (
-            np.where(better, zero, self.zero),
-            np.where(better, power, self.power),
-        )
+        self.zero = np.where(better, zero, self.zero)
+        self.power = np.where(better, power, self.power)
         return bool(better.any())

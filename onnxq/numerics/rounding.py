@@ -206,14 +206,15 @@ def _shape_to_broadcast(array: Array, spec: QuantSpec, shape: Shape) -> Array:
                 code="Q407",
             )
         return array.reshape(())
-    if not -len(shape) <= grain.axis < len(shape):
+    rank = len(shape)
+    if not -rank <= grain.axis < rank:
         raise PlanError(
             f"axis {grain.axis}",
             f"is outside a tensor of shape {shape}",
             "use an axis the tensor has",
             code="Q407",
         )
-    axis = grain.axis % len(shape)
+    axis = grain.axis % rank
     if isinstance(grain, PerChannel):
         if array.size != shape[axis]:
             raise PlanError(
@@ -222,7 +223,7 @@ def _shape_to_broadcast(array: Array, spec: QuantSpec, shape: Shape) -> Array:
                 "calibrate again",
                 code="Q407",
             )
-        return array.reshape([-1 if k == axis else 1 for k in range(len(shape))])
+        return array.reshape([-1 if k == axis else 1 for k in range(rank)])
     wanted = compute_block_shape(shape, axis, grain.size)
     if array.shape != wanted:
         raise PlanError(

@@ -141,9 +141,9 @@ def limit_sums(values: Array, wanted: ArrayLike, orders: Sequence[SumOrder]) -> 
         rows = _to_rows(codes, order).copy()
         aims = _to_rows(as_float32(wanted), order)
         even = rows.shape[1] // 2 * 2
-        first = rows[:, 0:even:2]
+        first = rows[:, :even:2]
         second = rows[:, 1:even:2]
-        first[:], second[:] = round_within_sum(first, second, aims[:, 0:even:2], aims[:, 1:even:2])
+        first[:], second[:] = round_within_sum(first, second, aims[:, :even:2], aims[:, 1:even:2])
         codes = _from_rows(rows, codes.shape, order)
     return np.asarray(codes)
 
@@ -202,7 +202,8 @@ def round_within_sum(
     # The point of the line first + second = MOST nearest to (aim, other).
     share = np.rint((aims[0] - aims[1] + MOST) / 2).astype(np.int32)
     share = np.minimum(np.maximum(share, MOST - most[1]), most[0])
-    moved_first[over], moved_second[over] = share * sign, np.minimum(MOST - share, most[1]) * sign
+    moved_first[over] = share * sign
+    moved_second[over] = np.minimum(MOST - share, most[1]) * sign
     return moved_first, moved_second
 
 
@@ -271,10 +272,10 @@ def weight_qparams(
     ends = groups.min(axis=1, initial=0.0), groups.max(axis=1, initial=0.0)
     qparams = qparams_from_range(*ends, spec, origin=f"weights, {name}")
     if name == "mse" and not spec.is_float:
-        spread = (
-            None if importance is None else np.broadcast_to(as_float32(importance), values.shape)
-        )
-        weighting = None if spread is None else _group_values(spread, spec)[0]
+        weighting = None
+        if importance is not None:
+            spread = np.broadcast_to(as_float32(importance), values.shape)
+            weighting, _ = _group_values(spread, spec)
         signed = bool(options.get("signed_scales", False))
         rows = replace(spec, granularity=PerChannel(0))
         qparams = search_numbers(groups, rows, qparams, weighting, signed_scales=signed)

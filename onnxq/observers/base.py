@@ -88,10 +88,11 @@ def create_observer(spec: ObserverSpec, quant: QuantSpec) -> Observer:
 
     Raises ConfigError for an unknown name, option, or option value.
     """
+    subject = f"observer {spec.name!r}"
     factory = _REGISTRY.get(spec.name)
     if factory is None:
         raise ConfigError(
-            f"observer {spec.name!r}",
+            subject,
             "does not exist",
             suggest_names(spec.name, _REGISTRY),
             code="Q310",
@@ -104,14 +105,14 @@ def create_observer(spec: ObserverSpec, quant: QuantSpec) -> Observer:
     for key, value in spec.options:
         if key not in known:
             raise ConfigError(
-                f"observer {spec.name!r}",
+                subject,
                 f"has no option {key!r}",
                 suggest_names(key, known),
                 code="Q311",
             )
         # An option without a default has no type to compare with.
         if known[key] is not inspect.Parameter.empty:
-            check_option_type(f"observer {spec.name!r}", key, value, known[key])
+            check_option_type(subject, key, value, known[key])
     observer: Observer = factory(quant, **dict(spec.options))
     observer.infinite = False
     return observer
@@ -167,7 +168,7 @@ def flatten_values(x: ArrayLike) -> Values | None:
     if not (np.isfinite(low) and np.isfinite(high)):
         nans = int(np.isnan(flat).sum())
         infs = int(np.isinf(flat).sum())
-        at = tuple(int(k) for k in np.argwhere(~np.isfinite(single))[0])
+        at = tuple(map(int, np.argwhere(~np.isfinite(single))[0]))
         raise CalibrationError(
             "activation",
             f"{nans} NaN and {infs} inf among {array.size} values, the first at {at}",
@@ -253,7 +254,8 @@ class MinMax(ValueObserver):
     def __init__(self, quant: QuantSpec) -> None:
         super().__init__(quant)
         self.count = 0
-        self.minimum, self.maximum = math.inf, -math.inf
+        self.minimum = math.inf
+        self.maximum = -math.inf
 
     def add_values(self, values: Values) -> None:
         """Count the values, and extend the range to them."""
@@ -265,7 +267,8 @@ class MinMax(ValueObserver):
 
     def _extend_range(self, count: int, low: float, high: float) -> None:
         self.count += count
-        self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
+        self.minimum = min(self.minimum, low)
+        self.maximum = max(self.maximum, high)
 
     def choose_range(self) -> Interval:
         """The extremes."""
@@ -286,7 +289,8 @@ class MovingAverage(MinMax):
         super().__init__(quant)
         self._samples = 0
         # Exact sums of floats: rounding would depend on the order.
-        self._low, self._high = Fraction(0), Fraction(0)
+        self._low = Fraction(0)
+        self._high = Fraction(0)
 
     def add_values(self, values: Values) -> None:
         """Add the extremes of one sample."""

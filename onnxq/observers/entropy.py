@@ -48,17 +48,14 @@ class Entropy(HistogramObserver):
         view = self.make_reference()
         if not view.counts.any():
             return view.minimum, view.maximum
-        divergence = KullbackLeibler(view, self.quant)
-        steps = 1 + (
-            symmetric_steps(self.quant)
-            if self.quant.symmetric
-            else self.quant.qmax - self.quant.qmin
-        )
+        quant = self.quant
+        divergence = KullbackLeibler(view, quant)
+        steps = 1 + (symmetric_steps(quant) if quant.symmetric else quant.qmax - quant.qmin)
         # With as many bins as levels no bins share a level: narrower ranges lose nothing to rounding.
         least = min(0.5, max(2.0**-10, steps / view.counts.size))
         ends = self.histogram.minimum, self.histogram.maximum
         return find_best_range(
-            *ends, self.quant.symmetric, divergence, least=least, coarse=61, fine=(9,)
+            *ends, quant.symmetric, divergence, least=least, coarse=61, fine=(9,)
         )
 
 
@@ -106,28 +103,30 @@ class KullbackLeibler:
         codes = np.clip(
             codes, np.float32(self._spec.qmin) - zero, np.float32(self._spec.qmax) - zero, out=codes
         )
+        below = self._below
+        total = below[-1]
         # A level is a run of bins, because levels ascend with their bins.
         new = np.concatenate(([True], codes[1:] != codes[:-1]))
         new[begin] = True
         starts = np.flatnonzero(new)
         bins = np.diff(np.append(starts, places.size))
-        mass = self._below[places[starts] + bins] - self._below[places[starts]]
-        left = self._below[first]
-        right = self._below[-1] - self._below[last]
+        mass = below[places[starts] + bins] - below[places[starts]]
+        left = below[first]
+        right = total - below[last]
         whole = mass.copy()
         run = np.searchsorted(starts, begin)
         ends = np.append(run[1:], starts.size) - 1
         # Values outside are clipped to the outermost levels.
         np.add.at(whole, run, left)
         np.add.at(whole, ends, right)
-        own = self._below[last] - self._below[first]
+        own = below[last] - below[first]
         return np.asarray(
             (
                 self._compute_entropy(first, last, left, right)
                 - np.add.reduceat(whole * np.log(mass / bins), run)
             )
-            / self._below[-1]
-            - np.log(self._below[-1] / own)
+            / total
+            - np.log(total / own)
         )
 
     def _compute_entropy(

@@ -69,7 +69,8 @@ class HistogramView:
         lower = np.arange(self.first, self.first + self.counts.size + 1, dtype=np.float64)
         lower[lower <= 0] -= 1
         edges = np.ldexp(lower, self.exponent)
-        edges[0], edges[-1] = self.minimum, self.maximum
+        edges[0] = self.minimum
+        edges[-1] = self.maximum
         return edges
 
     def make_absolute(self) -> HistogramView:
@@ -129,8 +130,10 @@ class Histogram:
     def __init__(self, bins: int) -> None:
         self.bins = bins
         self.zeros = 0
-        self.minimum, self.maximum = math.inf, -math.inf
-        self._exponent, self._first = _LEAST_EXPONENT, 0
+        self.minimum = math.inf
+        self.maximum = -math.inf
+        self._exponent = _LEAST_EXPONENT
+        self._first = 0
         self._counts = np.zeros(0, np.int64)
 
     @property
@@ -183,14 +186,17 @@ class Histogram:
         """Extend the range to [low, high], merging bins as far as necessary."""
         if low >= self.minimum and high <= self.maximum:
             return
-        self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
+        self.minimum = min(self.minimum, low)
+        self.maximum = max(self.maximum, high)
         exponent, first, last = _choose_layout(self.minimum, self.maximum, 2 * self.bins)
         counts = np.zeros(last - first + 1, np.int64)
         if self._counts.size:
             start, merged = _merge_bins(self._first, self._counts, exponent - self._exponent)
             # The old bins lie inside of the new ones, since a range only grows.
             counts[start - first : start - first + merged.size] = merged
-        self._exponent, self._first, self._counts = exponent, first, counts
+        self._exponent = exponent
+        self._first = first
+        self._counts = counts
 
 
 def _choose_layout(low: float, high: float, capacity: int) -> tuple[int, int, int]:
@@ -359,7 +365,7 @@ class RangeCandidates:
 
     def __init__(self, spec: QuantSpec) -> None:
         self._spec = spec
-        self._observers: dict[str, HistogramObserver] = {}
+        self._observers = {}
         for observer_spec, _ in _CANDIDATES:
             observer = create_observer(observer_spec, spec)
             assert isinstance(observer, HistogramObserver)
@@ -378,7 +384,7 @@ class RangeCandidates:
 
         present: steps that are hardly finer than its own are left out.
         """
-        candidates: dict[str, QParams] = {}
+        candidates = {}
         ranges = set()
         step = 0.0 if present is None else float(present.scale)
         pairs = zip(self._observers.items(), _CANDIDATES, strict=True)

@@ -52,8 +52,10 @@ class SquaredError:
         self._spec = replace(spec, granularity=PerChannel(0))
         self._levels = list_quantized_values(spec)
         edges = view.edges
-        self._first, self._per_width = view.first, 2.0**-view.exponent
-        self._least, self._most = edges[0], edges[-1]
+        self._first = view.first
+        self._per_width = 2.0**-view.exponent
+        self._least = edges[0]
+        self._most = edges[-1]
         # A bin of width 0 is a point mass: no density, its count is in the sums.
         width = np.diff(edges)
         counts = view.counts.astype(np.float64)
@@ -63,7 +65,8 @@ class SquaredError:
         parts = (counts, counts * (a + b) / 2, counts * (a * a + a * b + b * b) / 3)
         self._below = [np.concatenate(([0.0], np.cumsum(part))) for part in parts]
         # One more bin for all values above; without density its start does not matter.
-        self._start, self._half = edges, np.append(density / 2, 0.0)
+        self._start = edges
+        self._half = np.append(density / 2, 0.0)
         self._all = [float(part[-1]) for part in self._below]
 
     def __call__(self, low: Array64, high: Array64) -> Array64:
@@ -81,7 +84,8 @@ class SquaredError:
         m1 = self._below[1][bins]
         inside = np.maximum(points, self._least) - self._start[bins]
         short = m1 - points * m0 - self._half[bins] * inside * inside
-        top, (all0, all1, all2) = values[:, -1], self._all
+        top = values[:, -1]
+        all0, all1, all2 = self._all
         # As if all values went to the highest level; then, for each border, those below it go one
         # level lower, which changes their squared errors by 2 · gap · (x - border).
         return np.asarray(

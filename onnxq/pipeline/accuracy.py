@@ -29,7 +29,9 @@ def answer_request(
     trial: the check on samples held back. Without a request, and where the time or the memory is not for more, its
     figures decide, else all samples do, each on ranges that it had no part in.
     """
-    account, request, plan = PROMOTED.find(state), ctx.request, state.plan
+    account = PROMOTED.find(state)
+    request = ctx.request
+    plan = state.plan
     if account is None:
         if not request.asked:
             return None
@@ -52,7 +54,7 @@ def answer_request(
         metric = request.metric
         # An evaluation of the caller's function may take minutes, so that a figure that still holds is
         # not measured again.
-        if math.isnan(account.value) or account.steps or state.plan.precision is not None:
+        if math.isnan(account.value) or account.steps or plan.precision is not None:
             with ctx.progress(f"running {metric.name} on the quantized model"):
                 optimize = find_target(ctx.config.target).times_itself
                 typed = give_types(state, model)
@@ -88,7 +90,8 @@ def _estimate(ctx: SampledContext, state: PlannedState, account: Promotion) -> P
 def _measure_folds(ctx: SampledContext, state: PlannedState) -> ModelErrors:
     """The errors of the finished model, as the file says or as users run it, whichever are larger."""
     folds = split_folds(ctx, state)
-    here, narrow = find_target(state.plan.target).times_itself, check.is_narrow(state)
+    here = find_target(state.plan.target).times_itself
+    narrow = check.is_narrow(state)
     sums: dict[str, ModelErrors] = {}
     with ctx.progress("judging on all samples", sum(len(fold.samples) for fold in folds)) as task:
         for fold in folds:

@@ -26,21 +26,25 @@ def load_both(
 
     noted: a plan with its numbers, in the place of a quantized model. Raises PlanError for one without.
     """
+
+    def load_planned(plan: Plan) -> FloatState:
+        return replay_scalings(load_state(model, ctx, plan=plan), plan.scalings)
+
     if quantized is None:
         if noted is None or not noted.calibrated:
             fix = "use one that `onnxq quantize` wrote by `plan_out=…`"
             raise PlanError("plan", "it has no numbers yet", fix, code="Q405")
-        state = replay_scalings(load_state(model, ctx, plan=noted), noted.scalings)
+        state = load_planned(noted)
         rebased = fit_plan(noted, GraphIndex(state.model), compute_fingerprint(state.model))
         # Without samples: activations that lack numbers are an error, weights get theirs from the model.
         renewed, _ = renew_numbers(RunContext(), state, rebased)
         return state, build_quantized(state, renewed)
     proto = name_nodes(read_model(quantized).proto)
     note = map_entries(proto.metadata_props).get(PLAN_KEY, "")
-    if not note:
+    state = (
+        load_planned(unpack_plan(note))
+        if note
         # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
-        state = load_state(model, replace(ctx, skip=list_rewrites()))
-    else:
-        noted = unpack_plan(note)
-        state = replay_scalings(load_state(model, ctx, plan=noted), noted.scalings)
+        else load_state(model, replace(ctx, skip=list_rewrites()))
+    )
     return state, add_libraries(proto, list_libraries(state.named), find_provider(state.named))

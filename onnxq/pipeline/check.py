@@ -165,10 +165,7 @@ def check_segments(ctx: RunContext, state: FloatState, model: ModelLike) -> Mode
     """Float and quantized model on a few samples, each segment on the float model's own values; the worst ones."""
     index = get_index(state.named)
     agreement = AgreementSums(find_selections(state.named))
-    largest = max(
-        (count_tensor_bytes(tensor) for tensor in bare_proto(state.named).graph.initializer),
-        default=0,
-    )
+    largest = max(map(count_tensor_bytes, bare_proto(state.named).graph.initializer), default=0)
     try:
         if ctx.samples is None:
             seed = ctx.config.data.seed
@@ -393,15 +390,16 @@ def time_both(
     apart = latencies.get("own")
     # By medians or by minima, whichever says less: of a small model at a busy moment a median may be chance.
     share = math.nan if apart is None else max(fast.speedup(apart), apart.min_ms / fast.min_ms)
+    int8_ms = slow.median_ms / ratio
     return LatencyRatio(
         float_ms=slow.median_ms,
-        int8_ms=slow.median_ms / ratio,
+        int8_ms=int8_ms,
         threads=threads,
         shapes={name: tuple(value.shape) for name, value in feeds.items()},
         batch=batch,
         cpu=detect_cpu(),
         reason=reason if ratio < 1 else "",
-        own_ms=slow.median_ms / ratio * share,
+        own_ms=int8_ms * share,
     )
 
 
@@ -439,6 +437,6 @@ def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
         data = index.list_computed(node).keys()
         # One computed operand beside a weight that stayed float: half quantized is not quantized.
         half = node.op_type in WEIGHTED_OPS and len(data) < 2
-        if data and not half and data <= read.get(node.name, set()):
+        if data and not half and data <= read[node.name]:
             quantized.add(node.name)
     return quantized

@@ -118,14 +118,15 @@ def open_run(
 
 def _list_outputs(config: Config, command: Command, out: AnyPath | None) -> Iterator[AnyPath]:
     """The files that a command writes. Sections of the configuration that it does not take are left out."""
+    output = config.output
     taken = {option.path for option in list_options(command)}
     if out is not None:
         yield out
-        if config.output.external_data and "output.external_data" in taken:
+        if output.external_data and "output.external_data" in taken:
             check_data_name(Path(out))
             yield name_data_file(out)
-    if config.output.plan and "output.plan" in taken:
-        yield config.output.plan
+    if output.plan and "output.plan" in taken:
+        yield output.plan
     if command is Command.REPORT:
         options = config.report
         yield from filter(
@@ -134,10 +135,10 @@ def _list_outputs(config: Config, command: Command, out: AnyPath | None) -> Iter
     if command is Command.SEARCH:
         searched = config.search
         yield from filter(None, (searched.rules, searched.csv, searched.plot))
-    if config.output.report and "output.report" in taken:
-        yield config.output.report
-    if config.output.compiled and "output.compiled" in taken:
-        yield config.output.compiled
+    if output.report and "output.report" in taken:
+        yield output.report
+    if output.compiled and "output.compiled" in taken:
+        yield output.compiled
 
 
 # The value of `resume` for a folder beside the model.

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from onnxq.backends.engine import Engine, Job, Kernels, Runner
+from onnxq.backends.engine import Engine, Job, Runner
 from onnxq.engines.bench import fit_feeds
 from onnxq.engines.prove.judge import count_types
 from onnxq.errors import OnnxqError
@@ -47,7 +47,7 @@ def check_on_engine(
     reference = ReferenceRunner(state.named, optimize=False)
     # Whatever the float model chooses by computed values, the largest scores for one, the file takes.
     taking = fix_noise(reference.selections.take_choices(model))
-    kernels: Kernels | None = None
+    kernels = None
     try:
         title = f"building for {engine.title}, and running {count} samples there"
         with (
@@ -75,7 +75,7 @@ def check_on_engine(
         if _takes_model(engine, state.named):
             refusal = "it takes the float model"
         return replace(account, reason=reason, refusal=refusal)
-    floats: dict[str, float] = {}
+    floats = {}
     if not engine.emulated and any(result.sqnr_db < _FAR_DB for result in agree.results()):
         floats = _measure_float(ctx, engine, reference, state.named)
     if placement is not None:

@@ -76,8 +76,7 @@ class Result:
         save_model(
             self.light, Path(path), external=external, overwrite=overwrite, inputs=self.inputs
         )
-        size = sum(part.stat().st_size for part in list_files(Path(path)))
-        return self.change_report(output=str(path), output_bytes=size)
+        return self.change_report(output=str(path), output_bytes=count_bytes(Path(path)))
 
     def leave_out_notes(self, level: Literal["full", "names", "none"]) -> Result:
         """The result with a model whose notes are those of the level, see docs/cli.md; the plan stays beside it."""
@@ -96,6 +95,11 @@ def list_files(path: Path) -> tuple[Path, ...]:
     # Written only for a model too large for one file, or where that was asked for.
     data = name_data_file(path)
     return (path, data) if os.path.exists(data) else (path,)
+
+
+def count_bytes(path: Path) -> int:
+    """The size of a model's file and of the data beside it."""
+    return sum(part.stat().st_size for part in list_files(path))
 
 
 def write_plan(plan: Plan, out: AnyPath | None, force: bool, progress: Progress = silent) -> None:
@@ -125,7 +129,7 @@ def write_result(result: Result, config: Config, out: AnyPath | None, force: boo
         engine = find_compiler(result.plan.target).with_options(config.runtime)
         # The NPU's compiler refuses graphs with free sizes.
         demand_sizes(get_index(result.light), {}, engine.title)
-        compile_model(engine, result.light, Path(config.output.compiled), overwrite=force)
+        compile_model(engine, result.light, Path(options.compiled), overwrite=force)
     if out is not None:
         result = result.save(out, overwrite=force, external=options.external_data or None)
     write_plan(result.plan, options.plan, force)
@@ -134,7 +138,8 @@ def write_result(result: Result, config: Config, out: AnyPath | None, force: boo
 
 # Seconds that timing both models needs with their sessions, and takes about. On a busy machine the medians do not
 # settle however long it takes, and 8 s were up to a third of a network's run; `bench` measures for longer.
-_TIMING_SECONDS, _TIMED_SECONDS = 4.0, 2
+_TIMING_SECONDS = 4.0
+_TIMED_SECONDS = 2
 # Standard error of the medians. The summary has three digits; half of this would take four times as long.
 _TIMED_PRECISION = 0.01
 # Samples calibrated with that are looked at too, where those held back tell too little.
@@ -193,7 +198,7 @@ def finalize_run(
         roles=tuple(sorted(plan.by_role().items())),
         dynamic=dynamic,
         ops=check.count_ops(get_index(state.model), plan),
-        sites=tuple(sentences.make_site_line(site) for site in plan.sites),
+        sites=tuple(map(sentences.make_site_line, plan.sites)),
         refusals=plan.refusals,
         left_float=plan.left_float,
         forced=weigh_forced(state.problem) if isinstance(state, PlacedState) else None,
@@ -239,11 +244,14 @@ def _list_warnings(ctx: RunContext, state: PlannedState, trial: check.ModelCheck
 
 def _join_rest(state: PlannedState, source: ModelLike, model: ModelLike) -> ModelLike:
     """The whole finished model, checked against the file that was loaded: preparation names nodes and may add types."""
-    plan, rest, whole = state.plan, state.rest, model
+    plan = state.plan
+    rest = state.rest
+    whole = model
     fixed: Names = ()
     if rest is not None:
         # What the part that was not run reads has the types that it came with.
-        whole, fixed = rest.join(model), (*rest.reads, *rest.outputs)
+        whole = rest.join(model)
+        fixed = (*rest.reads, *rest.outputs)
         verify_graph(whole, kept=(*plan.kept, *rest.nodes))
     # Sizes that were asked to be fixed are free in the file that was loaded, and no fault of the
     # result.
@@ -338,7 +346,9 @@ def _time(
     ctx: SampledContext, state: PlannedState, model: ModelLike, make_own: MakeOwn
 ) -> dict[str, LatencyRatio]:
     """Float and quantized model side by side on each engine, by target, as far as the budget has time left for it."""
-    budget, threads, plan = ctx.budget, ctx.config.verify.threads, state.plan
+    budget = ctx.budget
+    threads = ctx.config.verify.threads
+    plan = state.plan
     names = split_target(plan.target)
     timers = {}
     for name in names:
@@ -410,12 +420,11 @@ def _check_unrun(
     samples = make_synthetic(
         get_index(before).inputs, samples=_MADE_UP, seed=ctx.config.data.seed, model=before
     )
-    narrow = check.is_narrow(state)
     return check.check_model(
         before,
         after,
         samples.samples(),
-        exact=emulate_types(name_nodes(after)) if narrow else None,
+        exact=emulate_types(name_nodes(after)) if check.is_narrow(state) else None,
         optimized=here,
     )
 

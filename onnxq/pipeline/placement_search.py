@@ -22,7 +22,7 @@ from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.planner import Choice, OnnxPlacement
 from onnxq.progress import Progress, count_items
 from onnxq.runtime import Feeds, Session, detect_cpu
-from onnxq.sites import LeftFloat
+from onnxq.sites import LeftFloat, NameSet
 
 # A placement must beat float by this in median and in minimum, or float is shipped.
 _PAYS = 1.02
@@ -39,7 +39,7 @@ _FLOAT = "float"
 @dataclass(frozen=True, eq=False)
 class _Candidate:
     name: str
-    chosen: frozenset[str]
+    chosen: NameSet
     model: ModelLike
     sqnr_db: float
 
@@ -118,7 +118,7 @@ def choose_measured(
 
 
 def _build(
-    problem: OnnxPlacement, state: FloatState, samples: Dataset, name: str, chosen: frozenset[str]
+    problem: OnnxPlacement, state: FloatState, samples: Dataset, name: str, chosen: NameSet
 ) -> _Candidate | None:
     """The candidate with minmax ranges of a few samples; None when it cannot be made."""
     plan = problem.placed(Choice(chosen), PlacementChoice(cpu=detect_cpu())) if chosen else None

@@ -52,7 +52,9 @@ _LEAST_SHARE = 0.1
 _LEAST_NOISE = 0.1
 # How much of what a precision as a whole loses less than its operators alone is expected of a few of them, too.
 _DAMPINGS = tuple(k / 10 for k in range(11))
-SIZE, TIME, NOISE = "size", "time", "noise"
+SIZE = "size"
+TIME = "time"
+NOISE = "noise"
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ class PrecisionSearch:
 
     def _measure_precisions(self) -> list[MeasuredPrecision]:
         """Each precision in a finished plan of its own, the configuration's first."""
-        own, *others = self.precisions
+        own = self.precisions[0]
         config = self.ctx.config
         # What would be no faster may be smaller; where times are asked for, that is no gain.
         plan = self._draft(config)
@@ -248,10 +250,11 @@ class PrecisionSearch:
         problem, before = plan
         names = frozenset(list_quantized_ops(problem, before))
         if not names:
-            cause, fix = "nothing of the model can be quantized", "see `onnxq plan`"
+            cause = "nothing of the model can be quantized"
+            fix = "see `onnxq plan`"
             raise ConfigError("model", cause, fix, code="Q308")
         measured = []
-        for one in (own, *others):
+        for one in self.precisions:
             # Float is no plan: the programme knows its costs, no noise and the weights as they are.
             if one.name == FLOAT:
                 continue
@@ -318,7 +321,8 @@ class PrecisionSearch:
         whole = state is not None
         config = self._settle_config(chosen) if state is None else state.problem.config
         state = self._refine(config) if state is None else state
-        ctx, plan = self.ctx, state.plan
+        ctx = self.ctx
+        plan = state.plan
         # All outputs must keep what is asked, so that the worst counts.
         outputs = ctx.data.judges.measure(state, plan)
         noise = max((10 ** (-output.sqnr_db / 10) for output in outputs), default=0.0)
@@ -393,9 +397,8 @@ class PrecisionSearch:
 
     def _computes(self, name: str) -> bool:
         """False for operators that go with those around them."""
-        return len(self.program.operators[name]) > 2 or any(
-            costs.size or costs.noise for costs in self.program.operators[name].values()
-        )
+        choices = self.program.operators[name]
+        return len(choices) > 2 or any(costs.size or costs.noise for costs in choices.values())
 
     def _predict_limit(self, name: str) -> float:
         """The prediction at which a limit is just kept; inf where there is none."""
@@ -410,7 +413,7 @@ class PrecisionSearch:
             return Rescaling.fit_pairs(
                 (p.predicted.noise, p.sure) for p in self.points
             ).find_prediction(self.limits.noise)
-        limit: float = getattr(self.limits, name)
+        limit = getattr(self.limits, name)
         return self._fit(name).find_prediction(limit)
 
     def _fit(self, name: str) -> Rescaling:
@@ -424,7 +427,8 @@ class PrecisionSearch:
         front = []
         for point in sorted(self.points, key=lambda one: one.measured.size):
             counts = Counter(one for name, one in point.chosen.items() if self._computes(name))
-            forecast, measured = point.forecast, point.measured
+            forecast = point.forecast
+            measured = point.measured
             front.append(
                 FrontPoint(
                     precisions={kind: counts[kind] for kind in kinds if counts[kind]},

@@ -268,7 +268,8 @@ def prepare_run(
     running = data is not None
     with ctx.timers.run("prepare", "preparing the model"):
         # A metric is of all outputs.
-        whole = rounds_alone(config, measuring=running) or config.accuracy.metric is not None
+        alone = rounds_alone(config, measuring=running)
+        whole = alone or config.accuracy.metric is not None
         sizes: InputShapes = {}
         if config.fix or find_target(config.target).whole:
             data, sizes = settle_sizes(model, data, config, ctx.progress)
@@ -276,15 +277,13 @@ def prepare_run(
         state = load()
         obstacle = find_obstacle(state, config, measuring=running)
         # Weights alone of a large model need no session, which would hold it.
-        if obstacle is None and not (
-            rounds_alone(config, measuring=running) and is_large_model(state.model)
-        ):
+        if obstacle is None and not (alone and is_large_model(state.model)):
             # Before anything that takes long: a mistake in the person's function shows here.
             ctx = replace(ctx, request=_measure_float(ctx, state)) if measuring else ctx
             try:
                 samples = _read_samples(state, data, ctx)
             except DataError:
-                if not rounds_alone(config, measuring=running):
+                if not alone:
                     raise
                 # No inputs can be made up, and weights alone need none.
                 return ctx, state, None
@@ -401,7 +400,7 @@ def _place(ctx: SampledContext, state: FloatState, name: str) -> PlacedState:
     samples = ctx.data
     # Of the equalized model, whose tensors are not those of the plan that equalization asked for.
     problem = draft_placement(state, samples, config, name, progress=ctx.progress)
-    plain: Plan | None = None
+    plain = None
     if config.placement != "measured" or config.mode != "static":
         without = problem.default()
         plan = problem.default(attention=True) if config.attention != "float" else without

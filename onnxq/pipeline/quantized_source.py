@@ -31,7 +31,7 @@ from onnxq.graph.scopes import replace_items, walk_graphs
 from onnxq.numerics import clip_bounds, dequantize, quantize
 from onnxq.plan import SitePlan
 from onnxq.planner import Existing
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, NameSet, TensorId
 
 # Integers of more bits count and index, in the float network too.
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
@@ -85,7 +85,7 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
     if existing.view is None:
         name = source if isinstance(source, str) else "model"
         raise ModelError(
-            str(name),
+            name,
             "has no quantize/dequantize pair",
             "quantize it: `onnxq quantize`",
             code="Q125",
@@ -113,7 +113,7 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
     )
 
 
-def _find_ends(index: GraphIndex, pairs: Existing) -> frozenset[str]:
+def _find_ends(index: GraphIndex, pairs: Existing) -> NameSet:
     """Half pairs at inputs and outputs of the model that are integers. Raises ModelError for those at an operator."""
     ends = set()
     for name in sorted(pairs.stand_ins):
@@ -157,7 +157,7 @@ def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict
     """A copy in which stored weights are floats, under the names that they had; and their integers, by readers."""
     index = GraphIndex(proto)
     editor = Editor(proto)
-    names: dict[TensorId, str] = {}
+    names = {}
     integers = {}
     for site in existing.constants:
         node = index.find_node(site.dequantize)
@@ -190,7 +190,7 @@ def _read_codes(index: GraphIndex, node: NodeRef, site: SitePlan) -> Array | Non
     return quantize(stored, site.qparams, site.spec)
 
 
-def _find_idle_casts(proto: ModelLike) -> frozenset[str]:
+def _find_idle_casts(proto: ModelLike) -> NameSet:
     """Casts from float32 to float32, which stood between narrow floats and wide ones."""
     index = get_index(infer_shapes(proto))
     casts = (

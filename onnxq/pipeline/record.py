@@ -23,7 +23,7 @@ from onnxq.config import Config, ProveConfig, drop_unset
 from onnxq.data import Dataset, load_data
 from onnxq.engines.diff.compare import compare_models
 from onnxq.engines.diff.model import FLOAT, OFF, Difference
-from onnxq.engines.prove.proof import UNSEEN, Proof
+from onnxq.engines.prove.proof import UNSEEN, NodeProof, Proof
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import MissingDependencyError
 from onnxq.evaluation.distributions import observe_distributions
@@ -35,7 +35,7 @@ from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.passes import FloatState, RunContext
 from onnxq.pipeline.both_models import load_both
 from onnxq.pipeline.configuration import name_model, open_crew
-from onnxq.pipeline.finalize import Result, list_files
+from onnxq.pipeline.finalize import Result, count_bytes
 from onnxq.planner import state_placement
 from onnxq.planner.choose import compare_times, predict_times
 from onnxq.progress import Progress
@@ -44,6 +44,8 @@ from onnxq.report.model import list_figures, make_verdict
 from onnxq.report.page import write_page
 from onnxq.report.record import (
     Advice,
+    Figures,
+    Measured,
     OperatorRecord,
     OutputRecord,
     ReportRecord,
@@ -52,7 +54,7 @@ from onnxq.report.record import (
     bound_db,
 )
 from onnxq.runtime import detect_cpu, observe_shapes
-from onnxq.sites import Names, TensorId
+from onnxq.sites import MaybeTensor, Names, TensorId
 from onnxq.workers import use_threads
 
 # Values of an output that are drawn.
@@ -79,14 +81,13 @@ _GAIN_DB = 0.5
 def write_forms(record: ReportRecord, config: Config, out: AnyPath | None, force: bool) -> None:
     """Write the page and the other forms that the configuration asks for."""
     options = config.report
-    writers = [
-        (str(out or ""), write_page),
+    for path, write in (
+        (out, write_page),
         (options.markdown, write_markdown),
         (options.mermaid, write_mermaid),
         (options.node_data, write_node_data),
         (options.graph, write_graph),
-    ]
-    for path, write in writers:
+    ):
         if path:
             write_text(Path(path), write(record), overwrite=force)
 
@@ -146,20 +147,15 @@ class _Measured:
         return get_index(self.state.model)
 
     @cached_property
-    def pairs(self) -> Sequence[PairInfo]:
-        """The pairs of the file."""
-        return find_pairs(bare_proto(self.quantized))
+    def pairs(self) -> list[tuple[PairInfo, MaybeTensor]]:
+        """The pairs of the file, each with the float tensor that it quantizes."""
+        pairs = find_pairs(bare_proto(self.quantized))
+        return [(pair, _name_tensor(pair, self.index.named)) for pair in pairs]
 
     @cached_property
-    def tensors(self) -> list[TensorId | None]:
-        """The float tensor that each pair quantizes."""
-        return [_name_tensor(pair, self.index.named) for pair in self.pairs]
-
-    @cached_property
-    def weight_bits(self) -> dict[TensorId | None, int]:
+    def weight_bits(self) -> dict[MaybeTensor, int]:
         """The bits of each quantized weight."""
-        pairs = zip(self.tensors, self.pairs, strict=True)
-        return {tensor: pair.bits for tensor, pair in pairs if pair.role.is_weight}
+        return {tensor: pair.bits for pair, tensor in self.pairs if pair.role.is_weight}
 
 
 def measure_record(
@@ -231,9 +227,9 @@ def _make_record(
     runs = {run.name: run.label for run in difference.runs}
     figures = list(list_figures(difference))
     grade, verdict = make_verdict(figures, profile.choices)
-    sizes = [measure_bytes(source) for source in (model, quantized)]
     origin = {package: version(package) for package in ("onnxq", "onnx", "numpy")}
-    origin[find_engine(proof.build.engine).title] = proof.build.version
+    engine = find_engine(proof.build.engine).title
+    origin[engine] = proof.build.version
     origin |= {"python": platform.python_version(), "CPU": detect_cpu() or platform.machine()}
     for name, source in (("float model", model), ("quantized model", quantized)):
         if isinstance(source, (str, Path)):
@@ -248,10 +244,10 @@ def _make_record(
         data=measured.samples.describe(),
         samples=len(measured.samples),
         synthetic=measured.samples.synthetic,
-        source_bytes=sizes[0],
-        quantized_bytes=sizes[1],
+        source_bytes=measure_bytes(model),
+        quantized_bytes=measure_bytes(quantized),
         sqnr_db=bound_db(min((figure.sqnr_db for figure in figures), default=math.nan)),
-        engine=find_engine(proof.build.engine).title if proof.built else "",
+        engine=engine if proof.built else "",
         types=Counter(node.type for node in nodes if node.type),
         outputs=tuple(_list_outputs(measured, runs)),
         nodes=nodes,
@@ -266,7 +262,7 @@ def _make_record(
 def measure_bytes(source: ModelSource) -> int:
     """The size of a model, of a file with the weights beside it."""
     if isinstance(source, (str, Path)):
-        return sum(part.stat().st_size for part in list_files(Path(source)))
+        return count_bytes(Path(source))
     return int(source.ByteSize())
 
 
@@ -277,17 +273,18 @@ def _list_outputs(measured: _Measured, runs: Mapping[str, str]) -> Iterator[Outp
         figures = {
             runs.get(error.run, error.run): bound_db(error.sqnr_db) for error in output.accuracy
         }
-        pairs = [_pick_values(values.get(output.name)) for values in runs_of_sample]
-        same = len(pairs[0]) == len(pairs[1])
+        exact, answers = (_pick_values(values.get(output.name)) for values in runs_of_sample)
+        if len(exact) != len(answers):
+            exact = answers = ()
         yield OutputRecord(
             name=output.name,
             runs=drop_unset(figures),
-            float_values=pairs[0] if same else (),
-            values=pairs[1] if same else (),
+            float_values=exact,
+            values=answers,
         )
 
 
-def _pick_values(values: Any) -> tuple[float, ...]:
+def _pick_values(values: Any) -> Figures:
     """So many values, evenly spread; () of what is not numbers."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu" or not values.size:
         return ()
@@ -305,7 +302,6 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
     noises = {name: _read_noise(cost) for name, cost in costs.items()}
     total = sum(noises.values()) or 1.0
     prefixes = {prefix.node: prefix.sqnr_db for prefix in profile.prefixes}
-    layers = {layer.name: layer for layer in measured.difference.layers}
     # By node: the kind of its kernel and the type of its results; and the conversions and copies in front, which count
     # for the next kernel that computes.
     kernels: dict[str, tuple[str, str]] = {}
@@ -321,33 +317,37 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
         moves[kernel.nodes[0]] += waiting
         waiting = 0
     proofs = {node.node: node for node in measured.proof.nodes}
+    own = {
+        layer.name: error.sqnr_db
+        for layer in measured.difference.layers
+        for error in layer.accuracy
+        if error.run == OFF
+    }
     for node in sorted(index.nodes, key=lambda node: node.order):
-        constant = all(index.is_constant(result) for result in node.results)
+        constant = all(map(index.is_constant, node.results))
         # Shapes and indices are computed in integers that nobody rounds.
         counts = all(index.find_dtype(result) in _COUNTS for result in node.results)
         if constant or counts or node.op_type in (QUANTIZE, DEQUANTIZE, "Constant"):
             continue
-        cost = costs.get(node.name, _NO_COST)
-        proved = proofs.get(node.name)
-        layer = layers.get(node.outputs[0])
-        kind, dtype = kernels.get(node.name, ("", ""))
-        accuracy = layer.accuracy if layer else ()
-        own = next((error.sqnr_db for error in accuracy if error.run == OFF), math.nan)
+        name = node.name
+        cost = costs.get(name, _NO_COST)
+        proved = proofs.get(name, NodeProof(node=name, op=node.op_type, type=UNSEEN))
+        kind, dtype = kernels.get(name, ("", ""))
         yield OperatorRecord(
-            name=node.name,
+            name=name,
             op=node.op_type,
             inputs=tuple(tensor.name for tensor in index.list_computed(node).values()),
             outputs=tuple(filter(None, node.outputs)),
-            type=proved.type if proved is not None and proved.type != UNSEEN else dtype,
-            kernel=(proved.kind if proved is not None else "") or kind,
-            moves=moves.get(node.name, 0),
-            share=round(noises.get(node.name, 0.0) / total, 5),
+            type=dtype if proved.type == UNSEEN else proved.type,
+            kernel=proved.kind or kind,
+            moves=moves[name],
+            share=round(noises.get(name, 0.0) / total, 5),
             isolated_db=bound_db(cost.isolated_db),
             left_out_db=bound_db(cost.leave_one_out_db),
             gain_db=bound_db(cost.gain_db),
-            cumulative_db=bound_db(prefixes.get(node.name, math.nan)),
-            own_db=bound_db(own),
-            reason=proved.reason if proved is not None else "",
+            cumulative_db=bound_db(prefixes.get(name, math.nan)),
+            own_db=bound_db(own.get(node.outputs[0], math.nan)),
+            reason=proved.reason,
             sites=cost.sites,
         )
 
@@ -361,16 +361,16 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
     """The quantized tensors in the file's order, with the distributions of their float values."""
     costs = {cost.sites[0]: cost for cost in measured.profile.groups if len(cost.sites) == 1}
     quantized = get_index(measured.quantized)
-    sources = zip(measured.pairs, measured.tensors, strict=True)
-    float_values = observe_distributions(measured.state.model, sources, measured.samples, progress)
-    for pair, tensor in zip(measured.pairs, measured.tensors, strict=True):
+    pairs = measured.pairs
+    float_values = observe_distributions(measured.state.model, pairs, measured.samples, progress)
+    for pair, tensor in pairs:
         cost = costs.get(pair.name, _NO_COST)
         values = float_values.get(tensor)
         # Operators on integers are read as pairs that the file itself does not have.
         node = quantized.named.get(pair.dequantize) or quantized.named.get(pair.quantize)
         reach = _find_reach(pair, node, quantized)
-        bars: ValueBars | None = None
-        clipped: float | None = None
+        bars = None
+        clipped = None
         if values is not None and values.counted:
             low, high, counts = values.count_bars()
             bars = ValueBars(low=float(f"{low:.5g}"), high=float(f"{high:.5g}"), counts=counts)
@@ -394,9 +394,7 @@ def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]
         )
 
 
-def _count_levels(
-    pair: PairInfo, middle: float | None, reach: Interval | tuple[()]
-) -> float | None:
+def _count_levels(pair: PairInfo, middle: Measured, reach: Interval | tuple[()]) -> Measured:
     """How many levels a channel of this magnitude has. Of weights it is a share of the largest of their output."""
     if middle is None:
         return None
@@ -405,7 +403,7 @@ def _count_levels(
     return round(middle / max(map(abs, reach)) * float(2**pair.bits), 1) if reach else None
 
 
-def _name_tensor(pair: PairInfo, nodes: Mapping[str, NodeRef]) -> TensorId | None:
+def _name_tensor(pair: PairInfo, nodes: Mapping[str, NodeRef]) -> MaybeTensor:
     """The float tensor that a pair quantizes. nodes: of the float model, by name."""
     site = pair.site
     if isinstance(site, TensorId):
@@ -429,7 +427,7 @@ def _find_reach(pair: PairInfo, node: NodeRef | None, index: GraphIndex) -> Inte
 def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
     """Rules that leave the loudest operators float, as far as more of them bring more."""
     profile = measured.profile
-    best = measured.profile.sqnr_db + _GAIN_DB
+    best = profile.sqnr_db + _GAIN_DB
     costs = _predict_costs(measured, [joint.nodes for joint in profile.joint], config)
     # From few operators to many: each further step must bring more than the one before.
     for joint in profile.joint:
@@ -450,7 +448,7 @@ def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
 def _count_growth(measured: _Measured, name: str) -> int:
     """The bytes that the weights of an operator grow by in float."""
     index = measured.index
-    node = measured.index.find_node(name)
+    node = index.find_node(name)
     bits = measured.weight_bits
     growth = 0
     for tensor in (index.resolve_tensor(name, node.scope) for name in node.inputs):

@@ -119,16 +119,12 @@ class _Filling:
     def _find_pair(self, site: SitePlan) -> SitePlan | None:
         existing = self.source.existing
         edges = site.find_readers(self.ways.problem.ops.index)
-        by_edge = (existing.by_edge.get(edge) for edge in edges)
+        by_edge = map(existing.by_edge.get, edges)
         return existing.by_tensor.get(site.quantized_tensor) or next(filter(None, by_edge), None)
 
     def _fill_weight(self, site: SitePlan) -> SitePlan:
-        known = next(
-            filter(
-                None, (self.source.existing.by_reader.get(edge) for edge in site.named_consumers)
-            ),
-            None,
-        )
+        readers = site.named_consumers
+        known = next(filter(None, map(self.source.existing.by_reader.get, readers)), None)
         value = read_constant(self.ways.problem.index, site.site)
         if known is None or known.qparams is None or value is None:
             return self._note(site, Kept.ROUNDED, None)
@@ -138,16 +134,12 @@ class _Filling:
             return self._note(site, Kept.INTEGERS, qparams)
         # Rewrites scale channels, as where a BatchNormalization or a factor goes into the weight.
         codes = next(
-            (self.source.codes[edge] for edge in site.named_consumers if edge in self.source.codes),
-            None,
+            (self.source.codes[edge] for edge in readers if edge in self.source.codes), None
         )
-        scaled = (
-            None
-            if qparams is None or codes is None
-            else _scale_again(qparams, site.spec, known, codes, value)
-        )
-        if scaled is not None:
-            return self._note(site, Kept.INTEGERS, scaled)
+        if qparams is not None and codes is not None:
+            qparams = _scale_again(qparams, site.spec, known, codes, value)
+            if qparams is not None:
+                return self._note(site, Kept.INTEGERS, qparams)
         return self._note(site, Kept.ROUNDED, None)
 
     def _note(self, site: SitePlan, how: Kept, qparams: QParams | None) -> SitePlan:
@@ -196,8 +188,8 @@ def _fit_scale(
 
     None where they do not fit: scales are repeated, and never joined. signed: they may be negative.
     """
-    shape = shape_scales(value.shape, spec.granularity)
     grain = spec.granularity
+    shape = shape_scales(value.shape, grain)
     other = old.granularity
 
     def spread(numbers: Array) -> Array:
@@ -302,7 +294,7 @@ def _place_pairs(
                 "give samples: `data=…`",
                 code="Q502",
             )
-        left |= set(reasons)
+        left.update(reasons)
 
 
 def retarget(
@@ -349,10 +341,11 @@ def retarget(
         cautions = (*warn_integers(source), *result.report.warnings)
         # Made-up inputs gave shapes and answers, and no range.
         result = result.change_report(warnings=cautions, synthetic=False)
-        made = emulate_types(quantized) if check.is_narrow(placed) else quantized
-        return Retargeted(
-            result, filling.list_moved(plan), None if run is None else _compare(run, source, made)
-        )
+        answers = None
+        if run is not None:
+            made = emulate_types(quantized) if check.is_narrow(placed) else quantized
+            answers = _compare(run, source, made)
+        return Retargeted(result, filling.list_moved(plan), answers)
 
 
 def _compare(ctx: SampledContext, source: QuantizedSource, made: ModelLike) -> Answers:

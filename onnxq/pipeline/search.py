@@ -53,16 +53,12 @@ class SearchResult:
         """The front as a table, with a head."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow([field.name for field in fields(FrontPoint)])
+        names = [field.name for field in fields(FrontPoint)]
+        writer.writerow(names)
         for point in self.front:
-            values = (
-                getattr(point, field.name)
-                for field in fields(FrontPoint)
-                if field.name != "precisions"
-            )
-            writer.writerow(
-                [point.describe(), *("" if value is None else value for value in values)]
-            )
+            # A figure that there is none of, None, is written as an empty cell.
+            figures = (getattr(point, name) for name in names if name != "precisions")
+            writer.writerow([point.describe(), *figures])
         return text.getvalue()
 
     def plot(self, axes: Any = None) -> Any:
@@ -144,8 +140,8 @@ def _read_limits(config: Config, request: AccuracyRequest) -> Limits:
         fix = "give `max_size=…`, `max_latency=…`, `min_sqnr=…` or `metric=…`"
         raise ConfigError("search", "without a limit the float model is best", fix, code="Q308")
     return Limits(
-        size=math.inf if search.max_size is None else search.max_size,
-        time=math.inf if search.max_latency is None else search.max_latency,
+        size=search.max_size or math.inf,
+        time=search.max_latency or math.inf,
         noise=math.inf if request.min_sqnr is None else 10 ** (-request.min_sqnr / 10),
         metric=-math.inf if request.metric is None else request.max_drop.least(request.float_value),
     )

@@ -56,7 +56,7 @@ class Sketch:
 def read_sketch(text: str) -> Sketch:
     """The sketch that `str` wrote. Raises ValueError for another text."""
     size, *figures = text.removesuffix(_CONSTANT).split()
-    values = tuple(float(figure) for figure in figures)
+    values = tuple(map(float, figures))
     if len(values) != len(FIGURES) or not all(map(math.isfinite, values)):
         raise ValueError("must be a size and five finite figures")
     mean, magnitude, rms, highest, lowest = values
@@ -128,12 +128,12 @@ def make_feeds(feeds: Mapping[str, Feed]) -> ArrayDict:
         # NOTE: numpy keeps the numbers of RandomState, those of its newer generators may change.
         random = np.random.RandomState(len(inputs))
         dtype = np.dtype(feed.dtype)
-        if dtype.kind == "f":
-            inputs[name] = np.asarray(random.standard_normal(feed.shape)).astype(dtype)
-        else:
-            inputs[name] = np.asarray(
-                random.randint(feed.low, max(feed.high, feed.low + 1), feed.shape)
-            ).astype(dtype)
+        values = (
+            random.standard_normal(feed.shape)
+            if dtype.kind == "f"
+            else random.randint(feed.low, max(feed.high, feed.low + 1), feed.shape)
+        )
+        inputs[name] = np.asarray(values).astype(dtype)
     return inputs
 
 

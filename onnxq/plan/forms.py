@@ -21,7 +21,7 @@ from onnxq.arrays import Array, Floats, are_finite
 from onnxq.config import Frozen, Observer, Scheme
 from onnxq.config.rows import Form, read_by
 from onnxq.config.schema import Axis, Code, Natural, Origin, SiteName
-from onnxq.sites import Caution, Edge, JsonObject, Site, TensorId
+from onnxq.sites import Caution, Edge, JsonObject, MaybeTensor, Site, TensorId
 from onnxq.spec import QParams, QuantSpec, find_element_type, make_granularity
 
 # Values: a list of so many still fits a screen, and a person edits it.
@@ -37,7 +37,7 @@ def write_array(values: Array) -> Any:
     if values.size <= _INLINE:
         return values.tolist()
     little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
-    packed = base64.b64encode(zlib.compress(little.tobytes(), 9)).decode("ascii")
+    packed = base64.b64encode(zlib.compress(little.tobytes(), 9)).decode()
     return {"shape": list(values.shape), "zlib64": packed}
 
 
@@ -87,7 +87,7 @@ def _unpack_array(raw: Mapping[str, Any], kind: np.dtype[Any]) -> Array:
     shape = raw.get("shape")
     packed = raw.get("zlib64")
     if (
-        set(raw) != {"shape", "zlib64"}
+        raw.keys() != {"shape", "zlib64"}
         or not isinstance(shape, list)
         or not isinstance(packed, str)
     ):
@@ -167,7 +167,7 @@ class _TensorRow(Frozen):
     tensor_scope: str = ""
 
 
-def _read_tensor(row: _TensorRow) -> TensorId | None:
+def _read_tensor(row: _TensorRow) -> MaybeTensor:
     return TensorId(row.tensor, row.tensor_scope) if row.tensor else None
 
 

@@ -157,10 +157,10 @@ def _check_groups(plan: Plan) -> None:
             raise PlanError(site.name, cause, fix, code="Q403")
         mine = site.qparams
         theirs = other.qparams
-        same = mine is None or theirs is None or np.array_equal(mine.scale, theirs.scale)
-        if not same or (
-            mine is not None and theirs is not None and (mine.zero_point != theirs.zero_point).any()
-        ):
+        if mine is None or theirs is None:
+            continue
+        same = np.array_equal(mine.scale, theirs.scale)
+        if not same or (mine.zero_point != theirs.zero_point).any():
             fix = f"{members} the same scale and zero_point"
             raise PlanError(site.name, f"{shares} their numbers differ", fix, code="Q403")
 
@@ -172,9 +172,10 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
     """
     engines = _find_strict_targets(plan)
     for site in plan.sites:
+        spec = site.spec
         if site.role.is_bias:
-            if site.spec.storage != "int32" or site.spec.bits != 32 or not site.spec.symmetric:
-                cause = f"a bias is 32 bits in int32, symmetric, not {describe_spec(site.spec)}"
+            if spec.storage != "int32" or spec.bits != 32 or not spec.symmetric:
+                cause = f"a bias is 32 bits in int32, symmetric, not {describe_spec(spec)}"
                 raise PlanError(
                     site.name,
                     cause,
@@ -185,14 +186,11 @@ def check_specs(plan: Plan, index: GraphIndex) -> None:
                 cause = f"{plan.target} takes biases in float only"
                 raise PlanError(site.name, cause, "take this site out of the plan", code="Q406")
             continue
-        edge = site.consumers[0] if site.consumers else None
-        op_type = index.find_node(edge.node).op_type if edge is not None else ""
+        op_type = index.find_node(site.consumers[0].node).op_type if site.consumers else ""
         if engines and not any(
-            engine.capability(site.spec, site.role, op_type) is not None for engine in engines
+            engine.capability(spec, site.role, op_type) is not None for engine in engines
         ):
-            what = f"{describe_spec(site.spec)} {site.role}s" + (
-                f" of {op_type}" if op_type else ""
-            )
+            what = f"{describe_spec(spec)} {site.role}s" + (f" of {op_type}" if op_type else "")
             fix = (
                 f"plan the model again for {plan.target}, or give the site a spec from a fresh plan"
             )

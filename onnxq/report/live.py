@@ -87,15 +87,17 @@ class _Step:
 
     def format_state(self, now: float) -> str:
         """Format the state: calibrating: 12/32 (38%), 20 s left; reading x.onnx: 12 s so far."""
+        done = self.done
+        total = self.total
         passed = now - self.begun
         parts = []
-        if self.total:
-            share = f" ({100 * self.done // self.total}%)" if self.done else ""
-            parts.append(f"{self.done}/{self.total}{share}")
-        elif self.done and passed >= _FIRST:
-            parts.append(str(self.done))
-        if self.total and 0 < self.done < self.total:
-            parts.append(f"{format_seconds(passed / self.done * (self.total - self.done))} left")
+        if total:
+            share = f" ({100 * done // total}%)" if done else ""
+            parts.append(f"{done}/{total}{share}")
+        elif done and passed >= _FIRST:
+            parts.append(str(done))
+        if total and 0 < done < total:
+            parts.append(f"{format_seconds(passed / done * (total - done))} left")
         elif passed >= _FIRST:
             parts.append(f"{format_seconds(passed)} so far")
         return f"{self.description}: {', '.join(parts)}" if parts else self.description
@@ -146,7 +148,8 @@ class Lines:
             step.due = max(self._born + self.patience, now if main else self._last + _FIRST)
             # A step of its parent's name continues it: one line for both.
             if parent is not None and parent.description == step.description and parent.named:
-                step.named, step.due = True, now + _FIRST
+                step.named = True
+                step.due = now + _FIRST
             self._open.append(step)
             self._print_due()
             if self._thread is None and not self.alone:
@@ -206,7 +209,8 @@ class Bars:
     """Shows a line for each open step, updated from the first second on and removed when the outermost step ends."""
 
     def __init__(self, stream: IO[str], patience: float = PATIENCE) -> None:
-        self._stream, self._patience = stream, patience
+        self._stream = stream
+        self._patience = patience
         self._lock = threading.RLock()
         self._open: list[tuple[bars.TaskID, str]] = []
         self._bars: bars.Progress | None = None
@@ -272,7 +276,8 @@ class Bars:
 
 class _Row:
     def __init__(self, shown: bars.Progress, task: bars.TaskID) -> None:
-        self._shown, self._task = shown, task
+        self._shown = shown
+        self._task = task
 
     def advance(self, steps: int = 1) -> None:
         self._shown.advance(self._task, steps)

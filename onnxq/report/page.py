@@ -15,6 +15,8 @@ from onnxq.report.record import (
     MOST_DB,
     RULE,
     Advice,
+    Figures,
+    Measured,
     OperatorRecord,
     ReportRecord,
     SiteRecord,
@@ -107,7 +109,7 @@ def describe_effect(advice: Advice) -> str:
     return ", ".join(parts)
 
 
-def _format_db(value: float | None) -> str:
+def _format_db(value: Measured) -> str:
     if value is None:
         return ""
     return "exact" if value >= MOST_DB else format_decibel(value)
@@ -148,7 +150,7 @@ class SmallPicture(NamedTuple):
 
     label: str
     path: str
-    band: tuple[float, ...] = ()
+    band: Figures = ()
 
 
 def draw_bars(bars: ValueBars, chosen: Sequence[float] = ()) -> SmallPicture:

@@ -271,7 +271,7 @@ def read_record(path: str | Path) -> ReportRecord:
     """The record in a page or in JSON. Raises DataError for other files, and for a schema that is newer than ours."""
     text = read_text(path, DataError, _FIX, code="Q226")
     found = _EMBEDDED.search(text)
-    source = JsonText(str(path), found.group(1) if found else text)
+    source = JsonText(str(path), found[1] if found else text)
     document = source.parse(DataError, _FIX, code="Q226")
     if not isinstance(document, dict) or document.get("version") != SCHEMA:
         raise DataError(path, f"holds no record of version {SCHEMA} of a report", _FIX, code="Q226")

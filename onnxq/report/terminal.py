@@ -22,14 +22,14 @@ from rich.table import Table
 from onnxq.errors import escape_line, escape_lines
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.report.columns import Rows, Text
-from onnxq.sites import Caution
+from onnxq.sites import Caution, Lines
 from onnxq.wording import translate_text
 
 T = TypeVar("T")
 # A renderable, or the lines of a text.
 # The parts of a result, from top to bottom.
 Parts = Iterator[RenderableType]
-Content = RenderableType | list[str] | tuple[str, ...] | Iterator[str]
+Content = RenderableType | list[str] | Lines | Iterator[str]
 # Labels and contents of a sheet.
 SheetRows = Iterator[tuple[str, Content | None]]
 # Columns; in a pipe nothing is cut or wrapped.
@@ -243,7 +243,6 @@ def format_figure(value: float | None, form: str, unit: str = "", *, before: str
 def format_bytes(count: int) -> str:
     """Format bytes: 18.6 MB."""
     value = float(count)
-    unit = "B"
     for unit in ("B", "kB", "MB", "GB"):
         # What rounds to 1000 is shown as 1 of the next unit.
         if value < 999.5 or unit == "GB":

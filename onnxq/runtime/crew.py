@@ -105,11 +105,10 @@ class Crew:
         whole = _describe_model(model)
         places = {digest: self._place(array, digest) for digest, array in whole.arrays.items()}
         rows = {digest: (place.path, place.offset, place.stamp) for digest, place in places.items()}
-        (self._folder() / f"{whole.digest}.graph").write_bytes(whole.graph)
-        (self._folder() / f"{whole.digest}.json").write_text(
-            json.dumps({**whole.hosts, "places": rows})
-        )
-        return SharedModel(str(self._folder()), whole.digest)
+        folder = self._folder()
+        (folder / f"{whole.digest}.graph").write_bytes(whole.graph)
+        (folder / f"{whole.digest}.json").write_text(json.dumps({**whole.hosts, "places": rows}))
+        return SharedModel(str(folder), whole.digest)
 
     def share_array(self, array: Array | StoredArray) -> AnyArray:
         """The array for the task of a piece: itself if it is small or does not leave this process, else its place."""

@@ -14,7 +14,7 @@ from onnxq.graph.shapes import is_custom
 from onnxq.graph.subgraph import cut_front, join_rest, list_behind
 from onnxq.runtime.faults import UnknownOperatorError
 from onnxq.runtime.session import Session
-from onnxq.sites import Names
+from onnxq.sites import Names, NameSet
 
 # ONNX Runtime's names of sizes that have none.
 _NAMELESS = "unk__"
@@ -29,7 +29,7 @@ class Rest:
 
     whole: ModelLike
     stops: Mapping[str, str]
-    nodes: frozenset[str]
+    nodes: NameSet
 
     @property
     def outputs(self) -> Names:
@@ -38,7 +38,7 @@ class Rest:
         return tuple(value.name for value in self.whole.graph.output if value.name in results)
 
     @property
-    def reads(self) -> frozenset[str]:
+    def reads(self) -> NameSet:
         """The tensors that these nodes read, at the border and behind it."""
         return frozenset(name for node in self._list_nodes() for name in list_reads(node))
 

@@ -18,13 +18,13 @@ from onnx import ModelProto
 from onnxq.arrays import ArrayDict, Arrays
 from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelError, suggest_names
 from onnxq.files import AnyPath, ScratchFolder
-from onnxq.graph import LightModel, ModelLike, ValueInfo, ValueInfos, attach_weights, save_model
+from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, save_model
 from onnxq.graph.convert import fix_noise
 from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
-from onnxq.sites import Names
+from onnxq.sites import Names, NameSet
 from onnxq.workers import count_threads
 
 # Only FATAL reaches stderr: lesser errors ORT also raises, and we translate those.
@@ -147,17 +147,18 @@ def check_provider(name: str) -> str:
 
     Raises ConfigError, with the installed ones, for any other name, MissingDependencyError without onnxruntime.
     """
-    if _shorten_name(name) == _shorten_name(CPU):
+    short = _shorten_name(name)
+    if short == _shorten_name(CPU):
         return ""
     known: dict[str, str] = {
         _shorten_name(full): full for full in import_onnxruntime().get_available_providers()
     }
-    if _shorten_name(name) not in known:
+    if short not in known:
         cause = "this onnxruntime does not have it"
         raise ConfigError(
             f"provider {name!r}", cause, f"installed: {', '.join(sorted(known))}", code="Q312"
         )
-    return known[_shorten_name(name)]
+    return known[short]
 
 
 def _shorten_name(name: str) -> str:
@@ -265,10 +266,8 @@ class Session:
         except list_faults() as error:
             raise explain_load_failure(error, self._label, nodes=self._nodes) from error
         check_loaded(self._session, provider)
-        self.inputs: ValueInfos = tuple(_describe_value(arg) for arg in self._session.get_inputs())
-        self.outputs: ValueInfos = tuple(
-            _describe_value(arg) for arg in self._session.get_outputs()
-        )
+        self.inputs = tuple(map(_describe_value, self._session.get_inputs()))
+        self.outputs = tuple(map(_describe_value, self._session.get_outputs()))
         self._types = {
             arg.name: (arg.type, _parse_element_type(arg.type))
             for arg in self._session.get_inputs()
@@ -303,9 +302,10 @@ class Session:
                 near = suggest_names(name, self._types)
                 raise DataError(f"input {name!r}", "the model has no such input", near, code="Q208")
         for name, (type_name, want) in self._types.items():
+            subject = f"input {name!r}"
             if name not in feeds:
                 raise DataError(
-                    f"input {name!r}",
+                    subject,
                     "was not given a value",
                     suggest_names(name, feeds),
                     code="Q207",
@@ -317,11 +317,11 @@ class Session:
             got = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
             if want and got != want:
                 cause = f"is {value.dtype}, the model wants {type_name.removeprefix('tensor(').removesuffix(')')}"
-                raise DataError(f"input {name!r}", cause, "convert it first", code="Q210")
+                raise DataError(subject, cause, "convert it first", code="Q210")
             if value.dtype.isbuiltin == _FOREIGN:
                 cause = f"is {value.dtype}, which ONNX Runtime does not take from Python"
                 fix = "let the model take float32 or int8, and cast it by its first node"
-                raise DataError(f"input {name!r}", cause, fix, code="Q210")
+                raise DataError(subject, cause, fix, code="Q210")
 
 
 def _holds_float8(model: AnyModel) -> bool:
@@ -380,7 +380,7 @@ def find_runnable_opset(opset: int) -> int:
     return min(opset, _OLD_OPSET)
 
 
-def _name_nodes(model: ModelLike) -> frozenset[str] | None:
+def _name_nodes(model: ModelLike) -> NameSet | None:
     """The names of its nodes; None where some have none, and ORT may have named them."""
     names = frozenset(node.name for _, graph in walk_graphs(model.graph) for node in graph.node)
     return None if "" in names or model.functions else names

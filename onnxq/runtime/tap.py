@@ -47,7 +47,7 @@ class Probe:
     # Of the result, 0 for the tensor's own.
     dtype: int = 0
     # The dummy of a branch that does not run.
-    absent: tuple[int, ...] = ()
+    absent: Shape = ()
     # False refuses tensors of bodies that iterate, whose results would have to be of one shape to be stacked.
     loops: bool = True
 
@@ -65,26 +65,28 @@ def tap_tensors(
     wanted = list(dict.fromkeys(tensors))
     known = {scope: list_defined(graph) for scope, graph in walk_graphs(proto.graph)}
     for tensor in wanted:
-        if tensor.name not in known.get(tensor.scope, ()):
-            near = suggest_names(tensor.name, known.get(tensor.scope, ()))
+        inside = known.get(tensor.scope, ())
+        if tensor.name not in inside:
+            near = suggest_names(tensor.name, inside)
             raise ModelError(tensor, "the model has no such tensor", near, code="Q116")
     copy, weights = omit_weights(proto)
+    main = copy.graph
     work = _TapWriter(
         index, probe, set().union(*known.values(), (node.name for node in index.nodes)), {}
     )
     for tensor in wanted:
         work.by_scope.setdefault(tensor.scope, []).append(tensor)
-    lifted = work.lift_scope(copy.graph, "")
+    lifted = work.lift_scope(main, "")
     if only:
-        del copy.graph.output[:]
-    present = {value.name for value in copy.graph.output}
+        del main.output[:]
+    present = {value.name for value in main.output}
     for item in lifted:
         if item.name not in present:
             present.add(item.name)
-            copy.graph.output.append(ValueInfoProto(name=item.name))
+            main.output.append(ValueInfoProto(name=item.name))
     if only:
         # ORT computes every node, needed or not.
-        remove_unneeded(copy.graph)
+        remove_unneeded(main)
     names = {item.tensor: item.name for item in lifted}
     tapped = rebuild(model, restore_weights(copy, weights))
     return Tapped(
@@ -148,21 +150,20 @@ class _TapWriter:
         return [item for item in items if item is not None]
 
     def _tap_own(self, graph: GraphProto, tensor: TensorId) -> _Lifted | None:
+        op_type = self.probe.op_type
         dtype = self.probe.dtype or self.index.find_dtype(tensor)
         # A tensor of the main graph can be made an output as it is.
-        if tensor.scope == "" and self.probe.op_type == "Identity":
+        if tensor.scope == "" and op_type == "Identity":
             return _Lifted(tensor, tensor.name, dtype)
         if not dtype:
             fix = "run shape inference first"
             self.refusals.append(Refusal(str(tensor), "its type is unknown", fix, "tap", "R107"))
             return None
-        name = self._choose_name(f"{tensor.name}/{self.probe.op_type}")
+        name = self._choose_name(f"{tensor.name}/{op_type}")
         graph.node.append(
-            helper.make_node(
-                self.probe.op_type, [tensor.name], [name], name=self._choose_name(f"{name}/node")
-            )
+            helper.make_node(op_type, [tensor.name], [name], name=self._choose_name(f"{name}/node"))
         )
-        known = self.index.find_shape(tensor) if self.probe.op_type == "Identity" else None
+        known = self.index.find_shape(tensor) if op_type == "Identity" else None
         return _Lifted(tensor, name, dtype, rank=len(known or ()) or 1)
 
     def _lead_out(
@@ -265,13 +266,15 @@ class Shapes:
     """
 
     def __init__(self, proto: ModelLike, tensors: Iterable[TensorId]) -> None:
-        self._proto, self._tensors = proto, tuple(tensors)
+        self._proto = proto
+        self._tensors = tuple(tensors)
         self._probe: ShapeProbe | None = None
         # With several scopes, values decide which of them run: shapes of one sample say nothing of another.
         self._known: dict[Hashable, ShapeMap] | None = None
         self._graph = ""
         if isinstance(proto, LightModel) and len(get_index(proto).scopes) == 1:
-            self._known, self._graph = proto.weights.observed, hash_graph(proto)
+            self._known = proto.weights.observed
+            self._graph = hash_graph(proto)
 
     def of(self, feeds: Feeds) -> ShapeMap:
         """Shapes of the tensors that came to be."""

@@ -77,17 +77,16 @@ def _pack(value: Any, arrays: list[Bytes]) -> Any:
         # As bytes, since numpy's own files do not know the narrow types.
         arrays.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
         return {"array": len(arrays) - 1, "dtype": value.dtype.name, "shape": list(value.shape)}
+    kind = type(value).__name__
     if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_pack(item, arrays) for item in value]}
+        return {kind: [_pack(item, arrays) for item in value]}
     if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
         return {"dict": [[key, _pack(item, arrays)] for key, item in value.items()]}
     if not hasattr(value, "__dict__") or isinstance(value, type):
-        cause = f"keeps a {type(value).__name__}, which cannot be written to a file"
-        raise ConfigError(
-            type(value).__name__, cause, "keep numbers, arrays and objects of these", code="Q311"
-        )
+        cause = f"keeps a {kind}, which cannot be written to a file"
+        raise ConfigError(kind, cause, "keep numbers, arrays and objects of these", code="Q311")
     attributes = {name: item for name, item in vars(value).items() if not _is_fixed(item)}
-    return {"object": type(value).__name__, "of": _pack(attributes, arrays)}
+    return {"object": kind, "of": _pack(attributes, arrays)}
 
 
 def _is_fixed(value: Any) -> bool:
@@ -178,7 +177,7 @@ class Journal:
                 self._find_path(key).open("rb") as opened,
                 np.load(opened, allow_pickle=False) as file,
             ):
-                text = bytes(file["value"]).decode("utf-8")
+                text = bytes(file["value"]).decode()
                 value = unpack_value(text, [file[f"a{k}"] for k in range(len(file.files) - 1)])
         except _DAMAGED:
             return None
@@ -188,7 +187,7 @@ class Journal:
     def write(self, key: str, value: Any) -> None:
         """Write the result of a piece. Raises OutputError where that fails, ConfigError for one that is not plain."""
         text, arrays = pack_value(value)
-        parts = {"value": np.frombuffer(text.encode("utf-8"), np.uint8)}
+        parts = {"value": np.frombuffer(text.encode(), np.uint8)}
         parts |= {f"a{k}": array for k, array in enumerate(arrays)}
         with replace_files([self._find_path(key)], overwrite=True) as files:
             # Histograms are mostly zeros; weights are not, and large.
@@ -251,16 +250,15 @@ class Workers:
         WorkerError for a piece that workers die over.
         """
         results: dict[int, R] = {}
+        journal = self.journal
         finished = {
-            k: piece.key
-            for k, piece in enumerate(pieces)
-            if self.journal and self.journal.holds(piece.key)
+            k: piece.key for k, piece in enumerate(pieces) if journal and journal.holds(piece.key)
         }
         todo = [(k, piece) for k, piece in enumerate(pieces) if k not in finished]
         stream = self._finish_pieces(function, todo)
         for k, piece in enumerate(pieces):
-            if self.journal is not None and k in finished:
-                result = self.journal.read(piece.key)
+            if journal is not None and k in finished:
+                result = journal.read(piece.key)
                 # A damaged file: done again, here, since it is rare.
                 results[k] = function(piece.task) if result is None else result
                 on_done(piece)
@@ -269,8 +267,8 @@ class Workers:
                 if isinstance(value, _Failure):
                     if at == k:
                         raise value.error
-                elif self.journal is not None and pieces[at].key:
-                    self.journal.write(pieces[at].key, value)
+                elif journal is not None and pieces[at].key:
+                    journal.write(pieces[at].key, value)
                 results[at] = value
                 on_done(pieces[at])
             if isinstance(results[k], _Failure):

@@ -37,7 +37,7 @@ class DaskWorkers(Workers):
         distributed = _import_distributed()
         self._address = address
         try:
-            self._client: Any = distributed.Client(address, timeout=patience, set_as_default=False)
+            self._client = distributed.Client(address, timeout=patience, set_as_default=False)
             versions = self._client.run(_read_version)
         except (OSError, ValueError, ImportError) as error:
             raise self._explain_loss(error) from error

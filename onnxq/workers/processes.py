@@ -80,7 +80,8 @@ class ProcessWorkers(Workers):
                 except (EOFError, OSError):
                     lost.append(member)
                 else:
-                    (k, _), member.at = member.at, None
+                    k, _ = member.at
+                    member.at = None
                     yield k, result
             for member in lost:
                 assert member.at is not None

@@ -27,7 +27,7 @@ from onnxq.graph import Model, ModelLike, add_libraries, load_model, name_nodes,
 from onnxq.graph.index import GraphIndex
 from onnxq.pipeline import ModelSource, name_file, quantize_model
 from onnxq.pipeline.configuration import Configuration, Overrides, open_run
-from onnxq.pipeline.finalize import Result, list_files
+from onnxq.pipeline.finalize import Result, count_bytes, list_files
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models
 from onnxq.runtime.session import import_onnxruntime
@@ -142,13 +142,14 @@ def variants(
         only = chosen.variants.only
         recipes = [recipe for recipe in _RECIPES if recipe.dtype in only or not only]
         run = _open_model(model, data, chosen, scratch, progress)
+        source = _name_source(config)
         if folder is None:
-            return replace(_make_all(run, recipes), config=_name_source(config), options=options)
+            return replace(_make_all(run, recipes), config=source, options=options)
         dtypes = (FLOAT, *(recipe.dtype for recipe in recipes))
         targets = {dtype: folder / _FOLDER / run.find_file(dtype).name for dtype in dtypes}
         targets[_RECORD] = folder / _FOLDER / f"{run.stem}_{_RECORD}"
         with _guard_files(folder, run, targets, force=force):
-            result = replace(_make_all(run, recipes), config=_name_source(config), options=options)
+            result = replace(_make_all(run, recipes), config=source, options=options)
             return _write_files(result, run, targets, force=force)
 
 
@@ -230,7 +231,7 @@ def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
     save_model(run.original.proto, run.find_file(FLOAT))
     original = Variant(
         dtype=FLOAT,
-        size_bytes=_count_bytes(run.find_file(FLOAT)),
+        size_bytes=count_bytes(run.find_file(FLOAT)),
         metric=run.measure_metric(run.named),
     )
     variants: list[Variant] = []
@@ -338,17 +339,13 @@ def _check_file(run: _Run, variant: Variant, result: Result, original: Variant) 
     return replace(
         variant,
         state=VariantState.LOST if lost else VariantState.MADE,
-        size_bytes=_count_bytes(path),
+        size_bytes=count_bytes(path),
         sqnr_db=(off, on),
         checked=report.checked,
         metric=metric,
         lacking={table.title: table.list_missing(nodes) for table in tables},
         warnings=tuple(caution for caution in cautions if caution.code not in _SHOWN),
     )
-
-
-def _count_bytes(path: Path) -> int:
-    return sum(part.stat().st_size for part in list_files(path))
 
 
 def _time_files(run: _Run, variants: Sequence[Variant]) -> dict[str, Latency]:
@@ -394,7 +391,7 @@ def _write_files(
     with run.progress("writing"):
         places = [targets[_RECORD], *parts]
         with replace_files(places, overwrite=force, inputs=run.original.files) as files:
-            files[0].write(FORMS["Variants"].write_json(result).encode("utf-8"))
+            files[0].write(FORMS["Variants"].write_json(result).encode())
             for part, file in zip(parts.values(), files[1:], strict=True):
                 with part.open("rb") as source:
                     shutil.copyfileobj(source, file)

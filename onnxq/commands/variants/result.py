@@ -108,10 +108,9 @@ class Variants:
 def _describe_variants(result: Variants) -> Values:
     """Values of the JSON: how each was made, and its figures, keyed by dtype."""
     files = (result.original, *result.variants)
-    # Names alone: the folder goes to others, who have the files elsewhere.
-    source = PurePath(result.source).name
     return {
-        "source": source,
+        # Names alone: the folder goes to others, who have the files elsewhere.
+        "source": PurePath(result.source).name,
         "variants": {variant.dtype: _describe_variant(result, variant) for variant in files},
     }
 
