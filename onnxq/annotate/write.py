@@ -63,14 +63,9 @@ def assign_bits(pairs: Iterable[PairInfo], *, given: Given, plan: Plan | None = 
     return tuple(assigned)
 
 
-def write_bits(
-    proto: ModelProto,
-    pairs: Iterable[PairInfo],
-    *,
-    rename: bool = False,
-) -> ModelProto:
+def write_bits(proto: ModelProto, pairs: Iterable[PairInfo]) -> ModelProto:
     """The model of `write_named_bits` with the attribute `bits`."""
-    return write_named_bits(proto, tuple(pairs), rename=rename, bits_attribute=True)[0]
+    return write_named_bits(proto, tuple(pairs), rename=False, bits_attribute=True)[0]
 
 
 def write_named_bits(

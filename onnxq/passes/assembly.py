@@ -15,21 +15,21 @@ for that reader among the inputs of If, where it is not, and ends the process (O
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 
 from onnxq.arrays import is_float
 from onnxq.backends import find_target
 from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, replace_items, verify_graph
-from onnxq.graph.base import MOVING_OPS, QUANTIZE
+from onnxq.graph.base import MOVING_OPS
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_products import write_integer_products
 from onnxq.graph.nbits import write_nbits
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import restore_stored
 from onnxq.graph.qoperators import write_qoperators
-from onnxq.passes.patterns import Edit, Step
+from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, name_part
 from onnxq.progress import Progress, silent
@@ -41,7 +41,7 @@ _TRANSPARENT = MOVING_OPS | {"ReduceMax", "ReduceMin", "Concat", "Tile"}
 # What ONNX Runtime joins to a product, or looks for an int8 product in front of.
 _JOINED = {"MatMul": ("Add", "Relu", "Clip"), "Gemm": ("Relu", "Clip")}
 # A node that changes nothing, that ONNX Runtime leaves in the graph, and that runs on WebGPU, too.
-_NOTHING: Step = ("LeakyRelu", (), {"alpha": 1.0})
+_NOTHING = ("LeakyRelu", (), {"alpha": 1.0})
 # Nodes of that kind in a row; exporters write two or three.
 _REACH = 6
 
@@ -108,7 +108,7 @@ def _is_quantized_behind(index: GraphIndex, node: NodeRef) -> bool:
     return False
 
 
-def keep_products(proto: ModelLike, nodes: Sequence[str], paired: Collection[Edge]) -> ModelLike:
+def keep_products(proto: ModelLike, nodes: Sequence[str], paired: Set[Edge]) -> ModelLike:
     """A copy in which ORT finds the integer kernels of these products, whose weights are quantized.
 
     paired: inputs behind pairs. Before ORT looks for quantized groups, its MatMulAddFusion makes Gemm of MatMul + Add
@@ -136,10 +136,10 @@ def keep_products(proto: ModelLike, nodes: Sequence[str], paired: Collection[Edg
     return edit.export() if changed else proto
 
 
-def _keep_product(index: GraphIndex, edit: Edit, node: NodeRef, paired: Collection[Edge]) -> bool:
+def _keep_product(index: GraphIndex, edit: Edit, node: NodeRef, paired: Set[Edge]) -> bool:
     """Give the reader of a product another form; False where ORT joins nothing to it."""
     kinds = _JOINED.get(node.op_type, ())
-    reader = index.find_reader(node.result, *kinds) if kinds and not node.domain else None
+    reader = index.find_reader(node.result, *kinds) if kinds else None
     if reader is None:
         return False
     behind, k = reader
@@ -147,19 +147,20 @@ def _keep_product(index: GraphIndex, edit: Edit, node: NodeRef, paired: Collecti
     deep = rank >= 3
     bias = index.input_value(behind, 1 - k)
     if behind.op_type != "Add":
-        if index.is_output(behind.result) or _is_paired(index, behind.result, paired):
-            return False
-        edit.append(node, [_NOTHING])
+        # A QuantizeLinear will be there, or nothing that it looks at.
+        readers = index.list_consumers(behind.result)
+        apart = index.is_output(behind.result) or not paired.isdisjoint(readers)
     elif bias is None:
-        if deep or behind.make_edge(k) in paired:
-            return False
-        edit.append(node, [_NOTHING])
-    elif not is_float(bias):
-        return False
-    elif deep:
+        apart = deep or behind.make_edge(k) in paired
+    else:
         # MatMulNBits, which weights alone become, takes biases of [N].
-        if bias.ndim >= 3 or node.make_edge(0) not in paired:
-            return False
+        has_form = deep and (bias.ndim >= 3 or node.make_edge(0) not in paired)
+        apart = has_form or not is_float(bias)
+    if apart:
+        return False
+    if behind.op_type != "Add" or bias is None:
+        edit.append(node, [_NOTHING])
+    elif deep:
         shaped = bias.reshape((1,) * (rank - bias.ndim) + bias.shape)
         constant = edit.add_constant(behind.scope, f"{behind.inputs[1 - k]}/rank{rank}", shaped)
         edit.read(behind.make_edge(1 - k), constant)
@@ -169,15 +170,7 @@ def _keep_product(index: GraphIndex, edit: Edit, node: NodeRef, paired: Collecti
     return True
 
 
-def _is_paired(index: GraphIndex, tensor: TensorId, paired: Collection[Edge]) -> bool:
-    """True where a reader of a tensor stands behind a pair, or is one that the model came with."""
-    return any(
-        edge in paired or index.find_node(edge.node).op_type == QUANTIZE
-        for edge in index.list_consumers(tensor)
-    )
-
-
-def keep_pools(proto: ModelLike, paired: Collection[Edge]) -> ModelLike:
+def keep_pools(proto: ModelLike, paired: Set[Edge]) -> ModelLike:
     """A copy in which ORT leaves a MaxPool float that reads floats: it would move the QuantizeLinear in front of it.
 
     On bytes it has a kernel for plain layouts alone, 20 times slower than the float one, which has those of Conv.
@@ -189,7 +182,7 @@ def keep_pools(proto: ModelLike, paired: Collection[Edge]) -> ModelLike:
         for node in index.nodes
         if node.is_onnx("MaxPool")
         and node.make_edge(0) not in paired
-        and _is_paired(index, node.result, paired)
+        and not paired.isdisjoint(index.list_consumers(node.result))
     ]
     for node in pools:
         edit.append(node, [_NOTHING])
@@ -226,11 +219,12 @@ def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
     proto = _with_biases(state, plan)
     target = find_target(plan.target)
     if target.quantizes_alone:
+        index = get_index(proto)
         paired = {
             edge
             for site in plan.all_sites
             if site.role.is_measured
-            for edge in site.named_consumers
+            for edge in site.find_readers(index)
         }
         proto = keep_pools(keep_products(proto, _list_products(plan), paired), paired)
     done = guard_float(emit_pairs(proto, plan, progress), plan.float_nodes)

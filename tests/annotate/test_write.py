@@ -18,8 +18,8 @@ from onnxq.annotate import (
     assign_bits,
     find_pairs,
     inspect_model,
-    write_bits,
 )
+from onnxq.annotate.write import write_named_bits
 from onnxq.errors import ConfigError, PlanError
 from onnxq.plan import Plan, SitePlan
 from onnxq.runtime import Session
@@ -195,7 +195,8 @@ def test_unnamed_nodes_keep_their_keys_when_the_order_changes():
 def test_the_source_is_never_changed():
     proto = models.two_widths()
     before = proto.SerializeToString(deterministic=True)
-    write_bits(proto, assign_bits(find_pairs(proto), given=[("x", 4)]), rename=True)
+    pairs = assign_bits(find_pairs(proto), given=[("x", 4)])
+    write_named_bits(proto, pairs, rename=True, bits_attribute=True)
     assert proto.SerializeToString(deterministic=True) == before
 
 

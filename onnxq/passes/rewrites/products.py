@@ -227,20 +227,20 @@ def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
     """
     index = edit.index
     stack = _read_stack(index, node, 1) if node.is_onnx("MatMul") else None
-    data = index.find_input(node, 0)
-    dims = index.find_shape(data)
-    if stack is None or dims is None or index.is_constant(data):
+    dims = index.find_shape(index.find_input(node, 0))
+    if stack is None or dims is None:
         return
     matrices = stack.reshape(-1, *stack.shape[-2:])
     axes = [axis for axis, size in enumerate(stack.shape[:-2], len(dims) - stack.ndim) if size > 1]
+    deep = len(dims) >= stack.ndim
     if len(dims) == 2 and stack.ndim == 3:
         # The same rows for all: one matrix with the columns of all.
         edit.set_constant(node.make_edge(1), np.concatenate([*matrices], axis=1))
         shape = edit.add_integers(node.scope, f"{node.name}/shape", (_SAME, *stack.shape[::2]))
         edit.append(node, [("Reshape", (shape,), {}), ("Transpose", (), {"perm": (1, 0, 2)})])
-    elif len(dims) >= stack.ndim and not axes:
+    elif deep and not axes:
         edit.set_constant(node.make_edge(1), matrices[0])
-    elif len(dims) >= stack.ndim and [dims[axis] for axis in axes] == [len(matrices)]:
+    elif deep and [dims[axis] for axis in axes] == [len(matrices)]:
         (axis,) = axes
         stored = edit.add_integers(node.scope, f"{node.name}/axis", axes)
         products = []
@@ -294,12 +294,11 @@ def fold_betas(edit: Edit, node: NodeRef) -> Iterator[str]:
     if beta == 1.0:
         return
     bias = edit.index.input_value(node, 2)
-    if beta == 0.0 or edit.index.find_input(node, 2) is None:
-        attrs = {name: value for name, value in node.attrs.items() if name != "beta"}
-        edit.replace_node(node, "Gemm", node.inputs[:2], attrs)
+    if beta == 0.0 or len(node.inputs) < 3:
+        edit.replace_node(node, "Gemm", node.inputs[:2], node.attrs)
     elif bias is not None:
         edit.set_constant(node.make_edge(2), bias * bias.dtype.type(beta))
-        edit.set_attrs(node, {"beta": None})
     else:
         return
+    edit.set_attrs(node, {"beta": None})
     yield f"{node.name}: a bias without a factor"

@@ -41,8 +41,9 @@ _LEADING = {"Loop": (2, 1), "Scan": (0, 0)}
 def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Bypass nodes that do nothing in inference, then remove those that nobody reads.
 
-    Identity, Dropout, neutral arithmetic, a Cast to the same type, an empty Pad, a Gather of all places in order. They
-    hide patterns (x · Sigmoid(1·x)) and, between pairs, cost a float kernel. Whatever names a (sub)graph output stays.
+    Identity, Dropout, neutral arithmetic, a Cast to the same type, an empty Pad, a Gather of all places in order, a
+    LeakyRelu of slope 1. They hide patterns (x · Sigmoid(1·x)) and, between pairs, cost a float kernel. Whatever names
+    a (sub)graph output stays.
     """
     edit = Edit(state.model)
     index = edit.index
@@ -52,11 +53,16 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
         source = _find_repeated(index, node)
         if source is None or index.is_kept(node.result):
             continue
+        bypassed[node.name] = f"{node.name}: {node.op_type} that does nothing"
+        maker = index.find_producer(source) if index.find_sole_reader(source) else None
+        if node.op_type == "LeakyRelu" and maker is not None and maker.result == source:
+            # The name is that of the tensor before the node was put in.
+            edit.absorb_chain(maker, [node])
+            continue
         # Of several in a row each repeats what the first of them reads.
         source = alias[node.result] = alias.get(source, source)
         edit.redirect_readers(node.result, source.name)
         edit.remove_node(node)
-        bypassed[node.name] = f"{node.name}: {node.op_type} that does nothing"
     before = {node.name for node in index.nodes}
     # Also where nothing was bypassed: the export leaves out what nobody reads.
     result = edit.export()
@@ -79,6 +85,9 @@ def _find_repeated(index: GraphIndex, node: NodeRef) -> TensorId | None:
         return x if _is_inference(index, node) else None
     if op_type == "Cast" and x is not None:
         return x if index.find_dtype(x) == node.attrs.get("to") else None
+    if op_type == "LeakyRelu":
+        # As quantized files have it between a product or a pool and what ONNX Runtime would join to it.
+        return x if node.read_float("alpha", 0.01) == 1.0 else None
     if op_type == "Pad":
         amounts = pad_amounts(index, node, index.find_rank(x))
         return x if amounts is not None and not any(amounts) else None
