@@ -290,11 +290,12 @@ def flatten_tables(edit: Edit, node: NodeRef) -> Iterator[str]:
 @rewrite_nodes("betas")
 def fold_betas(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Take the factor of a Gemm's bias into the bias, and leave out a bias times 0, as JAX's exporter writes it."""
-    beta = node.read_float("beta", 1.0) if node.is_onnx("Gemm") else 1.0
-    if beta == 1.0:
+    beta = node.attrs.get("beta")
+    # Attributes of other types are left to ONNX Runtime's checks.
+    if not node.is_onnx("Gemm") or not isinstance(beta, float) or beta == 1.0:
         return
     bias = edit.index.input_value(node, 2)
-    if beta == 0.0 or len(node.inputs) < 3:
+    if beta == 0.0:
         edit.replace_node(node, "Gemm", node.inputs[:2], node.attrs)
     elif bias is not None:
         edit.set_constant(node.make_edge(2), bias * bias.dtype.type(beta))

@@ -87,7 +87,7 @@ def _find_repeated(index: GraphIndex, node: NodeRef) -> TensorId | None:
         return x if index.find_dtype(x) == node.attrs.get("to") else None
     if op_type == "LeakyRelu":
         # As quantized files have it between a product or a pool and what ONNX Runtime would join to it.
-        return x if node.read_float("alpha", 0.01) == 1.0 else None
+        return x if node.attrs.get("alpha") == 1.0 else None
     if op_type == "Pad":
         amounts = pad_amounts(index, node, index.find_rank(x))
         return x if amounts is not None and not any(amounts) else None

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import ModelProto
+from onnx import ModelProto, helper
 
-from onnxq import quantize
+from onnxq import OnnxqError, quantize
 from onnxq.graph import infer_shapes
 from onnxq.passes.rewrites.products import flatten_tables, fold_betas, part_stacks, write_lookups, write_out_einsums
 from onnxq.runtime import Session
@@ -248,6 +248,14 @@ def test_a_bias_has_no_factor(gemm: str, inputs: int) -> None:
     assert len(node.input) == inputs
     assert not any(attribute.name == "beta" for attribute in node.attribute)
     assert any(attribute.name == "transB" for attribute in node.attribute) == ("transB" in gemm)
+
+
+def test_a_factor_of_another_type_is_left_to_onnx_runtime() -> None:
+    text = "g (float[3,8] x) => (float[3,8] y) { y = Gemm(x, w, b) }"
+    before = infer_shapes(parse(text, **random_weights({"w": (8, 8), "b": (8,)})))
+    before.graph.node[0].attribute.append(helper.make_attribute("beta", [0.5, 0.5]))
+    with pytest.raises(OnnxqError):
+        quantize(before, random_weights({"x": (4, 3, 8)}))
 
 
 def test_a_computed_bias_keeps_its_factor() -> None:
