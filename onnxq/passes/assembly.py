@@ -151,7 +151,8 @@ def _keep_product(index: GraphIndex, edit: Edit, node: NodeRef, paired: Set[Edge
         readers = index.list_consumers(behind.result)
         apart = index.is_output(behind.result) or not paired.isdisjoint(readers)
     elif bias is None:
-        apart = deep or behind.make_edge(k) in paired
+        # Of an unknown rank ORT makes no Gemm, either.
+        apart = rank != 2 or behind.make_edge(k) in paired
     else:
         # MatMulNBits, which weights alone become, takes biases of [N].
         has_form = deep and (bias.ndim >= 3 or node.make_edge(0) not in paired)

@@ -263,6 +263,10 @@ def test_readers_behind_pairs_stay() -> None:
     model = quantized(SHAPES["2-D"], "k = Neg(m) a = Add(m, k) y = Neg(a)")
     assert keep_products(model, ["m/MatMul"], PAIRED) is model
     model = quantized(SHAPES["2-D"], "a = Add(m, k) y = Neg(a)", "k = MatMul(d, v)")
+    unknown = quantized(SHAPES["2-D"], "a = Add(m, k) y = Neg(a)", "k = MatMul(d, v)")
+    unknown.graph.input[0].type.tensor_type.ClearField("shape")
+    unknown.graph.output[0].type.tensor_type.ClearField("shape")
+    assert keep_products(unknown, ["m/MatMul"], PAIRED) is unknown
     assert keep_products(model, ["m/MatMul"], PAIRED | {Edge("a/Add", 0)}) is model
     model = quantized(SHAPES["2-D"], "r = Relu(m) y = Neg(r)")
     assert keep_products(model, ["m/MatMul"], PAIRED | {Edge("y/Neg", 0)}) is model
