@@ -1,9 +1,9 @@
-"""The wiring of a model as graphsurgeon objects, and everything graphsurgeon would lose kept beside it.
+"""The wiring of a model as graphsurgeon's nodes and tensors, and everything it would lose kept beside it.
 
-graphsurgeon 0.6 keeps nodes and tensors linked both ways, and that is all it is trusted with. It loses node, graph and
-model metadata, doc strings, quantization annotations and unused initializers; it cannot export empty list attributes,
-types, sparse tensors or touched sub-byte weights; it writes captured constants into the subgraphs that read them. So it
-is given names only, and attributes, types and weights stay in the records here until export.
+graphsurgeon 0.6 keeps nodes and tensors linked both ways, and that is all it is trusted with. Its import and export
+lose node, graph and model metadata, doc strings, quantization annotations and unused initializers; it cannot export
+empty list attributes, types, sparse tensors or touched sub-byte weights; it writes captured constants into the
+subgraphs that read them. So its nodes and tensors have names only; attributes, types and weights stay in records here.
 
 Its nodes and tensors are unhashable and compare by name: they are found through these records by name and scope, and
 never put in a set or removed from a list by value.
@@ -59,11 +59,10 @@ class NodeRecord:
 
 @dataclass(eq=False)
 class ScopeRecord:
-    """One graph: its graphsurgeon twin and its records."""
+    """The records of one graph."""
 
     name: str
     parent: str | None
-    graph: Any
     source: GraphProto
     # Base order of node names, removed ones included: new nodes may be anchored to them.
     order: list[str] = field(default_factory=list)
@@ -73,6 +72,8 @@ class ScopeRecord:
     value_info: dict[str, ValueInfoProto] = field(default_factory=dict)
     # Tensors with a quantization annotation: the name in the file -> the name now.
     annotated: dict[str, str] = field(default_factory=dict)
+    # In an order they can run in, from export on.
+    nodes: list[NodeRecord] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -100,61 +101,40 @@ class Wiring:
         self.tensors[t] = tensor
         return tensor
 
+    def find_object(self, tensor: str, scope: str) -> Any:
+        """The graphsurgeon object that a name means when read from `scope`; one of its own for an undefined name."""
+        t = self.resolve_tensor(tensor, scope)
+        return gs.Variable(tensor) if t is None else self.tensors[t]
+
 
 def import_wiring(proto: ModelProto) -> Wiring:
-    """graphsurgeon's view of the model (names only) with the records. The proto is only referred to, never changed."""
-    skeleton = ModelProto(ir_version=proto.ir_version)
-    # Without weights and attributes, of which graphsurgeon would make copies.
-    skeleton.opset_import.extend(proto.opset_import)
-    _copy_names(proto.graph, skeleton.graph)
+    """The wiring of a model with its records. The proto is only referred to, never changed."""
     wiring = Wiring()
-    _record_graph(wiring, gs.import_onnx(skeleton), proto.graph, "", None)
+    _record_graph(wiring, proto.graph, "", None)
     return wiring
 
 
-def _copy_names(source: GraphProto, target: GraphProto) -> None:
-    target.name = source.name
-    target.input.extend(ValueInfoProto(name=value.name) for value in source.input)
-    target.output.extend(ValueInfoProto(name=value.name) for value in source.output)
-    for node in source.node:
-        copy = target.node.add(
-            name=node.name, op_type=node.op_type, input=node.input, output=node.output
-        )
-        if node.HasField("domain"):
-            copy.domain = node.domain
-        for label, subgraph in iterate_subgraphs(node):
-            # One attribute for each subgraph: graphsurgeon knows no lists of them.
-            _copy_names(subgraph, copy.attribute.add(name=label, type=AttributeProto.GRAPH).g)
-
-
-def _record_graph(
-    wiring: Wiring, graph: Any, source: GraphProto, name: str, parent: str | None
-) -> None:
-    scope = ScopeRecord(name, parent, graph, source)
-    scope.inputs.extend(source.input)
-    scope.outputs.extend(source.output)
+def _record_graph(wiring: Wiring, source: GraphProto, name: str, parent: str | None) -> None:
+    wiring.scopes[name] = scope = ScopeRecord(
+        name, parent, source, inputs=[*source.input], outputs=[*source.output]
+    )
     scope.initializers.update(map_stored(source))
     scope.value_info.update((value.name, value) for value in source.value_info)
     scope.annotated.update((a.tensor_name, a.tensor_name) for a in source.quantization_annotation)
-    wiring.scopes[name] = scope
-    objects = {tensor.name: tensor for tensor in graph.inputs}
-    objects.update((tensor.name, tensor) for node in graph.nodes for tensor in node.outputs)
     for defined in sorted(list_defined(source)):
-        wiring.tensors[TensorId(defined, name)] = objects.get(defined) or gs.Variable(defined)
-    for node, proto in zip(graph.nodes, source.node, strict=True):
-        record = NodeRecord(
-            node, name, proto, {a.name: a for a in proto.attribute if a.type not in BODY_TYPES}
-        )
+        wiring.define_tensor(TensorId(defined, name))
+    for proto in source.node:
+        outputs = [wiring.find_object(tensor, name) for tensor in proto.output]
+        domain = proto.domain if proto.HasField("domain") else None
+        node = gs.Node(proto.op_type, name=proto.name, outputs=outputs, domain=domain)
+        attributes = {a.name: a for a in proto.attribute if a.type not in BODY_TYPES}
+        record = wiring.nodes[proto.name] = NodeRecord(node, name, proto, attributes)
         scope.order.append(proto.name)
-        wiring.nodes[proto.name] = record
         for label, subgraph in iterate_subgraphs(proto):
             record.subgraphs[label] = join_scope(name, proto.name, label)
-            _record_graph(wiring, node.attrs[label], subgraph, record.subgraphs[label], name)
-        # graphsurgeon makes a second object where a subgraph reads an outer tensor it has not met yet.
-        for k, tensor in enumerate(list(node.inputs)):
-            t = wiring.resolve_tensor(tensor.name, name)
-            if t is not None and wiring.tensors[t] is not tensor:
-                node.inputs[k] = wiring.tensors[t]
+            _record_graph(wiring, subgraph, record.subgraphs[label], name)
+        # Behind those of its bodies, which run first.
+        node.inputs.extend([wiring.find_object(tensor, name) for tensor in proto.input])
 
 
 def find_used(wiring: Wiring) -> tuple[set[str], set[TensorId]]:
@@ -221,15 +201,8 @@ def export_wiring(
     """The model of the wiring. Raises ModelError for outputs without a producer and inputs that nobody defines."""
     # From the inside out: sorting a scope reads the node lists of the subgraphs in it.
     for scope in reversed(list(wiring.scopes.values())):
-        scope.graph.nodes = [record.node for record in _sort_records(wiring, scope, before, after)]
-        scope.graph.outputs = [_find_output(wiring, scope, value.name) for value in scope.outputs]
-    exported = gs.export_onnx(
-        wiring.scopes[""].graph,
-        do_type_check=False,
-        opset_imports=source.opset_import,
-        ir_version=source.ir_version,
-    )
-    # graphsurgeon's own model is only asked for the nodes and their order.
+        scope.nodes = _sort_records(wiring, scope, before, after)
+        _check_outputs(wiring, scope)
     model = ModelProto()
     copy_fields(source, model, ("graph", "functions", "opset_import", "metadata_props"))
     model.opset_import.extend(source.opset_import)
@@ -241,7 +214,7 @@ def export_wiring(
     )
     helper.set_model_props(model, {**{p.key: p.value for p in source.metadata_props}, **metadata})
     model.functions.extend(source.functions)
-    _restore_graph(wiring, wiring.scopes[""], exported.graph, model.graph)
+    _restore_graph(wiring, wiring.scopes[""], model.graph)
     return model
 
 
@@ -285,23 +258,21 @@ def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
             if source.scope == scope:
                 needs.append(source.name)
         for subgraph in at.subgraphs.values():
-            stack.extend(wiring.nodes[node.name] for node in wiring.scopes[subgraph].graph.nodes)
+            stack.extend(wiring.scopes[subgraph].nodes)
             outs = _resolve_all(wiring, wiring.scopes[subgraph].outputs, subgraph)
             needs.extend(out.name for out in outs if out.scope == scope)
     return needs
 
 
-def _find_output(wiring: Wiring, scope: ScopeRecord, name: str) -> object:
-    key = wiring.resolve_tensor(name, scope.name)
-    if key is None:
-        cause = f"is an output{f' of {scope.name}' if scope.name else ''} that nothing makes"
-        raise ModelError(name, cause, "give a node or initializer this output name", code="Q103")
-    return wiring.tensors[key]
+def _check_outputs(wiring: Wiring, scope: ScopeRecord) -> None:
+    for value in scope.outputs:
+        if wiring.resolve_tensor(value.name, scope.name) is None:
+            cause = f"is an output{f' of {scope.name}' if scope.name else ''} that nothing makes"
+            fix = "give a node or initializer this output name"
+            raise ModelError(value.name, cause, fix, code="Q103")
 
 
-def _restore_graph(
-    wiring: Wiring, scope: ScopeRecord, exported: GraphProto, target: GraphProto
-) -> None:
+def _restore_graph(wiring: Wiring, scope: ScopeRecord, target: GraphProto) -> None:
     copy_fields(
         scope.source,
         target,
@@ -315,8 +286,8 @@ def _restore_graph(
             "quantization_annotation",
         ),
     )
-    for node in exported.node:
-        _restore_node(wiring, wiring.nodes[node.name], node, target.node.add())
+    for record in scope.nodes:
+        _restore_node(wiring, record, target.node.add())
     target.input.extend(scope.inputs)
     target.output.extend(scope.outputs)
     for tensor in scope.initializers.values():
@@ -337,13 +308,17 @@ def _restore_graph(
             target.quantization_annotation[-1].tensor_name = name
 
 
-def _restore_node(
-    wiring: Wiring, record: NodeRecord, exported: NodeProto, target: NodeProto
-) -> None:
+def _restore_node(wiring: Wiring, record: NodeRecord, target: NodeProto) -> None:
     copy_fields(
         record.source, target, ("input", "output", "name", "op_type", "domain", "attribute")
     )
-    copy_fields(exported, target, ("attribute",))
+    node = record.node
+    target.name = node.name
+    target.op_type = node.op
+    target.input.extend(tensor.name for tensor in node.inputs)
+    target.output.extend(tensor.name for tensor in node.outputs)
+    if node.domain is not None:
+        target.domain = node.domain
     waiting = dict(record.attributes)
     # In the order of the file, so that an untouched node comes back as it was.
     for attr in record.source.attribute:
@@ -352,9 +327,8 @@ def _restore_node(
         elif attr.name in waiting:
             target.attribute.add().CopyFrom(waiting.pop(attr.name))
     target.attribute.extend(waiting.values())
-    bodies = {attr.name: attr.g for attr in exported.attribute}
     for label, body in iterate_subgraphs(target):
-        _restore_graph(wiring, wiring.scopes[record.subgraphs[label]], bodies[label], body)
+        _restore_graph(wiring, wiring.scopes[record.subgraphs[label]], body)
 
 
 def rename_value(value: ValueInfoProto, name: str) -> ValueInfoProto:
