@@ -221,9 +221,8 @@ class Graph(ABC):
     def find_sizes(self, t: MaybeTensor) -> Shape | None:
         """The shape of a tensor whose sizes are all known as numbers; None for another."""
         shape = self.find_shape(t)
-        if shape is None or not all(isinstance(size, int) for size in shape):
-            return None
-        return tuple(size for size in shape if isinstance(size, int))
+        sizes = tuple(size for size in shape or () if isinstance(size, int))
+        return None if shape is None or len(sizes) < len(shape) else sizes
 
     def find_rank(self, t: MaybeTensor) -> int | None:
         """The rank of a tensor where it is known."""

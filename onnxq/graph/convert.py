@@ -175,41 +175,25 @@ def _reattach_model(before: ModelProto, after: ModelProto) -> None:
             taken = next((replaced[name] for name in node.output if name in replaced), None)
             original = originals.get(node.name, taken)
             if original is not None:
-                _reattach_node(original, node)
+                _reattach_fields(original, node, "input", "output", "op_type", "attribute")
         _reattach_graph(source, graph, main=not scope)
 
 
-def _reattach_node(original: NodeProto, node: NodeProto) -> None:
-    carried = (
-        "name",
-        "doc_string",
-        "metadata_props",
-        "overload",
-        "device_configurations",
-        "domain",
-    )
-    for name in carried:
-        node.ClearField(name)
-    others = [field.name for field in original.DESCRIPTOR.fields if field.name not in carried]
-    copy_fields(original, node, tuple(others))
+def _reattach_fields(
+    source: GraphProto | NodeProto, target: GraphProto | NodeProto, *left_out: str
+) -> None:
+    """Give a message, in place, the fields of another, all but these."""
+    for field in source.DESCRIPTOR.fields:
+        if field.name not in left_out:
+            target.ClearField(field.name)
+    copy_fields(source, target, left_out)
 
 
 def _reattach_graph(source: GraphProto, graph: GraphProto, *, main: bool) -> None:
-    # The converter's own value_info calls its new tensors scalars.
-    cleared = [
-        "name",
-        "doc_string",
-        "metadata_props",
-        "quantization_annotation",
-        "sparse_initializer",
-        "value_info",
-    ]
-    left_out = ["node", "initializer"]
-    # Those of a body may be tensors that the converter renamed.
-    (cleared if main else left_out).extend(("input", "output"))
-    for name in cleared:
-        graph.ClearField(name)
-    copy_fields(source, graph, tuple(left_out))
+    # Inputs and outputs of a body may be tensors that the converter renamed. Its own value_info, which goes, calls its
+    # new tensors scalars.
+    renamed = () if main else ("input", "output")
+    _reattach_fields(source, graph, "node", "initializer", *renamed)
     # The converter rewrites initializers field by field; those that it made itself stay.
     originals = {tensor.name: tensor for tensor in source.initializer}
     for tensor in graph.initializer:

@@ -131,12 +131,7 @@ def read_constant_type(attr: AttributeProto) -> tuple[int, Dims]:
         return attr.t.data_type, tuple(attr.t.dims)
     if attr.name == "sparse_value":
         return attr.sparse_tensor.values.data_type, tuple(attr.sparse_tensor.dims)
-    length = {
-        AttributeProto.FLOATS: len(attr.floats),
-        AttributeProto.INTS: len(attr.ints),
-        AttributeProto.STRINGS: len(attr.strings),
-    }
-    return _CONSTANT_DTYPES[attr.name], (length[attr.type],) if attr.type in length else ()
+    return _CONSTANT_DTYPES[attr.name], np.shape(onnx.helper.get_attribute_value(attr))
 
 
 def read_declared_type(value: ValueInfoProto) -> tuple[int, Dims | None]:

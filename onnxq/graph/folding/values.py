@@ -232,40 +232,31 @@ def evaluate_nodes(
     nodes: in topological order, reading `constants` and each other. like: gives opsets and IR version. Raises
     MissingDependencyError without onnxruntime.
     """
-    values = _run_part(_make_part(like, nodes, constants, wanted)) if wanted else {}
-    if values is None:
-        # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
-        alone = (
-            [_run_part(_make_part(like, nodes, constants, [name])) for name in wanted]
-            if len(wanted) > 1
-            else []
-        )
-        values = {end: value for part in alone if part for end, value in part.items()}
-    return {end[: -len(_END)]: value for end, value in values.items()}
+    values = _run_part(like, nodes, constants, wanted) if wanted else {}
+    if values is not None or len(wanted) == 1:
+        return values or {}
+    # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
+    alone = (_run_part(like, nodes, constants, [name]) for name in wanted)
+    return {name: value for part in alone if part for name, value in part.items()}
 
 
 # graphsurgeon computes only what nothing foldable reads: every wanted tensor gets an Identity of this name behind it.
 _END = " "
 
 
-def _make_part(
+def _run_part(
     like: ModelProto,
     nodes: Sequence[NodeProto],
     constants: Mapping[str, TensorProto],
     wanted: Sequence[str],
-) -> ModelProto:
-    """A model of the nodes and constants that `wanted` needs."""
+) -> ArrayDict | None:
+    """The values of `wanted`, computed from the nodes and constants that it needs; None where ONNX Runtime cannot."""
     ends = [
         helper.make_node("Identity", [name], [name + _END], name=name + _END) for name in wanted
     ]
     outputs = [ValueInfoProto(name=name + _END) for name in wanted]
     model = assemble_model(like, [*nodes, *ends], (), outputs, constants)
     remove_unneeded(model.graph)
-    return model
-
-
-def _run_part(model: ModelProto) -> ArrayDict | None:
-    """The model's outputs by name, None when ONNX Runtime cannot compute them."""
     graph = gs.import_onnx(model)
     try:
         # Folded as it is: without error_ok=False graphsurgeon would print the fault and go on.
@@ -283,6 +274,5 @@ def _run_part(model: ModelProto) -> ArrayDict | None:
         ) from error
     except Exception:  # whatever ONNX Runtime makes of a model it cannot run
         return None
-    return {
-        tensor.name: tensor.values for tensor in graph.outputs if isinstance(tensor, gs.Constant)
-    }
+    values = {end.name: end.values for end in graph.outputs if isinstance(end, gs.Constant)}
+    return {name: values[name + _END] for name in wanted if name + _END in values}

@@ -433,7 +433,7 @@ class _TypeWriter:
         """Outputs in the types of the interface; those of bodies in float32."""
         for value in graph.output:
             tensor = self.index.resolve_tensor(value.name, scope)
-            dtype = FLOAT if scope else self.types.interface.get(value.name, FLOAT)
+            dtype = self.types.of_border(TensorId(value.name, scope))
             if tensor is None or tensor not in self.dtypes:
                 continue
             # Outputs of a body are known by their place, so that their names may change; a model's
