@@ -9,7 +9,7 @@ qonnx     x -> Quant (domain qonnx.custom_op.general), weights in float
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,9 @@ def rewrite_pairs(
     newest = (_NARROW.get(pair.bits, 0) for pair in before.values() if form == "native")
     upgraded = ensure_opset(proto, max([_OPSET, *newest]))
     index = GraphIndex(upgraded)
-    editor = Editor(upgraded)
-    writer = _FormWriter(index, editor, form)
+    editor: Editor[Any] = Editor(upgraded)
+    pair_writer = PairWriter(editor, index, frozenset(), frozenset(), {})
+    writer = _FormWriter(index, form, editor, pair_writer)
     stay = list[str]()
     for chain in find_chains(index):
         pair = before.get(chain.last.name)
@@ -77,14 +78,14 @@ def rewrite_pairs(
     return model, tuple(after.get(name, pair) for name, pair in before.items()), warnings
 
 
+@dataclass(frozen=True)
 class _FormWriter:
     """Rewrites pairs one after the other."""
 
-    def __init__(self, index: GraphIndex, editor: Editor[Any], form: str) -> None:
-        self.index = index
-        self.form = form
-        self.editor = editor
-        self.pairs = PairWriter(editor, index, frozenset(), frozenset(), {})
+    index: GraphIndex
+    form: str
+    editor: Editor[Any]
+    pairs: PairWriter
 
     def rewrite_pair(self, chain: Chain, pair: PairInfo) -> str:
         """Write one pair in the form; returns why it stays as it is, "" for one that is written, or is so already."""

@@ -264,10 +264,12 @@ def make_synthetic(
             value.name: tuple(_choose_size(value, axis, sizes, other) for axis in range(value.rank))
             for value in inputs
         }
-        drawer = _SampleDrawer(inputs, shapes, seed, rows, lengths)
-        source = SampleSource(
-            samples, drawer.draw_sample, lambda i: f"synthetic sample {i}", drawer.notes
-        )
+        drawer = _SampleDrawer(inputs, shapes, seed, rows, lengths, decoder)
+        listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        notes: Lines = (f"seed {seed}", listed_shapes)
+        if decoder is not None:
+            notes += ("a decoder writes text itself where its data is `self-generated`",)
+        source = SampleSource(samples, drawer.draw_sample, lambda i: f"synthetic sample {i}", notes)
         return Dataset(
             source, inputs, range(samples), title="SYNTHETIC random inputs", synthetic=True
         )
@@ -410,59 +412,49 @@ def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
     return 32 if rank == 2 and kind == "int" else _OTHER_SIZE
 
 
+@dataclass(frozen=True)
 class _SampleDrawer:
-    """Draws random samples. Sample i depends on the seed and i only, so that choosing others does not change it."""
+    """Draws random samples. Sample i depends on the seed and i only, so that choosing others does not change it.
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        shapes: InputShapes,
-        seed: int,
-        rows: Mapping[str, int],
-        lengths: bool,
-    ) -> None:
-        self._rows = rows
-        self._lengths = lengths
-        self._inputs = tuple(inputs)
-        self._shapes = shapes
-        self._seed = seed
-        listed_shapes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        self._decoder = find_decoder(inputs)
-        # Symbols of all axes, and the size of those that are as long as the caches.
-        self._axes = {v.name: [name_axis(v, axis) for axis in range(v.rank)] for v in inputs}
-        sizes = {
-            key: size
-            for name, shape in shapes.items()
-            for key, size in zip(self._axes[name], shape, strict=True)
-        }
-        past = () if self._decoder is None else self._decoder.past
-        self._past = next((size for key, size in sizes.items() if key in past), 0)
-        self.notes: Lines = (f"seed {seed}", listed_shapes)
-        if self._decoder is not None:
-            self.notes += ("a decoder writes text itself where its data is `self-generated`",)
+    decoder: the parts of the inputs; None for other models. The rest as of `make_synthetic`.
+    """
+
+    inputs: Inputs
+    shapes: InputShapes
+    seed: int
+    rows: Mapping[str, int]
+    lengths: bool
+    decoder: DecoderInputs | None
 
     def draw_sample(self, i: int) -> Feeds:
         """The inputs of sample i."""
         # A generator per sample: the order of reading does not matter.
-        rng = np.random.default_rng((self._seed, i))
-        feeds = {value.name: self._draw_values(rng, value) for value in self._inputs}
+        rng = np.random.default_rng((self.seed, i))
+        feeds = {value.name: self._draw_values(rng, value) for value in self.inputs}
         return (
             feeds
-            if self._decoder is None
-            else self._join_parts(feeds, self._decoder, cached=i % 2 == 0)
+            if self.decoder is None
+            else self._join_parts(feeds, self.decoder, cached=i % 2 == 0)
         )
 
     def _join_parts(self, feeds: Feeds, decoder: DecoderInputs, *, cached: bool) -> Feeds:
         """A decoder's inputs made one sample: positions behind the caches, which a prompt has none of."""
         prompt = bool(decoder.switches) and not cached
-        for name, value in feeds.items():
-            if name in decoder.switches:
-                feeds[name] = np.full_like(value, cached)
-            for axis, key in enumerate(self._axes[name]) if prompt else ():
-                if key in decoder.past | decoder.whole:
-                    length = 0 if key in decoder.past else value.shape[axis] - self._past
-                    feeds[name] = np.take(value, range(length), axis)
-        start = 0 if prompt else self._past
+        # Symbol, size and place of every axis.
+        axes = [
+            (name_axis(value, axis), size, value.name, axis)
+            for value in self.inputs
+            for axis, size in enumerate(self.shapes[value.name])
+        ]
+        past = next((size for key, size, *_ in axes if key in decoder.past), 0)
+        drawn = dict(feeds)
+        for key, size, name, axis in axes if prompt else ():
+            if key in decoder.past | decoder.whole:
+                length = 0 if key in decoder.past else size - past
+                feeds[name] = np.take(drawn[name], range(length), axis)
+        for name in decoder.switches:
+            feeds[name] = np.full_like(drawn[name], cached)
+        start = 0 if prompt else past
         for name in decoder.positions:
             shape = feeds[name].shape
             feeds[name] = np.broadcast_to(
@@ -471,18 +463,18 @@ class _SampleDrawer:
         return feeds
 
     def _draw_values(self, rng: np.random.Generator, value: ValueInfo) -> Array:
-        shape = self._shapes[value.name]
+        shape = self.shapes[value.name]
         want = find_input_dtype(value) or np.dtype(np.float32)
         # Keras stores even the indices of a table as floats.
-        if classify_dtype(want) == "float" and value.name not in self._rows:
+        if classify_dtype(want) == "float" and value.name not in self.rows:
             return np.asarray(rng.standard_normal(shape)).astype(want)
         # A random mask would hide a part of the sample.
         if classify_dtype(want) == "int" and "mask" in value.name.lower():
             return np.ones(shape, want)
         # A random length would do so, too.
-        length = get_length(value, self._inputs, self._shapes) if self._lengths else 0
+        length = get_length(value, self.inputs, self.shapes) if self.lengths else 0
         if length:
             return np.full(shape, length, want)
         # Eight bits of fewer axes than a picture has may be flags.
         count = 256 if want == np.uint8 and len(shape) > 2 else 2
-        return np.asarray(rng.integers(0, self._rows.get(value.name, count), shape)).astype(want)
+        return np.asarray(rng.integers(0, self.rows.get(value.name, count), shape)).astype(want)

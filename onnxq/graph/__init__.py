@@ -23,7 +23,6 @@ from onnxq.graph.convert import (
     inline_functions,
     limit_opset,
     store_densely,
-    upgrade_opset,
 )
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.fold import fold_constants
@@ -122,7 +121,6 @@ __all__ = [
     "save_model",
     "store_densely",
     "strip_weights",
-    "upgrade_opset",
     "verify_graph",
     "walk_all_nodes",
     "walk_from",

@@ -82,34 +82,28 @@ _BATCHED_SCAN = 8
 
 @keep_weights
 def ensure_opset(proto: ModelProto, minimum: int) -> ModelProto:
-    """The model itself when it is as new as `minimum`, else upgraded; raises as `upgrade_opset` does."""
-    return proto if find_opset(proto) >= minimum else upgrade_opset(proto, minimum)
-
-
-@keep_weights
-def limit_opset(proto: ModelProto, newest: int) -> ModelProto:
-    """The model itself when it is no newer than opset `newest`, else lowered; raises as `upgrade_opset` does."""
-    return proto if find_opset(proto) <= newest else _convert_opset(name_nodes(proto), newest)
-
-
-@keep_weights
-def upgrade_opset(proto: ModelProto, minimum: int) -> ModelProto:
-    """A copy at opset `minimum`, or at its own when that is as new. Nodes are named first if they are not.
+    """The model itself when it is as new as `minimum`, else a copy at that opset, whose nodes all have names.
 
     Names, metadata, weights, functions and the types of inputs and outputs stay. A model of other domains alone
     imports this opset beside them. Raises ModelError naming the operator that cannot be converted. The numbers are not
     compared here.
     """
-    named = name_nodes(proto)
-    opset = find_opset(named)
+    opset = find_opset(proto)
     if opset:
-        return named if opset >= minimum else _convert_opset(named, minimum)
-    result = deepcopy(named)
-    result.opset_import.append(helper.make_opsetid("", minimum))
-    return result
+        return proto if opset >= minimum else _convert_opset(proto, minimum)
+    named = name_nodes(proto)
+    named.opset_import.append(helper.make_opsetid("", minimum))
+    return named
 
 
-def _convert_opset(named: ModelProto, version: int) -> ModelProto:
+@keep_weights
+def limit_opset(proto: ModelProto, newest: int) -> ModelProto:
+    """The model itself when it is no newer than opset `newest`, else lowered; raises as `ensure_opset` does."""
+    return proto if find_opset(proto) <= newest else _convert_opset(proto, newest)
+
+
+def _convert_opset(proto: ModelProto, version: int) -> ModelProto:
+    named = name_nodes(proto)
     _check_scans(named)
     # The converter serializes the model, which protobuf refuses beyond 2 GB.
     light, omitted = omit_weights(named)

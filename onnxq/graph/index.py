@@ -241,15 +241,11 @@ class GraphIndex(Graph):
 
     def locate_constant(self, t: MaybeTensor) -> Array | StoredArray | None:
         """As `constant`, but of a value that lies in a file where that is: nothing of it is read."""
-        source = self._constant_source(t)
-        stored = None if source is None else source[1]
+        _, stored = self._constant_source(t) or (None, None)
         if self._weights is None or not isinstance(stored, TensorProto) or not is_stub(stored):
             return self.find_constant(t)
-        return (
-            self._weights.locate(stored)
-            if stored.data_type in SAME_LAYOUT
-            else self.find_constant(t)
-        )
+        plain = stored.data_type in SAME_LAYOUT
+        return self._weights.locate(stored) if plain else self.find_constant(t)
 
     def find_shape(self, t: MaybeTensor) -> Dims | None:
         """The declared or inferred shape: ints, symbolic names, None for an unknown dim; None when nothing is known."""
@@ -317,8 +313,9 @@ class GraphIndex(Graph):
             )
             literal = find_constant_attribute(node) if constant else None
             if literal is not None:
-                self._literals[TensorId(node.output[0], scope)] = literal
-                self._types[TensorId(node.output[0], scope)] = read_constant_type(literal)
+                key = TensorId(node.output[0], scope)
+                self._literals[key] = literal
+                self._types[key] = read_constant_type(literal)
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.name in names:
                 self._learn_type(TensorId(value.name, scope), *read_declared_type(value))

@@ -9,6 +9,7 @@ Codes, scales and zero points stay in the tensors that hold them, and a node kee
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,13 @@ _FREE_OF_ATTRIBUTES = ("Add", "MatMul", "Mul", "Sigmoid", "Where")
 _MOVES = MOVING_OPS | {"Concat", "Pad"}
 
 
+@dataclass(eq=False)
 class NodeWriter:
     """Writes nodes of one scope, and their constants, under names that begin with a prefix."""
 
-    def __init__(self, editor: Editor[Any], scope: str, prefix: str) -> None:
-        self.editor = editor
-        self.scope = scope
-        self.prefix = prefix
+    editor: Editor[Any]
+    scope: str
+    prefix: str
 
     def add(
         self, op: str, inputs: list[str], output: str = "", *, name: str = "", **attrs: Any

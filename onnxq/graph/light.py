@@ -61,6 +61,7 @@ SAME_LAYOUT = frozenset(
 LARGE_BYTES = 1 << 30
 
 
+@dataclass(eq=False, repr=False)
 class WeightStore:
     """The arrays behind the stubs of one model.
 
@@ -68,10 +69,9 @@ class WeightStore:
     spool: takes the arrays of a model too large for memory; None where they stay in it.
     """
 
-    def __init__(self, observed: dict[Any, Any] | None = None, spool: Spool | None = None) -> None:
-        self._arrays: dict[str, Array | StoredArray] = {}
-        self.observed: dict[Any, Any] = {} if observed is None else observed
-        self.spool = spool
+    observed: dict[Any, Any] = field(default_factory=dict)
+    spool: Spool | None = None
+    _arrays: dict[str, Array | StoredArray] = field(default_factory=dict)
 
     def put(self, tensor: TensorProto, array: Array | StoredArray) -> bool:
         """Make `tensor`, which has a type and dims but no values, a stub of `array`; False where it is too small.
@@ -135,12 +135,11 @@ class WeightStore:
 
     def copy_for(self, proto: ModelProto) -> WeightStore:
         """A store of its own with the arrays that the stubs of `proto` stand for."""
-        copy = WeightStore(self.observed, self.spool)
         # Only the main graph has stubs: bodies hold small tensors.
         keys = (_key(tensor) for tensor in proto.graph.initializer if is_stub(tensor))
         # An array that no stub refers to any more is let go of here.
-        copy._arrays = {key: self._arrays[key] for key in keys}
-        return copy
+        arrays = {key: self._arrays[key] for key in keys}
+        return WeightStore(self.observed, self.spool, arrays)
 
 
 def _unpack(stub: TensorProto, packed: NDArray[np.uint8]) -> Array:

@@ -376,16 +376,14 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
     nodes = {
         node.op_type: node for graph in graphs for node in graph.node if node.domain in OWN_DOMAINS
     }
-    lacking = (
-        [op_type for op_type in nodes if not _find_version(op_type, declared)] if declared else []
-    )
     newer = range(declared + 1, defs.onnx_opset_version() + 1)
     # 0 for an operator that onnx does not know at all: the checker tells of it.
     late = {
         op_type: next((version for version in newer if _find_version(op_type, version)), 0)
-        for op_type in lacking
+        for op_type in nodes
+        if not _find_version(op_type, declared)
     }
-    if not late or not all(late.values()):
+    if not declared or not late or not all(late.values()):
         return ()
     newest = max(late, key=lambda op_type: late[op_type])
     node = nodes[newest]

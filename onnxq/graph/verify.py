@@ -15,7 +15,8 @@ from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import ModelLike, bare_proto
 from onnxq.graph.load import check_structure
-from onnxq.numerics.rounding import compute_block_shape
+from onnxq.numerics.rounding import shape_scales
+from onnxq.spec import make_granularity
 
 # ORT has its own forms of them for types the model's opset does not know.
 _DOMAINS = ("", "com.microsoft")
@@ -168,15 +169,12 @@ def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: Shape) -> str:
     block = node.read_int("block_size", 0)
     if not -len(dims) <= axis < len(dims):
         return f"has axis {axis}, its tensor rank {len(dims)}"
-    axis %= len(dims)
-    if not block:
-        wrong = len(scale) != 1 or (isinstance(dims[axis], int) and dims[axis] != scale[0])
-        return (
-            f"has {list(scale)} scales, axis {axis} of its tensor has {dims[axis]} entries"
-            if wrong
-            else ""
-        )
-    wanted = list(compute_block_shape(dims, axis, block))
+    wanted = list(shape_scales(dims, make_granularity(axis, block)))
     sizes = zip(wanted, scale, strict=False)
-    wrong = len(scale) != len(dims) or any(isinstance(w, int) and w != s for w, s in sizes)
-    return f"has scales of shape {list(scale)}, its blocks need {wanted}" if wrong else ""
+    if len(scale) == len(wanted) and all(w == s for w, s in sizes if isinstance(w, int)):
+        return ""
+    if block:
+        return f"has scales of shape {list(scale)}, its blocks need {wanted}"
+    return (
+        f"has {list(scale)} scales, axis {axis % len(dims)} of its tensor has {wanted[0]} entries"
+    )

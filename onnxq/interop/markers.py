@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from onnx import ModelProto, helper
@@ -74,7 +74,7 @@ def strip_markers(
         raise ModelError(name or "the model", f"has no {DOMAIN} markers", fix, code="Q118")
     check_quantizers(markers, index, None if quantizers is None else tuple(quantizers))
     flow = find_flow(markers, index)
-    stripped, sites = _Stripper(proto, index, markers, flow, engine).strip_markers()
+    stripped, sites = _Stripper(Editor(proto), index, markers, flow, engine).strip_markers()
     # Without markers more can be folded; a fold that takes a site away is not taken.
     folded = fold_constants(stripped)
     is_foldable = _keeps_sites(sites, folded)
@@ -99,29 +99,21 @@ def strip_markers(
     return Marked(final, plan, quantized)
 
 
+@dataclass(eq=False)
 class _Stripper:
     """Takes the markers out of one model."""
 
-    def __init__(
-        self,
-        proto: ModelProto,
-        index: GraphIndex,
-        markers: tuple[Marker, ...],
-        flow: Flow,
-        engine: Target,
-    ) -> None:
-        self.editor = Editor(proto)
-        self.index = index
-        self.order = {node.name: k for k, node in enumerate(index.nodes)}
-        self.markers = markers
-        self.flow = flow
-        self.engine = engine
-        # Base of a group -> the tensor under its lasting name.
-        self.names: dict[TensorId, TensorId] = {}
-        # (base, order of axes) -> the tensor that holds the weight in that order.
-        self.turned: dict[tuple[TensorId, Perm], TensorId] = {}
-        # Marker -> the Identity in its place.
-        self.stand_ins: dict[str, str] = {}
+    editor: Editor[ModelProto]
+    index: GraphIndex
+    markers: tuple[Marker, ...]
+    flow: Flow
+    engine: Target
+    # Base of a group -> the tensor under its lasting name.
+    names: dict[TensorId, TensorId] = field(default_factory=dict)
+    # (base, order of axes) -> the tensor that holds the weight in that order.
+    turned: dict[tuple[TensorId, Perm], TensorId] = field(default_factory=dict)
+    # Marker -> the Identity in its place.
+    stand_ins: dict[str, str] = field(default_factory=dict)
 
     def strip_markers(self) -> tuple[ModelProto, SitePlans]:
         """The float model, and the site of every group in it."""
@@ -205,7 +197,8 @@ class _Stripper:
     def _place_group(self, group: MarkerGroup, taken: set[Site]) -> SitePlan:
         tensor = self.turned.get((group.base, group.perm), self.names.get(group.base, group.base))
         edges = sorted(
-            dict.fromkeys(group.edges), key=lambda edge: (self.order[edge.node], edge.index)
+            dict.fromkeys(group.edges),
+            key=lambda edge: (self.index.find_node(edge.node).order, edge.index),
         )
         readers = tuple(
             replace(edge, node=self.stand_ins.get(edge.node, edge.node)) for edge in edges

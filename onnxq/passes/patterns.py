@@ -16,7 +16,7 @@ from onnxq.arrays import Array, Array64, Arrays, as_float32, as_int64
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.graph import Editor, GraphIndex, ModelLike, NodeRef, find_opset, get_index, infer_shapes
 from onnxq.graph.base import MOVING_OPS, Attrs
-from onnxq.graph.convert import upgrade_opset
+from onnxq.graph.convert import ensure_opset
 from onnxq.graph.scopes import drop_absent_inputs, walk_from, walk_nodes
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.journal import PassReport
@@ -356,7 +356,7 @@ def _raise_opset(proto: ModelLike, matches: list[Replacement]) -> tuple[ModelLik
     }
     for version in sorted(needed, reverse=True):
         try:
-            return infer_shapes(upgrade_opset(proto, version)), failure
+            return infer_shapes(ensure_opset(proto, version)), failure
         except OnnxqError as error:
             # The first is that of the newest version, which would have served all matches.
             failure = failure or error.cause

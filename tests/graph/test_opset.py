@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph import find_opset, limit_opset, name_nodes, upgrade_opset, verify_graph
+from onnxq.graph import ensure_opset, find_opset, limit_opset, name_nodes, verify_graph
 from onnxq.graph.values import encode_tensor
 from tests.graph.kit import all_nodes, assert_same, compute, copy, model, models
 
@@ -37,7 +37,7 @@ FEEDS = {"x": np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(F)}
 @pytest.mark.parametrize("opset", [7, 9])
 @pytest.mark.parametrize("target", [11, 13, 17, 18, 20, 21])
 def test_old_models_compute_the_same_at_any_opset(opset: int, target: int) -> None:
-    result = upgrade_opset(old(opset), target)
+    result = ensure_opset(old(opset), target)
     assert find_opset(result) == target
     verify_graph(result)
     assert {node.name for node in old(opset).graph.node} <= {node.name for node in result.graph.node}
@@ -48,7 +48,7 @@ def test_old_models_compute_the_same_at_any_opset(opset: int, target: int) -> No
 @given(models(named=False), st.sampled_from([18, 20, 21]))
 def test_random_models_with_bodies_keep_their_numbers(proto: ModelProto, target: int) -> None:
     named = name_nodes(proto)
-    result = upgrade_opset(named, target)
+    result = ensure_opset(named, target)
     assert find_opset(result) == target
     assert [node.name for node in all_nodes(result)] == [node.name for node in all_nodes(named)]
     assert_same(named, result)
@@ -56,8 +56,8 @@ def test_random_models_with_bodies_keep_their_numbers(proto: ModelProto, target:
 
 def test_a_new_enough_model_is_left_alone() -> None:
     proto = name_nodes(old(9))
-    assert upgrade_opset(proto, 9) == proto
-    assert upgrade_opset(proto, 7) == proto
+    assert ensure_opset(proto, 9) == proto
+    assert ensure_opset(proto, 7) == proto
 
 
 def test_everything_the_converter_drops_is_put_back() -> None:
@@ -70,7 +70,7 @@ def test_everything_the_converter_drops_is_put_back() -> None:
     proto.graph.node[0].doc_string = proto.graph.doc_string = proto.doc_string = "about"
     proto.producer_name, proto.model_version = "maker", 3
     proto.graph.quantization_annotation.add(tensor_name="a")
-    result = upgrade_opset(proto, 19)
+    result = ensure_opset(proto, 19)
     expected = copy(proto)
     expected.opset_import[0].version = 19
     expected.ir_version = 9
@@ -87,7 +87,7 @@ def test_functions_are_kept_and_still_called() -> None:
         """g (float[4] x) => (float[4] y) { [f] y = loc.F(x) }
         <domain: "loc", opset_import: ["": 17]> F (a) => (b) { t = Relu(a) b = Neg(t) }"""
     )
-    result = upgrade_opset(proto, 18)
+    result = ensure_opset(proto, 18)
     assert len(result.functions) == 1
     np.testing.assert_array_equal(compute(result)[0], compute(name_nodes(proto))[0])
 
@@ -96,7 +96,7 @@ def test_a_node_that_becomes_another_operator_keeps_its_name() -> None:
     text = 'g (float[1,1,4,4] x) => (float[1,1,8,8] y) { [up] y = Upsample<mode = "nearest">(x, s) }'
     proto = model(text, opset=9, ir=4, s=np.array([1, 1, 2, 2], F))
     proto.graph.node[0].metadata_props.add(key="k", value="v")
-    result = upgrade_opset(proto, 13)
+    result = ensure_opset(proto, 13)
     verify_graph(result)
     node = next(node for node in result.graph.node if node.name == "up")
     assert node.op_type == "Resize"
@@ -116,7 +116,7 @@ def test_what_the_converter_adds_is_named_after_the_node_it_serves() -> None:
                            [r] b = Squeeze<axes = [1]>(a) }>
         [z] _v_5 = Transpose(y) }"""
     proto = model(text, opset=11)
-    result = upgrade_opset(proto, 13)
+    result = ensure_opset(proto, 13)
     verify_graph(result)
     added = {node.output[0] for node in all_nodes(result) if node.op_type == "Constant"}
     assert added == {f"{name}/Constant" for name in "pqnmor"}
@@ -127,7 +127,7 @@ def test_what_the_converter_adds_is_named_after_the_node_it_serves() -> None:
 
 def test_softmax_over_several_axes_keeps_its_meaning() -> None:
     proto = model("g (float[N,C,L] x) => (float[A,B,D] y) { [r] a = Relu(x) [s] y = Softmax(a) }", opset=11)
-    result = upgrade_opset(proto, 13)
+    result = ensure_opset(proto, 13)
     verify_graph(result)
     feeds = {"x": np.random.default_rng(0).standard_normal((2, 3, 4)).astype(F)}
     np.testing.assert_allclose(compute(result, feeds)[0], compute(proto, feeds)[0], rtol=1e-6)
@@ -138,7 +138,7 @@ def test_an_operator_without_a_successor_is_named() -> None:
     proto.graph.node[0].op_type = "Scatter"
     proto.graph.node[0].input.extend(["x", "x"])
     with pytest.raises(ModelError, match=r"Scatter.*\[Q109\]"):
-        upgrade_opset(proto, 13)
+        ensure_opset(proto, 13)
 
 
 def test_a_failing_converter_is_named_with_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_failing_converter_is_named_with_its_nodes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(onnx.version_converter, "convert_version", refuse)
     proto = model("g (float[4] x) => (float[4] y) { [r] y = Relu(x) }", opset=11)
     with pytest.raises(ModelError, match=r"opset 11 to 13: .*conversion of Relu \(such nodes: r\)"):
-        upgrade_opset(proto, 13)
+        ensure_opset(proto, 13)
 
 
 # Their defaults became others, which agree where a map is doubled without interpolation.
@@ -167,7 +167,7 @@ def test_maps_grow_as_the_old_operators_let_them(opset: int, node: str, mode: st
     proto = name_nodes(model(text, opset=opset, ir=4, **scales))
     feeds = {"x": np.random.default_rng(0).standard_normal((1, 2, 4, 5)).astype(F)}
     for newer in (11, 21):
-        before, after = (compute(one, feeds)[0] for one in (proto, upgrade_opset(proto, newer)))
+        before, after = (compute(one, feeds)[0] for one in (proto, ensure_opset(proto, newer)))
         np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
 
 
@@ -204,5 +204,5 @@ def test_a_scan_of_opset_8_is_refused_since_the_converter_forgets_its_batch() ->
         opset=8, ir=3,
     )  # fmt: skip
     with pytest.raises(ModelError, match="has batches") as caught:
-        upgrade_opset(name_nodes(proto), 13)
+        ensure_opset(name_nodes(proto), 13)
     assert caught.value.fix == "export the model at opset 9 or newer"

@@ -173,23 +173,21 @@ def _resolve_all(wiring: Wiring, tensors: Iterable[Any], scope: str) -> list[Ten
 
 def find_nodes_between(wiring: Wiring, target: TensorId, source: TensorId) -> set[str]:
     """The nodes that compute `target` (subgraphs included), without those that only come before `source`."""
-    names: set[str] = set()
-    waiting = [wiring.tensors[target]]
-    # By id: graphsurgeon's tensors have no hash. The source counts as seen, so the walk ends there.
-    visited = {id(wiring.tensors[source])}
-    while waiting:
-        tensor = waiting.pop()
-        if id(tensor) in visited:
-            continue
-        visited.add(id(tensor))
-        stack = [wiring.nodes[node.name] for node in tensor.inputs]
-        while stack:
-            record = stack.pop()
-            names.add(record.node.name)
-            waiting.extend(record.node.inputs)
-            for subgraph in record.subgraphs.values():
-                stack.extend(inner for inner in wiring.nodes.values() if inner.scope == subgraph)
-    return names
+    end = wiring.tensors[source]
+
+    def list_makers(tensors: Iterable[Any]) -> list[str]:
+        return [node.name for tensor in tensors if tensor is not end for node in tensor.inputs]
+
+    def list_needed(name: str) -> list[str]:
+        record = wiring.nodes[name]
+        bodies = record.subgraphs.values()
+        # Nearly all nodes have none, and looking at all nodes of the model for each takes time.
+        inner = (
+            [key for key, other in wiring.nodes.items() if other.scope in bodies] if bodies else []
+        )
+        return inner + list_makers(record.node.inputs)
+
+    return walk_from(list_makers([wiring.tensors[target]]), list_needed)
 
 
 Anchors = Mapping[str, list[str]]

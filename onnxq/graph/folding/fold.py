@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
 from onnxq.arrays import Array
 from onnxq.graph.base import RANDOM_OPS, NodeRef
@@ -170,8 +170,7 @@ class _Folding:
             if all(t is not None and self._is_fixed(t, nodes) for t in read):
                 size = sum(
                     self.bytes[t] if t in self.bytes else self._inferred_bytes(t)
-                    for t in read
-                    if t is not None
+                    for t in self.index.list_reads(node)
                 )
                 self.bytes.update(dict.fromkeys(outputs, size))
                 if not any(self._too_large(t, self._inferred_bytes(t)) for t in outputs):
@@ -190,22 +189,16 @@ class _Folding:
 
     def _is_literal(self, t: TensorId) -> bool:
         """A Constant node's output, or a tensor whose value follows from static dims: known without computing."""
-        maker = self.index.find_producer(t)
-        if maker is None or t in self.shapes:
-            return t in self.shapes
-        attribute = (
-            find_constant_attribute(self.protos[maker.name])
-            if maker.op_type == "Constant"
-            else None
-        )
-        return not maker.domain and attribute is not None and attribute.name != "sparse_value"
+        attribute = self._find_attribute(t)
+        return t in self.shapes or (attribute is not None and attribute.name != "sparse_value")
+
+    def _find_attribute(self, t: TensorId) -> AttributeProto | None:
+        """The attribute that a Constant node has the tensor in."""
+        maker = self.index.find_onnx_producer(t, "Constant")
+        return None if maker is None else find_constant_attribute(self.protos[maker.name])
 
     def _read_literal(self, t: TensorId) -> TensorProto:
-        attribute = (
-            None
-            if t in self.shapes
-            else find_constant_attribute(self.protos[self._find_maker(t).name])
-        )
+        attribute = None if t in self.shapes else self._find_attribute(t)
         if attribute is not None and attribute.name == "value":
             tensor = deepcopy(attribute.t)
             tensor.name = t.name
