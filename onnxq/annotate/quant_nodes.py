@@ -23,11 +23,11 @@ from onnx import ModelProto
 from onnxq.arrays import Array, Interval, are_finite, as_float32
 from onnxq.errors import ModelError
 from onnxq.graph import Editor, GraphIndex, ensure_opset, infer_shapes, inline_functions, name_nodes
-from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE, Attrs, NodeRef
 from onnxq.graph.scopes import replace_items, walk_all_nodes
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.sites import Caution, Cautions
-from onnxq.spec import PerChannel, PerTensor, QuantSpec
+from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
 from onnxq.wording import join_names
 
 DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
@@ -220,12 +220,12 @@ def _list_levels(bits: float, signed: bool, narrow: bool) -> Interval:
 def _find_spec(index: GraphIndex, quantizer: _Quantizer) -> QuantSpec | None:
     """The spec of a pair with the levels of a quantizer's grid; None where no pair has them."""
     grid = quantizer.grid
-    shape = index.input_shape(quantizer.node, 0)
     if (grid.zero % 1).any() or not np.isfinite(grid.high) or grid.low % 1 or grid.high % 1:
         return None
     # One zero point may serve several scales, and no other way round.
-    axis = _find_axis(grid.scale, None if shape is None else len(shape))
-    if axis is False or np.size(grid.zero) not in (1, np.size(grid.scale)):
+    rank = index.find_rank(index.find_input(quantizer.node, 0))
+    grain = _find_granularity(grid.scale, rank)
+    if grain is None or grid.zero.size not in (1, grid.scale.size):
         return None
     signed = grid.low < 0
     # The narrowest type that holds both ends, and the zero point.
@@ -236,7 +236,7 @@ def _find_spec(index: GraphIndex, quantizer: _Quantizer) -> QuantSpec | None:
             signed=signed,
             symmetric=False,
             narrow_range=signed and grid.low == -grid.high,
-            granularity=PerTensor() if axis is None else PerChannel(int(axis)),
+            granularity=grain,
         )
         if spec.qmin <= min(ends) and max(ends) <= spec.qmax:
             constant = index.has_constant(quantizer.node, 0)
@@ -246,15 +246,15 @@ def _find_spec(index: GraphIndex, quantizer: _Quantizer) -> QuantSpec | None:
     return None
 
 
-def _find_axis(scale: Array, rank: int | None) -> int | bool | None:
-    """The axis of the tensor that scales lie along; None for one scale, False for scales along several."""
+def _find_granularity(scale: Array, rank: int | None) -> Granularity | None:
+    """The granularity of scales; None where they lie along several axes of the tensor."""
     if scale.size == 1:
-        return None
+        return PerTensor()
     wide = [k for k, d in enumerate(scale.shape) if d != 1]
     if rank is None or len(wide) != 1 or scale.ndim > rank:
-        return False
+        return None
     # Scales broadcast from the last axis, as in numpy.
-    return wide[0] + rank - scale.ndim
+    return PerChannel(wide[0] + rank - scale.ndim)
 
 
 @dataclass(eq=False)
@@ -288,7 +288,7 @@ class _Writer:
             self._add(node, name, "scale", scale),
             self._add_integers(node, name, "zero_point", zero, spec),
         ]
-        attrs = {} if spec.has_one_scale else {"axis": spec.granularity.axis}  # type: ignore[union-attr]
+        attrs = spec.granularity.attributes
         # Integers in the file, so that nothing rounds them again.
         if value is not None:
             sides = [1] * value.ndim
@@ -310,22 +310,13 @@ class _Writer:
         base: str,
         source: str,
         numbers: list[str],
-        attrs: dict[str, Any],
+        attrs: Attrs,
         spec: QuantSpec,
         grid: _Grid,
     ) -> str:
-        editor = self.editor
-        result = editor.fresh(f"{base}/quantized")
-        name = editor.fresh(f"{base}/{QUANTIZE}")
-        editor.insert_node(
-            node.scope,
-            QUANTIZE,
-            [source, *numbers],
-            [result],
-            name=name,
-            attrs=attrs,
-            before=node.name,
-        )
+        name = self.editor.fresh(f"{base}/{QUANTIZE}")
+        inputs = [source, *numbers]
+        result = self._insert(node, QUANTIZE, inputs, name, f"{base}/quantized", attrs)
         # Saturation of the type does it.
         if (
             (grid.low, grid.high) == (spec.qmin, spec.qmax)
@@ -339,16 +330,8 @@ class _Writer:
         ]
         # On the integers: ONNX Runtime makes no integer kernel of a convolution in front of a float
         # Clip.
-        clipped = editor.fresh(f"{base}/clipped")
-        editor.insert_node(
-            node.scope,
-            "Clip",
-            [result, *bounds],
-            [clipped],
-            name=editor.fresh(f"{base}/Clip"),
-            before=node.name,
-        )
-        return clipped
+        name = self.editor.fresh(f"{base}/Clip")
+        return self._insert(node, "Clip", [result, *bounds], name, f"{base}/clipped")
 
     def _write_steps(self, quantizer: _Quantizer, source: str) -> str:
         """The float operators in front of a quantizer; returns the name of their result."""
@@ -356,15 +339,26 @@ class _Writer:
 
         def write(op_type: str, *inputs: str, **constants: ArrayLike) -> str:
             added = [self._add(node, node.name, part, value) for part, value in constants.items()]
-            return self._insert(node, op_type, [*inputs, *added])
+            name = self.editor.fresh(f"{node.name}/{op_type}")
+            return self._insert(node, op_type, [*inputs, *added], name, f"{name}/result")
 
         return _apply_steps(quantizer.steps, source, write)
 
-    def _insert(self, node: NodeRef, op_type: str, inputs: list[str]) -> str:
-        name = self.editor.fresh(f"{node.name}/{op_type}")
-        result = self.editor.fresh(f"{name}/result")
-        self.editor.insert_node(node.scope, op_type, inputs, [result], name=name, before=node.name)
-        return result
+    def _insert(
+        self,
+        node: NodeRef,
+        op_type: str,
+        inputs: list[str],
+        name: str,
+        result: str,
+        attrs: Attrs | None = None,
+    ) -> str:
+        """A node in front of the quantizer's; returns its result, of about this name."""
+        made = self.editor.fresh(result)
+        self.editor.insert_node(
+            node.scope, op_type, inputs, [made], name=name, attrs=attrs, before=node.name
+        )
+        return made
 
     def _add(self, node: NodeRef, base: str, part: str, value: ArrayLike) -> str:
         return self.editor.add_constant(node.scope, f"{base}/{part}", as_float32(value))

@@ -3,9 +3,8 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from onnx import ModelProto, NodeProto, StringStringEntryProto
+from onnx import ModelProto, NodeProto, helper
 
 from onnxq.annotate.bits import (
     NODE_PREFIX,
@@ -21,7 +20,7 @@ from onnxq.config import matches_any, suggest_names
 from onnxq.emit import BITS_KEY
 from onnxq.errors import CauseAndFix, ConfigError, PlanError
 from onnxq.graph import choose_name, name_nodes
-from onnxq.graph.scopes import map_entries, replace_items, walk_all_nodes
+from onnxq.graph.scopes import map_entries, walk_all_nodes
 from onnxq.plan import Plan, name_part
 from onnxq.sites import Caution, Cautions, JsonObject
 from onnxq.wording import join_names
@@ -98,15 +97,14 @@ def write_named_bits(
             records[name] = {**own, **make_record(pair)}
             if name in nodes:
                 _set_metadata(
-                    nodes[name].metadata_props,
-                    {NODE_PREFIX + k: str(v) for k, v in records[name].items()},
+                    nodes[name], {NODE_PREFIX + k: str(v) for k, v in records[name].items()}
                 )
     for node in list_pair_nodes(model):
         drop_attribute(node)
         if bits_attribute and node.name in records:
             set_attribute(node, int(records[node.name]["bits"]))
     if records:
-        _set_metadata(model.metadata_props, {BITS_KEY: json.dumps(records)})
+        _set_metadata(model, {BITS_KEY: json.dumps(records)})
     return model, pairs
 
 
@@ -121,12 +119,11 @@ def make_record(pair: PairInfo) -> JsonObject:
     }
 
 
-def _set_metadata(entries: Any, values: dict[str, str]) -> None:
-    kept = {key: value for key, value in map_entries(entries).items() if key not in values}
-    replace_items(
-        entries,
-        [StringStringEntryProto(key=key, value=value) for key, value in (kept | values).items()],
-    )
+def _set_metadata(proto: ModelProto | NodeProto, values: dict[str, str]) -> None:
+    before = map_entries(proto.metadata_props)
+    # New values stand behind what stays.
+    stays = {key: value for key, value in before.items() if key not in values}
+    helper.set_metadata_props(proto, stays | values)
 
 
 def _rename_nodes(nodes: dict[str, NodeProto], pairs: PairInfos) -> PairInfos:

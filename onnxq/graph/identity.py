@@ -94,12 +94,12 @@ def hash_graph(model: ModelLike) -> str:
         digest.update(part.SerializeToString(deterministic=True))
     for tensor in graph.initializer:
         digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)}".encode())
-        if tensor.data_type not in FLOAT_TENSORS or np.prod(tensor.dims, dtype=np.int64) <= _SIZES:
-            digest.update(
-                decode_tensor(tensor, store).tobytes()
-                if tensor.data_type != TensorProto.STRING
-                else b""
-            )
+        # Texts are told apart by their names alone, and floats but for a few are weights.
+        weights = (
+            tensor.data_type in FLOAT_TENSORS and np.prod(tensor.dims, dtype=np.int64) > _SIZES
+        )
+        if tensor.data_type != TensorProto.STRING and not weights:
+            digest.update(decode_tensor(tensor, store).tobytes())
     return digest.hexdigest()
 
 

@@ -344,18 +344,11 @@ def _add_pair(editor: Editor[Any], scope: str, stored: str, blocks: Blocks) -> s
 def _read_product(index: GraphIndex, node: NodeRef) -> Blocks | None:
     if node.op_type != OPERATOR or node.domain != MICROSOFT or any(node.inputs[4:5]):
         return None
-    bits, size, depth, columns = (
-        int(node.attrs.get(key, 0)) for key in ("bits", "block_size", "K", "N")
-    )
+    bits, size, depth, columns = (node.read_int(key, 0) for key in ("bits", "block_size", "K", "N"))
     packed, scale, zero = (index.input_value(node, k) for k in (1, 2, 3))
-    floats = zero is not None and zero.dtype != np.uint8
-    if (
-        bits not in _WIDTHS
-        or packed is None
-        or scale is None
-        or floats
-        or any(node.inputs[3:4]) != (zero is not None)
-    ):
+    # Others are computed, or floats.
+    readable = not any(node.inputs[3:4]) or (zero is not None and zero.dtype == np.uint8)
+    if bits not in _WIDTHS or packed is None or scale is None or not readable:
         return None
     count = -(-depth // size)
     codes = unpack_bits(packed.reshape(columns, count, -1), bits, size).reshape(columns, -1)[

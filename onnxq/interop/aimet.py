@@ -130,40 +130,40 @@ def _split_roles(entries: Sequence[TensorScale]) -> dict[str, list[TensorScale]]
 
 
 def _write_0(entries: Sequence[TensorScale]) -> bytes:
-    def list_rows(entry: TensorScale) -> Iterator[JsonObject]:
-        bits = entry.spec.bits
-        scales, offsets, signed = _list_offsets(entry)
-        # Readers of this version take scale and offset; the ends are for people.
-        for scale, offset in zip(scales, offsets, strict=True):
-            ends = {"min": offset * scale, "max": (offset + (1 << bits) - 1) * scale}
-            numbers = {"scale": scale, "offset": offset, "bitwidth": bits}
-            yield {**ends, **numbers, "dtype": "int", "is_symmetric": str(signed)}
-
     sections = {
-        section: {entry.name: list(list_rows(entry)) for entry in part}
+        section: {entry.name: list(_list_rows(entry)) for entry in part}
         for section, part in _split_roles(entries).items()
     }
     return write_table({"version": "0.6.1", **sections})
 
 
-def _write_1(entries: Sequence[TensorScale]) -> bytes:
-    def make_row(entry: TensorScale) -> JsonObject:
-        scales, offsets, signed = _list_offsets(entry)
-        kind = "PER_TENSOR" if entry.spec.has_one_scale else "PER_CHANNEL"
-        types = {
-            "name": entry.name,
-            "enc_type": kind,
-            "dtype": "INT",
-            "bw": entry.spec.bits,
-            "is_sym": signed,
-        }
-        return {**types, "scale": scales, "offset": offsets}
+def _list_rows(entry: TensorScale) -> Iterator[JsonObject]:
+    bits = entry.spec.bits
+    scales, offsets, signed = _list_offsets(entry)
+    # Readers of this version take scale and offset; the ends are for people.
+    for scale, offset in zip(scales, offsets, strict=True):
+        ends = {"min": offset * scale, "max": (offset + (1 << bits) - 1) * scale}
+        numbers = {"scale": scale, "offset": offset, "bitwidth": bits}
+        yield {**ends, **numbers, "dtype": "int", "is_symmetric": str(signed)}
 
-    sections = {
-        section: [make_row(entry) for entry in part]
-        for section, part in _split_roles(entries).items()
-    }
+
+def _write_1(entries: Sequence[TensorScale]) -> bytes:
+    parts = _split_roles(entries)
+    sections = {section: list(map(_make_row, part)) for section, part in parts.items()}
     return write_table({"version": "1.0.0", **sections})
+
+
+def _make_row(entry: TensorScale) -> JsonObject:
+    scales, offsets, signed = _list_offsets(entry)
+    return {
+        "name": entry.name,
+        "enc_type": "PER_TENSOR" if entry.spec.has_one_scale else "PER_CHANNEL",
+        "dtype": "INT",
+        "bw": entry.spec.bits,
+        "is_sym": signed,
+        "scale": scales,
+        "offset": offsets,
+    }
 
 
 def _recognize(bracket: bytes, data: bytes) -> bool:

@@ -153,12 +153,7 @@ def match_scales(
                 kept=kept,
             )
         )
-    missing = [site for site in sites if site.site not in numbers]
-    absent = []
-    for site in missing:
-        tensor = site.quantized_tensor.name
-        nearest = find_nearest(tensor, by_name, 2)
-        absent.append(MissingSite(site=site.name, tensor=tensor, nearest=nearest))
+    missing = tuple(site for site in sites if site.site not in numbers)
     used = {taken[key][0].line for key in numbers}
     rest = list(_explain_leftovers(table, used, left, before, prepared))
     return ScaleMatch(
@@ -167,10 +162,15 @@ def match_scales(
         matched=tuple(matched),
         unmatched=tuple(line for line in rest if line.why is not None),
         unused=tuple(line for line in rest if line.why is None),
-        missing=tuple(missing),
-        absent=tuple(absent),
+        missing=missing,
+        absent=tuple(_describe_missing(site, by_name) for site in missing),
         notes=notes,
     )
+
+
+def _describe_missing(site: SitePlan, names: Iterable[str]) -> MissingSite:
+    tensor = site.quantized_tensor.name
+    return MissingSite(site=site.name, tensor=tensor, nearest=find_nearest(tensor, names, 2))
 
 
 def _take_entries(

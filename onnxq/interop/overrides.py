@@ -121,13 +121,11 @@ def _write(entries: Sequence[TensorScale]) -> bytes:
 def _write_rows(entry: TensorScale) -> list[JsonObject]:
     spec = entry.spec
     numbers = list_numbers(entry)
-    kind = {"quant_type": f"Q{'' if spec.signed else 'U'}Int{spec.bits}"}
-    if isinstance(spec.granularity, PerChannel):
-        pairs = zip(*numbers, strict=True)
-        rows = [{**kind, "scale": scale, "zero_point": zero} for scale, zero in pairs]
-        rows[0]["axis"] = spec.granularity.axis
-        return rows
-    return [{**kind, "scale": numbers[0], "zero_point": numbers[1]}]
+    pairs = [numbers] if spec.has_one_scale else zip(*numbers, strict=True)
+    kind = f"Q{'' if spec.signed else 'U'}Int{spec.bits}"
+    rows = [{"quant_type": kind, "scale": scale, "zero_point": zero} for scale, zero in pairs]
+    rows[0] |= spec.granularity.attributes
+    return rows
 
 
 def _recognize(data: bytes) -> bool:
