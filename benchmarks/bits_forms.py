@@ -24,8 +24,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 import onnxq
-from onnxq.annotate import FORMS, annotate_model
-from onnxq.annotate.forms import QONNX
+from onnxq.annotate import annotate_model
+from onnxq.annotate.forms import FORMS, QONNX
 from onnxq.graph import ensure_opset
 from onnxq.runtime import Session
 from subjects import brief

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from onnxq.interop import FORMATS
+from onnxq.interop.registry import FORMATS
 
 MARKS = ("<!-- formats: begin -->\n", "<!-- formats: end -->")
 PAGE = Path(__file__).with_name("formats.md")

@@ -4,22 +4,19 @@ from onnxq.annotate.annotate import BITS_ATTRIBUTE_WARNING, annotate_model, stri
 from onnxq.annotate.bits import Inspection, Origin, PairInfo
 from onnxq.annotate.check import check_notes
 from onnxq.annotate.existing import describe_quantized, find_existing, read_plan_note
-from onnxq.annotate.forms import FORMS
 from onnxq.annotate.operators import OperatorInfo, WeightSums, find_operators, find_saturating
 from onnxq.annotate.read import find_pairs, inspect_model, read_model
 from onnxq.annotate.sidecar import read_sidecar, write_sidecar
-from onnxq.annotate.write import assign_bits, write_bits
+from onnxq.annotate.write import write_bits
 
 __all__ = [
     "BITS_ATTRIBUTE_WARNING",
-    "FORMS",
     "Inspection",
     "OperatorInfo",
     "Origin",
     "PairInfo",
     "WeightSums",
     "annotate_model",
-    "assign_bits",
     "check_notes",
     "describe_quantized",
     "find_existing",

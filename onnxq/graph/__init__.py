@@ -38,7 +38,6 @@ from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import (
     LightModel,
     ModelLike,
-    WeightStore,
     add_libraries,
     attach_weights,
     bare_proto,
@@ -87,7 +86,6 @@ __all__ = [
     "SourceTypes",
     "ValueInfo",
     "ValueInfos",
-    "WeightStore",
     "add_libraries",
     "attach_weights",
     "bare_proto",

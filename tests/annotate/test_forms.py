@@ -10,9 +10,10 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 import onnxq
-from onnxq.annotate import FORMS, Origin, annotate_model, check_notes, find_pairs, read_model
+from onnxq.annotate import Origin, annotate_model, check_notes, find_pairs, read_model
 from onnxq.annotate.bits import count_bits, is_quantizer_clip, read_bits, read_clip_bits, read_noted_bits, read_numbers
 from onnxq.annotate.find import find_chains, find_site
+from onnxq.annotate.forms import FORMS
 from onnxq.errors import ModelError
 from onnxq.graph import ensure_opset, get_index, name_nodes
 from onnxq.numerics import fake_quant

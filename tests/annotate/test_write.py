@@ -11,15 +11,8 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 import onnxq
-from onnxq.annotate import (
-    BITS_ATTRIBUTE_WARNING,
-    Origin,
-    annotate_model,
-    assign_bits,
-    find_pairs,
-    inspect_model,
-)
-from onnxq.annotate.write import write_named_bits
+from onnxq.annotate import BITS_ATTRIBUTE_WARNING, Origin, annotate_model, find_pairs, inspect_model
+from onnxq.annotate.write import assign_bits, write_named_bits
 from onnxq.errors import ConfigError, PlanError
 from onnxq.plan import Plan, SitePlan
 from onnxq.runtime import Session

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 import onnxq
 from onnxq.errors import CalibrationError, PlanError
 from onnxq.graph.nbits import unpack_bits
-from onnxq.interop import open_checkpoint
+from onnxq.interop.checkpoints import open_checkpoint
 from onnxq.plan import from_json, to_json
 from tests.codes.kit import model
 from tests.interop import checkpoints as kit

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from onnxq.interop import TensorScale, trt_cache
+from onnxq.interop import trt_cache
+from onnxq.interop.base import TensorScale
 from onnxq.plan import Plan
 from onnxq.runtime import Session
 from onnxq.sites import Role

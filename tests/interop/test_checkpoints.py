@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onnxq.errors import CalibrationError
-from onnxq.interop import WeightCodes, open_checkpoint
+from onnxq.interop.checkpoints import WeightCodes, open_checkpoint
 from tests.interop import checkpoints as kit
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}

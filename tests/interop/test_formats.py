@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 import onnxq
 from onnxq.errors import CalibrationError, ModelError, PlanError
-from onnxq.interop import FORMATS, ImportFormat, ScaleTable, TensorScale, find_format, read_scales
+from onnxq.interop import ScaleTable, find_format, read_scales
+from onnxq.interop.base import ImportFormat, TensorScale
 from onnxq.interop.exporting import is_same_grid, write_scales
+from onnxq.interop.registry import FORMATS
 from onnxq.plan import Plan, SitePlan, from_json, to_json
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, PerTensor, QParams, QuantSpec

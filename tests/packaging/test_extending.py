@@ -13,8 +13,8 @@ import pytest
 import onnxq
 from onnxq import backends
 from onnxq.errors import CalibrationError
-from onnxq.interop import TensorScale
 from onnxq.interop import registry as formats
+from onnxq.interop.base import TensorScale
 from onnxq.observers import base as observers
 from onnxq.passes import registry
 from onnxq.passes.rounding import strategies

@@ -1,9 +1,8 @@
 """Text as samples: tokenizers, the inputs that tokens become, and windows of a file."""
 
-from onnxq.data.text.generate import TextInputs, find_text_inputs
+from onnxq.data.text.generate import find_text_inputs
 from onnxq.data.text.samples import (
     LENGTH,
-    Tokenizer,
     Window,
     choose_windows,
     find_tokenizer,
@@ -15,8 +14,6 @@ from onnxq.data.text.samples import (
 
 __all__ = [
     "LENGTH",
-    "TextInputs",
-    "Tokenizer",
     "Window",
     "choose_windows",
     "find_text_inputs",
