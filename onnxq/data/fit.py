@@ -30,10 +30,15 @@ def find_input_dtype(value: ValueInfo) -> DType | None:
     return np.dtype(helper.tensor_dtype_to_np_dtype(value.dtype))
 
 
+def classify_input(value: ValueInfo) -> str:
+    """The kind of an input's dtype, as of `classify_dtype`; "" if the model does not declare one."""
+    dtype = find_input_dtype(value)
+    return "" if dtype is None else classify_dtype(dtype)
+
+
 def is_integer(value: ValueInfo) -> bool:
     """True for an input of integers."""
-    dtype = find_input_dtype(value)
-    return dtype is not None and classify_dtype(dtype) == "int"
+    return classify_input(value) == "int"
 
 
 def classify_dtype(dtype: DType) -> str:
@@ -89,7 +94,8 @@ def check_dtype(array_dtype: DType, value: ValueInfo, where: str) -> str:
     want = find_input_dtype(value)
     if want is None or array_dtype == want:
         return ""
-    if classify_dtype(array_dtype) != classify_dtype(want):
+    kind = classify_dtype(want)
+    if classify_dtype(array_dtype) != kind:
         name = "string" if want.kind == "O" else want.name
         fix = (
             f"convert it first, e.g. {value.name}.astype({name!r}), if that is what its values mean"
@@ -97,11 +103,7 @@ def check_dtype(array_dtype: DType, value: ValueInfo, where: str) -> str:
         raise make_input_error(
             where, value, f"is {array_dtype}, the model wants {name}", fix, code="Q210"
         )
-    return (
-        ""
-        if classify_dtype(want) == "string"
-        else f"input {value.name}: {array_dtype} converted to {want}"
-    )
+    return "" if kind == "string" else f"input {value.name}: {array_dtype} converted to {want}"
 
 
 def check_dims(
@@ -112,25 +114,18 @@ def check_dims(
         return
     for axis, want in enumerate(value.shape):
         got = shape[axis + offset]
-        if axis < skip or not isinstance(want, int) or got == want:
-            continue
-        cause = (
-            f"axis {axis + offset} of its shape {list(shape)} is "
-            f"{got}, the model wants {want} in {format_shape(value)}"
-        )
-        raise make_input_error(where, value, cause, _suggest_layout(shape[offset:], value))
+        if axis >= skip and isinstance(want, int) and got != want:
+            place = f"axis {axis + offset} of its shape {list(shape)}"
+            cause = f"{place} is {got}, the model wants {want} in {format_shape(value)}"
+            raise make_input_error(where, value, cause, _suggest_layout(shape[offset:], value))
 
 
 def _suggest_layout(shape: Sequence[int], value: ValueInfo) -> str:
     """Suggest a transpose for NHWC in place of NCHW or the reverse, the most common mistake."""
     dims = value.shape or ()
     for name, order in (("NHWC", (0, 3, 1, 2)), ("NCHW", (0, 2, 3, 1))) if len(dims) == 4 else ():
-        turned = [shape[axis] for axis in order]
-        fits = [
-            got == want
-            for got, want in zip(turned[1:], dims[1:], strict=True)
-            if isinstance(want, int)
-        ]
+        sizes = ((shape[axis], dims[k]) for k, axis in enumerate(order) if k)
+        fits = [got == want for got, want in sizes if isinstance(want, int)]
         if fits and all(fits):
             return f"it looks like {name}: transpose it with .transpose{order}"
     return _RIGHT_SHAPE
@@ -163,12 +158,13 @@ def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
     check_dims(array.shape, value, where)
     check_dtype(array.dtype, value, where)
     want = find_input_dtype(value) or array.dtype
-    if classify_dtype(want) == "float":
+    kind = classify_dtype(want)
+    if kind == "float":
         _check_finite(array, value, where)
     if want == array.dtype:
         # Arrays mapped from inside a zip archive may start anywhere; ascontiguousarray would make a scalar [1].
         return np.require(array, requirements=("C", "A", "E"))
-    if classify_dtype(want) == "int" and array.size:
+    if kind == "int" and array.size:
         # A value that does not fit would wrap around silently.
         limits = np.iinfo(want)
         if int(array.min()) < limits.min or int(array.max()) > limits.max:
@@ -177,7 +173,7 @@ def fit_array(array: Array, value: ValueInfo, where: str) -> Array:
             )
     with np.errstate(over="ignore"):
         out = np.array(array, dtype=want, order="C")
-    if classify_dtype(want) == "float" and np.isinf(out).sum() != np.isinf(array).sum():
+    if kind == "float" and np.isinf(out).sum() != np.isinf(array).sum():
         raise make_input_error(
             where, value, f"holds values too large for {want}", "scale the data", code="Q210"
         )

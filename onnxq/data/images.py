@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxq.arrays import Array, as_float32
 from onnxq.config import ImageConfig
-from onnxq.data.fit import Inputs, classify_dtype, find_input_dtype, format_shape
+from onnxq.data.fit import Inputs, find_input_dtype, format_shape, is_integer
 from onnxq.data.sources import SampleSource, read_lazily
 from onnxq.errors import DataError, MissingDependencyError, suggest_names
 from onnxq.files import register_input
@@ -76,7 +76,7 @@ def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
     """
     pixels = _read_pixels(path, config)
     want = find_input_dtype(value) or np.dtype(np.float32)
-    if classify_dtype(want) == "int":
+    if is_integer(value):
         array = pixels.astype(want)
         if config.mean or config.std:
             cause = f"is {want}: it takes pixels as they are"

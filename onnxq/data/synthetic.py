@@ -11,7 +11,16 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array, Arrays, InputShapes, are_finite
 from onnxq.data.dataset import Dataset
-from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape, get_length
+from onnxq.data.fit import (
+    Feeds,
+    Inputs,
+    classify_dtype,
+    classify_input,
+    find_input_dtype,
+    format_shape,
+    get_length,
+    is_integer,
+)
 from onnxq.data.sources import SampleSource
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes, walk_from
@@ -240,12 +249,7 @@ def make_synthetic(
     Raises DataError for an input of strings or of unknown type or rank, and if the model runs with no guess.
     """
     for value in inputs:
-        want = find_input_dtype(value)
-        if (
-            value.shape is None
-            or want is None
-            or classify_dtype(want) not in ("float", "int", "bool")
-        ):
+        if value.shape is None or classify_input(value) not in ("float", "int", "bool"):
             cause = f"no random values can be made for it ({format_shape(value)})"
             raise DataError(f"input {value.name!r}", cause, _FIX, code="Q216")
 
@@ -290,20 +294,13 @@ def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
         for tensor in walk_from([TensorId(value.name)], list_passed):
             for edge in index.list_consumers(tensor):
                 node = index.find_node(edge.node)
-                table = (
-                    index.find_input(node, 0)
-                    if node.op_type == "Gather" and edge.index == 1
-                    else None
-                )
+                if node.op_type != "Gather" or edge.index != 1 or node.attrs.get("axis", 0):
+                    continue
                 # A table in fewer bits is behind a Cast or DequantizeLinear.
-                maker = index.find_producer(table)
-                table = (
-                    index.find_input(maker, 0)
-                    if maker is not None and maker.op_type in _STORED
-                    else table
-                )
+                maker = index.maker(node, 0, *_STORED)
+                table = index.find_input(maker or node, 0)
                 shape = index.find_shape(table) if index.is_constant(table) else None
-                if shape and isinstance(shape[0], int) and not node.attrs.get("axis", 0):
+                if shape and isinstance(shape[0], int):
                     rows[value.name] = min(shape[0], rows.get(value.name, shape[0]))
     return rows
 
@@ -408,8 +405,7 @@ def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
         if axis == (3 if channels_last else 1):
             return 3
         return _IMAGE_SIDE
-    kind = classify_dtype(find_input_dtype(value) or np.dtype(float))
-    return 32 if rank == 2 and kind == "int" else _OTHER_SIZE
+    return 32 if rank == 2 and is_integer(value) else _OTHER_SIZE
 
 
 @dataclass(frozen=True)
@@ -466,10 +462,11 @@ class _SampleDrawer:
         shape = self.shapes[value.name]
         want = find_input_dtype(value) or np.dtype(np.float32)
         # Keras stores even the indices of a table as floats.
-        if classify_dtype(want) == "float" and value.name not in self.rows:
+        kind = classify_dtype(want)
+        if kind == "float" and value.name not in self.rows:
             return np.asarray(rng.standard_normal(shape)).astype(want)
         # A random mask would hide a part of the sample.
-        if classify_dtype(want) == "int" and "mask" in value.name.lower():
+        if kind == "int" and "mask" in value.name.lower():
             return np.ones(shape, want)
         # A random length would do so, too.
         length = get_length(value, self.inputs, self.shapes) if self.lengths else 0

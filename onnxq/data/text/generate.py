@@ -10,7 +10,7 @@ from enum import Enum, auto
 import numpy as np
 
 from onnxq.arrays import Array, Arrays
-from onnxq.data.fit import Feeds, Inputs, classify_dtype, find_input_dtype, format_shape, is_integer
+from onnxq.data.fit import Feeds, Inputs, classify_input, find_input_dtype, format_shape, is_integer
 from onnxq.errors import DataError, OnnxqError
 from onnxq.graph import ValueInfo, ValueInfos
 from onnxq.runtime import Session
@@ -342,9 +342,7 @@ def find_logits(outputs: Inputs, parts: TextInputs, name: str) -> str:
     able = [
         value
         for value in outputs
-        if value.rank == 3
-        and value.name not in caches
-        and classify_dtype(find_input_dtype(value) or np.dtype(float)) == "float"
+        if value.rank == 3 and value.name not in caches and classify_input(value) in ("", "float")
     ]
     if not able:
         raise make_decoder_error(name, "has no output of floats [samples, tokens, vocabulary]")
