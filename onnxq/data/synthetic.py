@@ -11,16 +11,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array, Arrays, InputShapes, are_finite
 from onnxq.data.dataset import Dataset
-from onnxq.data.fit import (
-    Feeds,
-    Inputs,
-    classify_dtype,
-    classify_input,
-    find_input_dtype,
-    format_shape,
-    get_length,
-    is_integer,
-)
+from onnxq.data.fit import Feeds, Inputs, classify_input, find_input_dtype, format_shape, get_length
 from onnxq.data.sources import SampleSource
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes, walk_from
@@ -405,7 +396,7 @@ def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
         if axis == (3 if channels_last else 1):
             return 3
         return _IMAGE_SIDE
-    return 32 if rank == 2 and is_integer(value) else _OTHER_SIZE
+    return 32 if rank == 2 and classify_input(value) == "int" else _OTHER_SIZE
 
 
 @dataclass(frozen=True)
@@ -462,7 +453,7 @@ class _SampleDrawer:
         shape = self.shapes[value.name]
         want = find_input_dtype(value) or np.dtype(np.float32)
         # Keras stores even the indices of a table as floats.
-        kind = classify_dtype(want)
+        kind = classify_input(value) or "float"
         if kind == "float" and value.name not in self.rows:
             return np.asarray(rng.standard_normal(shape)).astype(want)
         # A random mask would hide a part of the sample.

@@ -17,13 +17,7 @@ from onnxq.graph.base import (
     ValueInfo,
     ValueInfos,
 )
-from onnxq.graph.convert import (
-    ensure_opset,
-    fix_noise,
-    inline_functions,
-    limit_opset,
-    store_densely,
-)
+from onnxq.graph.convert import ensure_opset, fix_noise, inline_functions
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.fold import fold_constants
 from onnxq.graph.identity import (
@@ -106,7 +100,6 @@ __all__ = [
     "inline_functions",
     "is_large_model",
     "iterate_subgraphs",
-    "limit_opset",
     "list_reads",
     "load_model",
     "name_file",
@@ -117,7 +110,6 @@ __all__ = [
     "release_pages",
     "replace_items",
     "save_model",
-    "store_densely",
     "strip_weights",
     "verify_graph",
     "walk_all_nodes",

@@ -9,7 +9,8 @@ import onnx
 import onnxruntime
 
 import onnxq
-from onnxq.graph import find_opset, limit_opset, load_model, name_nodes
+from onnxq.graph import find_opset, load_model, name_nodes
+from onnxq.graph.convert import limit_opset
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import find_runnable_opset
 from tests.fuzz.case import Wrong

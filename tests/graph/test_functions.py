@@ -6,7 +6,8 @@ from onnx import ModelProto, SparseTensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.errors import ModelError
-from onnxq.graph import GraphIndex, inline_functions, name_nodes, store_densely, verify_graph
+from onnxq.graph import GraphIndex, inline_functions, name_nodes, verify_graph
+from onnxq.graph.convert import store_densely
 from tests.graph.kit import all_nodes, assert_same, model
 
 F = np.float32

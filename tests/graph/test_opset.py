@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.graph import ensure_opset, find_opset, limit_opset, name_nodes, verify_graph
+from onnxq.graph import ensure_opset, find_opset, name_nodes, verify_graph
+from onnxq.graph.convert import limit_opset
 from onnxq.graph.values import encode_tensor
 from tests.graph.kit import all_nodes, assert_same, compute, copy, model, models
 
