@@ -81,8 +81,14 @@ class _Grid:
 
     @property
     def limits(self) -> _Steps:
-        """The steps that cut levels off."""
-        return ("Min", as_float32(self.high)), ("Max", as_float32(self.low))
+        """The steps that cut levels off; () where there are levels without end."""
+        ends = ("Min", as_float32(self.high)), ("Max", as_float32(self.low))
+        return () if np.isinf(self.high) else ends
+
+    @property
+    def values(self) -> _Steps:
+        """The steps from levels to what they stand for."""
+        return ("Sub", self.zero), ("Mul", self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,34 +182,32 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
         if bits == 1 and signed:
             return _read_bipolar(node, scale, zero)
         grid = _Grid(scale, zero, *_list_levels(bits, signed, narrow))
-        steps = (*steps, *grid.limits, (mode, None), ("Sub", zero), ("Mul", scale))
         # QuantizeLinear rounds halves to even, and adds its zero point, an integer, behind that.
         to_nearest = mode in ("ROUND", "HALF_EVEN") and not (zero % 1).any()
+        steps = (*steps, *grid.limits, (mode, None), *grid.values)
         return _Quantizer(node, grid, steps, to_nearest)
-    steps = (*steps, ("ROUND", None))
     if version < 2 or len(node.inputs) < 6:
         shift = 2.0 ** (read(3) - read(4))
         grid = _Grid(scale, zero, -np.inf, np.inf)
-        steps = (*steps, ("Div", shift), (mode, None), ("Sub", zero), ("Mul", scale))
-        return _Quantizer(node, grid, steps, False)
-    coarse = read(4)
-    # The ratio is a power of two, but for the rounding of both scales.
-    shift = (2.0 ** np.rint(np.log2(coarse / scale))).astype(np.float32)
-    grid = _Grid(coarse, zero / shift, *_list_levels(float(read(5).reshape(-1)[0]), signed, narrow))
-    steps = (*steps, ("Div", shift), *grid.limits, (mode, None))
-    steps = (*steps, ("Sub", grid.zero), ("Mul", coarse))
+    else:
+        coarse = read(4)
+        # The ratio is a power of two, but for the rounding of both scales.
+        shift = (2.0 ** np.rint(np.log2(coarse / scale))).astype(np.float32)
+        levels = _list_levels(float(read(5).reshape(-1)[0]), signed, narrow)
+        grid = _Grid(coarse, zero / shift, *levels)
+    steps = (*steps, ("ROUND", None), ("Div", shift), *grid.limits, (mode, None), *grid.values)
     return _Quantizer(node, grid, steps, False)
 
 
 def _read_bipolar(node: NodeRef, scale: Array, zero: Array | None = None) -> _Quantizer:
     """A quantizer to the two values around zero."""
-    # Without a zero point the sign is that of the value itself, whatever its scale.
-    before = () if zero is None else (("Div", scale), ("Add", zero))
-    after = (("Mul", scale),) if zero is None else (("Sub", zero), ("Mul", scale))
-    offset = np.zeros((), np.float32) if zero is None else zero
-    return _Quantizer(
-        node, _Grid(scale, offset, -1.0, 1.0), (*before, ("sign", None), *after), False
-    )
+    if zero is None:
+        # The sign is that of the value itself, whatever its scale.
+        grid = _Grid(scale, np.zeros((), np.float32), -1.0, 1.0)
+        return _Quantizer(node, grid, (("sign", None), ("Mul", scale)), False)
+    grid = _Grid(scale, zero, -1.0, 1.0)
+    steps: _Steps = (("Div", scale), ("Add", zero), ("sign", None))
+    return _Quantizer(node, grid, (*steps, *grid.values), False)
 
 
 def _read_text(value: Any) -> str:
