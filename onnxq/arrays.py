@@ -63,6 +63,13 @@ def as_int64(values: ArrayLike) -> Integers:
     return np.asarray(values, np.int64)
 
 
+def unwrap_single(one: bool, scale: Array, zero: Array) -> tuple[Array, Array]:
+    """Both, as arrays of shape [] where a tensor has `one` scale, which tools write with shape [1] as well."""
+    if one and scale.size == zero.size == 1:
+        return scale.reshape(()), zero.reshape(())
+    return scale, zero
+
+
 def are_scales(values: Array) -> bool:
     """True where all values are finite and above 0."""
     return bool((np.isfinite(values) & (values > 0)).all())

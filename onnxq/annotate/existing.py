@@ -10,6 +10,7 @@ import numpy as np
 from onnxq.annotate.bits import Notes, Numbers, read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains, is_dequantize, is_quantize
 from onnxq.annotate.read import describe_pair, drop_clip
+from onnxq.arrays import unwrap_single
 from onnxq.emit import PLAN_KEY, unpack_plan
 from onnxq.errors import OnnxqError
 from onnxq.graph import LAYOUT_OPS, Editor, GraphIndex, ModelLike, NodeRef, get_index
@@ -179,12 +180,7 @@ class _PairFinder:
             return None
         qparams = chain_qparams.qparams
         assert qparams is not None
-        scale = qparams.scale
-        zero = qparams.zero_point
-        # Tools write the one scale of a tensor with shape [] or [1].
-        if spec.has_one_scale and scale.size == zero.size == 1:
-            scale = scale.reshape(())
-            zero = zero.reshape(())
+        scale, zero = unwrap_single(spec.has_one_scale, qparams.scale, qparams.zero_point)
         # No plan can record a scale that is not finite, and nothing is worth sharing it.
         if (
             scale.shape != zero.shape

@@ -226,9 +226,11 @@ def _read_pair_operand(
     return Operand(product, node, weight, data, values, sums, dequantize, source, exact)
 
 
-def _find_weight(
-    index: GraphIndex, node: NodeRef | None
-) -> tuple[str, NDArray[np.int8], NodeRef] | None:
+# Name, quantized values and DequantizeLinear.
+_Weight = tuple[str, NDArray[np.int8], NodeRef]
+
+
+def _find_weight(index: GraphIndex, node: NodeRef | None) -> _Weight | None:
     """Name, quantized values (as the operator reads them) and DequantizeLinear of an int8 weight; None for others.
 
     node: makes the weight as the operator reads it.
@@ -252,9 +254,7 @@ def _find_weight(
     )
 
 
-def _quantize_weight(
-    index: GraphIndex, maker: NodeRef, node: NodeRef
-) -> tuple[str, NDArray[np.int8], NodeRef] | None:
+def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> _Weight | None:
     """The same for a weight that the file holds as float, with a whole pair behind it."""
     value, scale, zero = (index.input_value(maker, k) for k in range(3))
     if value is None or scale is None or zero is None or zero.dtype != np.int8:

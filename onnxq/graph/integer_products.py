@@ -291,7 +291,7 @@ class _Reader:
         """Write an LSTM whose data and weights are pairs."""
         inputs = list(node.inputs[:_LSTM_INPUTS])
         base = inputs[0]
-        key = (node.scope, inputs[0])
+        key = node.scope, base
         if key not in self.dequantized:
             names = [self.editor.fresh(f"{base}/{part}") for part in _PARTS]
             self.editor.insert_node(

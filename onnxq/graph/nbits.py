@@ -186,20 +186,14 @@ def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     if pair is None or pair.op_type != DEQUANTIZE:
         return None
     size = pair.read_int("block_size", 0)
-    stored = index.find_input(pair, 0)
-    scale = index.find_input(pair, 1)
     # The operator has blocks of powers of two alone.
     if size < _SMALLEST_BLOCK or size & (size - 1):
         return None
-    if not index.is_constant(stored) or not index.is_constant(scale):
-        return None
+    stored, scale = (index.find_dtype(index.find_input(pair, k)) for k in (0, 1))
+    constant = index.has_constant(pair, 0) and index.has_constant(pair, 1)
     # Along K: axis 0 of a weight [K, N], or -2.
-    along = pair.read_int("axis", 1) % 2 == 0 and len(index.find_shape(stored) or ()) == 2
-    return (
-        pair
-        if along and index.find_dtype(stored) in _STORED and index.find_dtype(scale) in _FLOATS
-        else None
-    )
+    along = pair.read_int("axis", 1) % 2 == 0 and len(index.input_shape(pair, 0) or ()) == 2
+    return pair if constant and along and stored in _STORED and scale in _FLOATS else None
 
 
 def _read_pair(index: GraphIndex, pair: NodeRef, bits: int) -> Blocks:

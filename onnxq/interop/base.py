@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import are_scales, as_float32, as_float64, as_int32
+from onnxq.arrays import are_scales, as_float32, as_float64, as_int32, unwrap_single
 from onnxq.errors import ConfigError
 from onnxq.sites import Names, Role
 from onnxq.spec import Granularity, PerTensor, QParams, QuantSpec
@@ -139,14 +139,11 @@ def make_entry(
 
     Raises ValueError with the fault of wrong numbers, NoGridError for those of no pair.
     """
-    scale, zero = (as_float64(value) for value in numbers)
+    scale, zero = map(as_float64, numbers)
     if not are_scales(scale):
         raise ValueError(f"the scale of {name} is not a positive, finite number")
-    # Files write the one scale of a tensor as a number or as a list of one.
     one = isinstance(grain, PerTensor)
-    if one and scale.size == zero.size == 1:
-        scale = scale.reshape(())
-        zero = zero.reshape(())
+    scale, zero = unwrap_single(one, scale, zero)
     zero = np.broadcast_to(zero, scale.shape) if zero.size == 1 else zero
     if zero.shape != scale.shape or (one and scale.ndim):
         raise ValueError(

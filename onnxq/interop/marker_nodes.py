@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, are_scales, as_float32, as_float64
+from onnxq.arrays import Array, are_scales, as_float32, as_float64, unwrap_single
 from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
 from onnxq.errors import ModelError, OnnxqError, suggest_names
 from onnxq.graph import Dims, GraphIndex, NodeRef
@@ -171,9 +171,7 @@ def _read_constant(index: GraphIndex, node: NodeRef, k: int, site: str) -> Array
 
 
 def _make_qparams(site: str, spec: QuantSpec, scale: Array, zero: Array) -> QParams:
-    if scale.size == zero.size == 1 and spec.has_one_scale:
-        scale = scale.reshape(())
-        zero = zero.reshape(())
+    scale, zero = unwrap_single(spec.has_one_scale, scale, zero)
     if scale.shape != zero.shape:
         raise _fault(
             site, f"scale of shape {scale.shape}, zero point of {zero.shape}", "give both one shape"

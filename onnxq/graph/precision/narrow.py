@@ -52,11 +52,12 @@ class Binding:
     inputs: tuple[bool | None, ...]
 
 
+_Takes = tuple[bool, ...]
+
+
 @lru_cache(maxsize=1024)
-def _read_schema(
-    op_type: str, opset: int, narrow: int
-) -> tuple[tuple[bool, ...], tuple[bool, ...], bool] | None:
-    """For each formal input, then output: whether its type variable takes `narrow`; and whether the last repeats."""
+def _read_schema(op_type: str, opset: int, narrow: int) -> tuple[_Takes, _Takes] | None:
+    """For each formal input, then output: whether its type variable takes `narrow`. The last speaks for all behind."""
     try:
         schema = defs.get_schema(op_type, opset, "")
     except defs.SchemaError:
@@ -67,14 +68,17 @@ def _read_schema(
         for constraint in schema.type_constraints
     }
     variadic = defs.OpSchema.FormalParameterOption.Variadic
+    inputs, outputs = (
+        tuple(takes.get(formal.type_str, False) for formal in formals)
+        for formals in (schema.inputs, schema.outputs)
+    )
     repeats = bool(schema.inputs) and schema.inputs[-1].option == variadic
-    inputs = tuple(takes.get(formal.type_str, False) for formal in schema.inputs)
-    return inputs, tuple(takes.get(formal.type_str, False) for formal in schema.outputs), repeats
+    return (inputs if repeats else (*inputs, False)), outputs
 
 
 def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Binding:
     """The binding of a node of a float32 graph. narrow: onnx.TensorProto.FLOAT16 or BFLOAT16."""
-    fixed = Binding(False, tuple(False for _ in node.inputs))
+    fixed = Binding(False, (False,) * len(node.inputs))
     contrib = find_contrib(node, opset)
     if contrib is not None:
         return _bind_contrib(index, node, contrib)
@@ -90,14 +94,13 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
     stashed = node.op_type == "LayerNormalization" and any(node.outputs[1:])
     if schema is None or stashed or "dtype" in node.attrs or "output_dtype" in node.attrs:
         return fixed
-    inputs, outputs, repeats = schema
+    inputs, outputs = schema
     follows = []
     for k, tensor in enumerate(index.list_inputs(node)):
         dtype = index.find_dtype(tensor)
         if dtype == 0 and node.inputs[k]:
             return fixed
-        formal = inputs[k] if k < len(inputs) else bool(repeats and inputs[-1])
-        follows.append(formal if dtype == FLOAT else None)
+        follows.append(inputs[min(k, len(inputs) - 1)] if dtype == FLOAT else None)
     results = [(k, TensorId(name, node.scope)) for k, name in enumerate(node.outputs) if name]
     dtypes = {k: index.find_dtype(tensor) for k, tensor in results}
     if 0 in dtypes.values():
@@ -106,7 +109,7 @@ def bind_types(index: GraphIndex, node: NodeRef, narrow: int, opset: int) -> Bin
     floats = [k for k, dtype in dtypes.items() if dtype == FLOAT]
     if not floats and follows.count(True) == 1:
         # Shape, ArgMax, IsNaN and their like take a tensor as it comes.
-        return Binding(False, tuple(None for _ in follows))
+        return Binding(False, (None,) * len(follows))
     # A variadic output (Split) repeats the last formal one.
     able = bool(outputs) and all(outputs[min(k, len(outputs) - 1)] for k in floats)
     # One whose first float input is always float32, such as NonMaxSuppression, computes in that.
