@@ -1,11 +1,7 @@
-"""The pairs of a model, with everything the file says about them; read also where onnx.checker refuses its attributes.
-
-The attribute `bits` is moved to metadata for the check, and back.
-"""
+"""The pairs of a model, with everything the file says about them, attributes that onnx.checker refuses included."""
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
@@ -26,27 +22,15 @@ from onnxq.annotate.bits import (
 from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dynamic, list_operators
 from onnxq.annotate.operators import find_operators, find_saturating
 from onnxq.annotate.quant_nodes import has_quant_nodes, read_quant_nodes
-from onnxq.errors import ModelError
-from onnxq.graph import (
-    GraphIndex,
-    Model,
-    ModelSource,
-    copy_proto,
-    load_model,
-    name_file,
-    name_nodes,
-)
+from onnxq.graph import GraphIndex, Model, ModelSource, load_model, name_file, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.convert import inline_functions
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.scopes import name_function, walk_all_nodes
-from onnxq.graph.storage import load_external
 from onnxq.sites import Caution, Cautions, Role
 
 # Sparsebit's attribute on Q and DQ nodes.
 ATTRIBUTE = "bits"
-# Key of the node metadata that holds its value during the check.
-_WAITING = "onnxq.waiting-attribute-bits"
 
 
 def read_model(source: ModelSource) -> Model:
@@ -55,47 +39,11 @@ def read_model(source: ModelSource) -> Model:
     Its Q/DQ nodes may have an integer attribute `bits`, which they keep. Raises ModelError as `load_model` does, and
     for operators of QONNX whose numbers are computed.
     """
-    model = _read_attributes(source)
+    model = load_model(source, attribute=ATTRIBUTE)
     if not has_quant_nodes(model.proto):
         return model
     proto, notes = read_quant_nodes(model.proto)
     return replace(model, proto=proto, notes=model.notes + notes)
-
-
-def _read_attributes(source: ModelSource) -> Model:
-    # Most models have no such attribute, so the ordinary way is tried first.
-    try:
-        return load_model(source)
-    except ModelError:
-        proto = _parse_unchecked(source)
-        if proto is None or not _hide_attributes(proto):
-            raise
-    if isinstance(source, ModelProto):
-        # The size is that of the model as it was given, without the notes.
-        model = replace(load_model(proto), size_bytes=proto.ByteSize())
-    else:
-        path = Path(source)
-        # Parsing alone reads no tensors that lie beside the file.
-        read = load_external(proto, path)
-        beside = sum(read.values())
-        size = path.stat().st_size + beside
-        model = replace(
-            load_model(proto), path=path, size_bytes=size, external=beside > 0, files=(path, *read)
-        )
-    _restore_attributes(model.proto)
-    return model
-
-
-def _parse_unchecked(source: ModelSource) -> ModelProto | None:
-    if isinstance(source, ModelProto):
-        return copy_proto(source)
-    proto = ModelProto()
-    try:
-        proto.ParseFromString(Path(source).read_bytes())
-    except Exception:
-        # Also protobuf's DecodeError, whose package has no types. load_model has raised an error that says more.
-        return None
-    return proto
 
 
 def list_pair_nodes(proto: ModelProto) -> list[NodeProto]:
@@ -118,26 +66,6 @@ def drop_attribute(node: NodeProto) -> int | None:
             del node.attribute[position]
             return value
     return None
-
-
-def _hide_attributes(proto: ModelProto) -> bool:
-    """Move every attribute `bits` to metadata; True when there was one."""
-    moved = False
-    for node in list_pair_nodes(proto):
-        value = drop_attribute(node)
-        if value is not None:
-            node.metadata_props.add(key=_WAITING, value=str(value))
-            moved = True
-    return moved
-
-
-def _restore_attributes(proto: ModelProto) -> None:
-    for node in list_pair_nodes(proto):
-        for position, entry in enumerate(node.metadata_props):
-            if entry.key == _WAITING:
-                set_attribute(node, int(entry.value))
-                del node.metadata_props[position]
-                break
 
 
 _PAIR_OPS = (QUANTIZE, DEQUANTIZE)

@@ -14,6 +14,7 @@ from onnx import IR_VERSION, ModelProto, TensorProto, checker, defs, helper
 
 from onnxq.errors import ModelError, suggest_files
 from onnxq.files import check_input_kind, explain_unreadable, read_input
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStore, strip_weights
 from onnxq.graph.scopes import (
@@ -77,10 +78,11 @@ class Model:
         )
 
 
-def load_model(source: ModelSource, *, lazy: bool = False) -> Model:
+def load_model(source: ModelSource, *, lazy: bool = False, attribute: str = "") -> Model:
     """Read and check a model; a ModelProto is copied. Never writes.
 
-    lazy: leave large weights in their files, which are read when somebody asks for one.
+    lazy: leave large weights in their files, which are read when somebody asks for one. attribute: see
+    `check_structure`.
 
     Initializers that are graph inputs too become plain ones, nodes that stand before their producers are sorted, each
     domain is imported once, and an opset older than an operator of the model is raised where that changes nothing else,
@@ -122,13 +124,19 @@ def load_model(source: ModelSource, *, lazy: bool = False) -> Model:
         *_sort_graphs(proto),
         *_raise_opset(proto, subject),
     )
-    check_structure(proto, subject)
+    check_structure(proto, subject, attribute)
     return Model(proto, path, size, external, notes, files, store)
 
 
-def check_structure(proto: ModelProto, subject: str) -> None:
-    """onnx.checker on the model without its weights (so that size is no matter). Raises ModelError."""
+def check_structure(proto: ModelProto, subject: str, attribute: str = "") -> None:
+    """onnx.checker on the model without its weights (so that size is no matter). Raises ModelError.
+
+    attribute: one that QuantizeLinear and DequantizeLinear may have, though ONNX has no such attribute.
+    """
     light, _ = omit_weights(proto, empty=True)
+    for node in walk_all_nodes(light) if attribute else ():
+        if node.op_type in (QUANTIZE, DEQUANTIZE):
+            replace_items(node.attribute, [a for a in node.attribute if a.name != attribute])
     # Operators of ONNX Runtime's own in ONNX's domain, as SimplifiedLayerNormalization, are none
     # that onnx.checker knows.
     set_contrib_apart(light)
