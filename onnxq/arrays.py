@@ -38,6 +38,14 @@ def list_other_axes(array: Array, axis: int) -> Axes:
     return tuple(k for k in range(array.ndim) if k != axis)
 
 
+def fits_dims(shape: Shape, dims: Sequence[int | str | None]) -> bool:
+    """True for a shape that has these dims, as far as they are known as numbers."""
+    pairs = zip(shape, dims, strict=False)
+    return len(shape) == len(dims) and all(
+        size == dim for size, dim in pairs if isinstance(dim, int)
+    )
+
+
 def are_finite(values: Any) -> bool:
     """True where no value is infinite or NaN."""
     return bool(np.isfinite(values).all())

@@ -9,6 +9,8 @@ from onnxq.compat.options import CompatOption, OptionTable, convert_options, war
 from onnxq.compat.theirs import hand_on
 
 if TYPE_CHECKING:
+    import onnx
+
     from onnxq.graph import ModelSource
 
 __getattr__ = hand_on("shape_inference")
@@ -57,7 +59,7 @@ def quant_pre_process(
     Raises ModelError for a model that cannot be read, ConfigError without one.
     """
     from onnxq.errors import ConfigError
-    from onnxq.graph import ensure_opset, infer_shapes, load_model, name_nodes, save_model
+    from onnxq.graph import ensure_opset, infer_shapes, name_nodes, save_model
 
     source = deprecated_kwargs.pop("input_model_path", None) if input_model is None else input_model
     if source is None or output_model_path is None:
@@ -66,7 +68,7 @@ def quant_pre_process(
     arguments = {name: value for name, value in locals().items() if name in _OPTIONS}
     saving, cautions = convert_options({**arguments, **deprecated_kwargs}, _OPTIONS)
     warn_caller(cautions)
-    proto = ensure_opset(name_nodes(load_model(_repair_model(source)).proto), _OPSET)
+    proto = ensure_opset(name_nodes(_load_repaired(source)), _OPSET)
     save_model(
         infer_shapes(proto),
         output_model_path,
@@ -76,8 +78,8 @@ def quant_pre_process(
     )
 
 
-def _repair_model(source: ModelSource) -> ModelSource:
-    """A model below opset 11 without operators that its opset does not have, as exporters of its time wrote them."""
+def _load_repaired(source: ModelSource) -> onnx.ModelProto:
+    """A model; one below opset 11 without operators that its opset does not have, as exporters of its time wrote."""
     import onnx
     from onnx import version_converter
 
@@ -85,7 +87,7 @@ def _repair_model(source: ModelSource) -> ModelSource:
     from onnxq.graph import find_opset, load_model
 
     try:
-        load_model(source)
+        return load_model(source).proto
     except ModelError as error:
         proto = source if isinstance(source, onnx.ModelProto) else onnx.load(source)
         if (find_opset(proto) or _OPSET) >= _OPSET or error.code != _INVALID:
@@ -94,5 +96,4 @@ def _repair_model(source: ModelSource) -> ModelSource:
         for node in copy.graph.node:
             # Opset 10 has a Resize with the same inputs in its place.
             node.op_type = "Resize" if node.op_type == "Upsample" else node.op_type
-        return version_converter.convert_version(copy, _OPSET)
-    return source
+        return load_model(version_converter.convert_version(copy, _OPSET)).proto

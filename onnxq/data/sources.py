@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import Array, Arrays, Shape, fits_dims
 from onnxq.data.fit import (
     Feeds,
     Inputs,
@@ -119,13 +119,9 @@ def find_cut(
     return _require_samples(Cut(shape[axis], axis, symbol=symbol), value, where)
 
 
-def fits_whole(shape: Sequence[int], value: ValueInfo) -> bool:
+def fits_whole(shape: Shape, value: ValueInfo) -> bool:
     """True if the whole array can be fed."""
-    if value.shape is None:
-        return True
-    return len(shape) == len(value.shape) and all(
-        got == want for got, want in zip(shape, value.shape, strict=True) if isinstance(want, int)
-    )
+    return value.shape is None or fits_dims(shape, value.shape)
 
 
 def _require_samples(cut: Cut, value: ValueInfo, where: str) -> Cut:

@@ -106,14 +106,11 @@ def _has_bytes(index: GraphIndex, node: NodeRef, k: int) -> bool:
 
 def _read_bytes(index: GraphIndex, pair: NodeRef) -> Array:
     """The integers of a weight that `_has_bytes`; a Cast makes bytes of those of fewer bits."""
-    values = index.input_value(pair, 0)
-    if values is not None:
-        return values
     cast = index.maker(pair)
-    packed = index.input_value(cast, 0)
-    assert cast is not None
-    assert packed is not None
-    return packed.astype(helper.tensor_dtype_to_np_dtype(int(cast.attrs["to"])))
+    values = np.asarray(index.input_value(cast or pair, 0))
+    if cast is None:
+        return values
+    return values.astype(helper.tensor_dtype_to_np_dtype(int(cast.attrs["to"])))
 
 
 def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: NodeRef) -> None:

@@ -187,11 +187,6 @@ class LightModel:
         return imports
 
     @property
-    def ir_version(self) -> int:
-        """The version of the ONNX file format."""
-        return self.proto.ir_version
-
-    @property
     def metadata_props(self) -> Sequence[StringStringEntryProto]:
         """The model's metadata."""
         entries: Sequence[StringStringEntryProto] = self.proto.metadata_props

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from onnx import ModelProto
 
-from onnxq.arrays import Shape, are_finite
+from onnxq.arrays import Shape, are_finite, fits_dims
 from onnxq.errors import ModelError, VerificationError
 from onnxq.graph import scopes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
@@ -170,8 +170,7 @@ def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: Shape) -> str:
     if not -len(dims) <= axis < len(dims):
         return f"has axis {axis}, its tensor rank {len(dims)}"
     wanted = list(shape_scales(dims, make_granularity(axis, block)))
-    sizes = zip(wanted, scale, strict=False)
-    if len(scale) == len(wanted) and all(w == s for w, s in sizes if isinstance(w, int)):
+    if fits_dims(scale, wanted):
         return ""
     if block:
         return f"has scales of shape {list(scale)}, its blocks need {wanted}"

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, are_scales, as_float32, as_float64, unwrap_single
+from onnxq.arrays import Array, are_scales, as_float32, as_float64, fits_dims, unwrap_single
 from onnxq.config.schema import Axis, Level, Loose, Natural, Width, check_values
 from onnxq.errors import ModelError, OnnxqError, suggest_names
 from onnxq.graph import Dims, GraphIndex, NodeRef
@@ -213,10 +213,7 @@ def check_shape(marker: Marker, shape: Dims | None) -> None:
             f"axis {grain.axis} of a tensor of shape {list(shape)}",
             "use an axis it has",
         )
-    expected = shape_scales(shape, grain)
-    if len(expected) != len(actual) or any(
-        isinstance(e, int) and e != a for e, a in zip(expected, actual, strict=True)
-    ):
+    if not fits_dims(actual, shape_scales(shape, grain)):
         raise _fault(
             marker.site,
             f"scale of shape {actual} for a tensor of shape {list(shape)} on axis {grain.axis}",

@@ -247,21 +247,15 @@ def _choose_storage(spec: QuantSpec, engine: Target, op_type: str) -> QuantSpec:
 def _keeps_sites(sites: Iterable[SitePlan], proto: ModelProto) -> bool:
     """True when the model still has every site and every reader of it."""
     index = GraphIndex(proto)
-    nodes = index.named
     for site in sites:
-        edges = [*site.named_consumers, *([site.site] if isinstance(site.site, Edge) else [])]
-        if any(
-            edge.node not in nodes or edge.index >= len(nodes[edge.node].inputs) for edge in edges
-        ):
+        tensor = site.site
+        edges = [*site.named_consumers, *([tensor] if isinstance(tensor, Edge) else [])]
+        read = {index.find_input(index.named.get(edge.node), edge.index) for edge in edges}
+        if None in read:
             return False
-        if isinstance(site.site, TensorId):
-            read = {
-                index.resolve_tensor(nodes[edge.node].inputs[edge.index], edge.scope)
-                for edge in edges
-            }
-            if index.resolve_tensor(site.site.name, site.site.scope) != site.site or read - {
-                site.site
-            }:
+        if isinstance(tensor, TensorId):
+            there = index.resolve_tensor(tensor.name, tensor.scope)
+            if (read | {there}) != {tensor}:
                 return False
     return True
 
