@@ -14,13 +14,12 @@ from onnxq.errors import CalibrationError, ConfigError, suggest_names
 from onnxq.files import guard_outputs
 from onnxq.graph import GraphIndex
 from onnxq.interop import ScaleTable, make_rules, read_scales, sort_by_name
+from onnxq.interop.base import UnmatchedKind, UnusedLine
 from onnxq.interop.matching import (
     Imported,
     MatchedSite,
     MissingSite,
     ScaleMatch,
-    UnmatchedKind,
-    UnusedLine,
     list_consumers,
     match_scales,
     set_scales,

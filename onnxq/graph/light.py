@@ -97,7 +97,7 @@ class WeightStore:
 
     def array(self, tensor: TensorProto) -> Array:
         """The read-only values of a stub: those in a file only as long as the caller keeps them."""
-        stored = self._arrays[_key(tensor)]
+        stored = self.locate(tensor)
         if not isinstance(stored, StoredArray):
             return stored
         values = stored.map()
@@ -116,7 +116,7 @@ class WeightStore:
 
     def bytes_of(self, tensor: TensorProto) -> NDArray[np.uint8]:
         """The values of a stub as they lie in a file: little endian, and packed where the type is."""
-        stored = self._arrays[_key(tensor)]
+        stored = self.locate(tensor)
         array = stored.map() if isinstance(stored, StoredArray) else stored
         return array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
 

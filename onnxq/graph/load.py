@@ -58,17 +58,21 @@ class Model:
     """A model read from a file (or copied from a ModelProto).
 
     proto: whole, or with stubs for large weights, whose arrays are in `weights` and stay in their files.
-    path: None for a ModelProto. size_bytes: the file and its external data. external: it had external data.
-    notes: changes made while reading, one sentence each. files: those that were read.
+    path: None for a ModelProto. size_bytes: the file and its external data. notes: changes made while reading, one
+    sentence each. files: those that were read.
     """
 
     proto: ModelProto
     path: Path | None
     size_bytes: int
-    external: bool
     notes: Cautions = ()
     files: tuple[Path, ...] = ()
     weights: WeightStore | None = None
+
+    @property
+    def external(self) -> bool:
+        """True for a model with external data."""
+        return len(self.files) > 1
 
     @property
     def light(self) -> LightModel:
@@ -100,7 +104,6 @@ def load_model(source: ModelSource, *, lazy: bool = False, attribute: str = "") 
             cause = "its data lies in another file, which a ModelProto cannot find"
             raise ModelError(f"tensor {loose!r}", cause, "give the path", code="Q106")
         size = proto.ByteSize()
-        external = False
     else:
         path = Path(source)
         subject = str(path)
@@ -110,7 +113,6 @@ def load_model(source: ModelSource, *, lazy: bool = False, attribute: str = "") 
             proto = _parse_model(_read_file(path), path)
             read = load_external(proto, path)
         size = path.stat().st_size + sum(read.values())
-        external = sum(read.values()) > 0
         files = (path, *read)
     # Before the checker, which refuses nodes out of order and of domains that are not imported.
     imports = _settle_imports(proto)
@@ -125,7 +127,7 @@ def load_model(source: ModelSource, *, lazy: bool = False, attribute: str = "") 
         *_raise_opset(proto, subject),
     )
     check_structure(proto, subject, attribute)
-    return Model(proto, path, size, external, notes, files, store)
+    return Model(proto, path, size, notes, files, store)
 
 
 def check_structure(proto: ModelProto, subject: str, attribute: str = "") -> None:

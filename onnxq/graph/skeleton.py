@@ -5,9 +5,9 @@ protobuf itself reads and writes a message whole: a model of 2 GB would be in me
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from onnx import GraphProto, ModelProto, TensorProto
 
@@ -24,15 +24,10 @@ _VARINT = 0
 _EIGHT = 1
 _BYTES = 2
 _FOUR = 5
+# Bytes, or a file mapped into memory.
+Buffer = bytes | mmap.mmap
 # Offset and length by a number.
 Extents = dict[int, tuple[int, int]]
-
-
-class Buffer(Protocol):
-    """Bytes, or a file mapped into memory."""
-
-    def __getitem__(self, at: slice, /) -> bytes: ...
-    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from onnxq.arrays import are_scales, as_float32, as_float64, as_int32, unwrap_si
 from onnxq.errors import ConfigError
 from onnxq.sites import Names, Role
 from onnxq.spec import Granularity, PerTensor, QParams, QuantSpec
+from onnxq.wording import Word
 
 _INT8 = QuantSpec()
 _ONE_SCALE = PerTensor()
@@ -53,13 +54,25 @@ class TensorScale:
 TensorScales = tuple[TensorScale, ...]
 
 
-@dataclass(frozen=True)
-class SkippedEntry:
-    """An entry that no pair stands for, with the reason."""
+class UnmatchedKind(Word):
+    """Why a name of the file is no tensor of the prepared model."""
+
+    FOLDED = "folded"  # the model has it; preparation fused it into another
+    TENSORRT = "tensorrt"  # a layer that TensorRT added and named itself
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnusedLine:
+    """A line that no site took."""
 
     name: str
     line: int
-    reason: str
+    # None for a tensor of the prepared model, which the plan does not quantize.
+    why: UnmatchedKind | None = None
+    reason: str = ""
+    # For unknown names, the nearest of the model.
+    nearest: Names = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +87,8 @@ class ScaleTable:
     origin: str
     # Names that the tool gives to tensors without an ONNX node; None: none.
     own_names: re.Pattern[str] | None = None
-    skipped: tuple[SkippedEntry, ...] = ()
+    # Entries that no pair stands for, each with the reason.
+    skipped: tuple[UnusedLine, ...] = ()
     # Name of the format, by which a backend may claim it.
     kind: str = ""
     # How entries are counted: in lines of the file, or one by one.

@@ -9,7 +9,7 @@ from typing import Any
 
 from onnxq.config.schema import JsonText, find_line
 from onnxq.errors import CalibrationError
-from onnxq.interop.base import NoGridError, ScaleTable, SkippedEntry, TensorScale
+from onnxq.interop.base import NoGridError, ScaleTable, TensorScale, UnusedLine
 from onnxq.sites import JsonObject
 
 # Faults listed in an error.
@@ -26,7 +26,7 @@ class JsonTable:
     tool: str
     name: str
     entries: list[TensorScale] = field(default_factory=list)
-    skipped: list[SkippedEntry] = field(default_factory=list)
+    skipped: list[UnusedLine] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     count: int = 0
 
@@ -38,7 +38,7 @@ class JsonTable:
         try:
             self.entries.append(make(self.count))
         except NoGridError as error:
-            self.skipped.append(SkippedEntry(name, self.count, str(error)))
+            self.skipped.append(UnusedLine(name=name, line=self.count, reason=str(error)))
         # Whatever an entry of another shape makes of the code that reads it is a fault of the file.
         except (
             AttributeError,

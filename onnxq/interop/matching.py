@@ -10,26 +10,25 @@ import numpy as np
 
 from onnxq.errors import CalibrationError, PlanError, find_nearest, suggest_names
 from onnxq.graph import FLOAT_TENSORS, LAYOUT_OPS, GraphIndex, NodeRef
-from onnxq.interop.base import ScaleTable, TensorScale, TensorScales, sort_by_name
+from onnxq.interop.base import (
+    ScaleTable,
+    TensorScale,
+    TensorScales,
+    UnmatchedKind,
+    UnusedLine,
+    sort_by_name,
+)
 from onnxq.interop.fitting import fit_numbers
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.sites import Causes, Caution, Cautions, Names, Site, TensorId
 from onnxq.spec import QParams
-from onnxq.wording import Word, show_as_summary
+from onnxq.wording import show_as_summary
 
 # Operators whose output 0 holds exactly the values of input 0, so that both have one range.
 _SAME_VALUES = LAYOUT_OPS | {"Dropout", "Expand", "Tile", "DepthToSpace", "SpaceToDepth"}
 _CONSTANT = "a constant: weights get their scales from their values"
 _BIAS = "a bias: its scale is its input's times its weight's"
 _BIAS_BITS = 32
-
-
-class UnmatchedKind(Word):
-    """Why a name of the file is no tensor of the prepared model."""
-
-    FOLDED = "folded"  # the model has it; preparation fused it into another
-    TENSORRT = "tensorrt"  # a layer that TensorRT added and named itself
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +44,6 @@ class MatchedSite:
     through: str = ""
     # What became of the numbers, where the site's type has other levels; "" where they are the file's.
     kept: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnusedLine:
-    """A line that no site took."""
-
-    name: str
-    line: int
-    # None for a tensor of the prepared model, which the plan does not quantize.
-    why: UnmatchedKind | None = None
-    reason: str = ""
-    # For unknown names, the nearest of the model.
-    nearest: Names = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,8 +293,7 @@ def _explain_leftovers(
     """The lines that no site took, with the reason of each. left: of tensors whose numbers do not fit their site."""
     now = _list_names(prepared)
     then = _list_names(before)
-    for skipped in table.skipped:
-        yield UnusedLine(name=skipped.name, line=skipped.line, reason=skipped.reason)
+    yield from table.skipped
     for entry in table.entries:
         name = entry.name
         if entry.line in used:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnxq.arrays import Mask
 from onnxq.errors import CalibrationError
 from onnxq.files import find_calibrator
-from onnxq.interop.base import ImportFormat, ScaleTable, SkippedEntry, TensorScale, refuse_non_int8
+from onnxq.interop.base import ImportFormat, ScaleTable, TensorScale, UnusedLine, refuse_non_int8
 
 # Of the scales, in plans.
 ORIGIN = "TensorRT calibration cache"
@@ -60,7 +60,7 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
         raise _fault(f"{source}:{number}", cause, fix, line=number)
     _check_order(lines[number:], source)
     entries = list[TensorScale]()
-    skipped = list[SkippedEntry]()
+    skipped = list[UnusedLine]()
     faults = []
     for k, line in enumerate(lines[number:], number + 1):
         if line.strip():
@@ -73,9 +73,8 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
             if entry.scale:
                 entries.append(entry)
             else:
-                skipped.append(
-                    SkippedEntry(entry.name, k, "a scale of 0, as of a tensor without values")
-                )
+                reason = "a scale of 0, as of a tensor without values"
+                skipped.append(UnusedLine(name=entry.name, line=k, reason=reason))
     faults += _find_repeated(entries)
     if faults:
         more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""

@@ -4,7 +4,8 @@ import json
 
 from onnxq.commands.results import show, write_json
 from onnxq.interop import Imported
-from onnxq.interop.matching import MatchedSite, MissingSite, UnmatchedKind, UnusedLine
+from onnxq.interop.base import UnmatchedKind, UnusedLine
+from onnxq.interop.matching import MatchedSite, MissingSite
 from onnxq.plan import Plan
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned

@@ -18,7 +18,7 @@ from onnxq.commands.import_calibration import import_calibration
 from onnxq.config import Config, Rule, RuleSet, TensorConfig
 from onnxq.errors import CalibrationError, ConfigError, PlanError
 from onnxq.interop import Imported, read_scales
-from onnxq.interop.matching import UnmatchedKind
+from onnxq.interop.base import UnmatchedKind
 from onnxq.interop.trt_cache import HEADER, ORIGIN, parse_cache
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
