@@ -9,7 +9,7 @@ Stubs are external data to every other tool, and those here leave external data 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
@@ -18,14 +18,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import (
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    OperatorSetIdProto,
-    StringStringEntryProto,
-    TensorProto,
-)
+from onnx import GraphProto, ModelProto, TensorProto
 
 from onnxq.arrays import Array, ArrayDict
 from onnxq.graph.scopes import embed_bytes, set_location
@@ -175,22 +168,19 @@ class LightModel:
         return self.proto.graph
 
     @property
-    def functions(self) -> Sequence[FunctionProto]:
+    def functions(self) -> Any:
         """The model-local functions."""
-        functions: Sequence[FunctionProto] = self.proto.functions
-        return functions
+        return self.proto.functions
 
     @property
-    def opset_import(self) -> Sequence[OperatorSetIdProto]:
+    def opset_import(self) -> Any:
         """The operator sets the model uses."""
-        imports: Sequence[OperatorSetIdProto] = self.proto.opset_import
-        return imports
+        return self.proto.opset_import
 
     @property
-    def metadata_props(self) -> Sequence[StringStringEntryProto]:
+    def metadata_props(self) -> Any:
         """The model's metadata."""
-        entries: Sequence[StringStringEntryProto] = self.proto.metadata_props
-        return entries
+        return self.proto.metadata_props
 
     def replace(self, proto: ModelProto, store: WeightStore | None = None) -> LightModel:
         """The light model of a graph made from this one; itself for its own. store: has the arrays of new stubs too."""
