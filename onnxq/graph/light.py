@@ -349,13 +349,11 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, ArrayDict]:
             places[tensor.name] = place
         else:
             arrays[tensor.name] = model.weights.array(tensor)
-    proto = _attach(model, packed) if packed else model.proto
-    if places:
-        proto = proto if packed else deepcopy(proto)
-        for tensor in proto.graph.initializer:
-            if (stored := places.get(tensor.name)) is not None:
-                location = stored.file.path.relative_to(stored.file.path.anchor).as_posix()
-                set_location(tensor, location=location, offset=stored.offset, length=stored.nbytes)
+    proto = _attach(model, packed) if packed or places else model.proto
+    for tensor in proto.graph.initializer:
+        if (stored := places.get(tensor.name)) is not None:
+            location = stored.file.path.relative_to(stored.file.path.anchor).as_posix()
+            set_location(tensor, location=location, offset=stored.offset, length=stored.nbytes)
     return proto, arrays
 
 

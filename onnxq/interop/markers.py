@@ -24,7 +24,7 @@ from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.model import Saturation
 from onnxq.planner import add_precision, anchor_sites, find_float_nodes, find_needed_opset
 from onnxq.planner.sums import bind_sums, digest_weights, warn_allowed
-from onnxq.sites import Edge, Names, Role, Site, TensorId
+from onnxq.sites import Names, Role, Site, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType, QParams, QuantSpec
 from onnxq.wording import show_as_summary
 
@@ -249,7 +249,7 @@ def _keeps_sites(sites: Iterable[SitePlan], proto: ModelProto) -> bool:
     index = GraphIndex(proto)
     for site in sites:
         tensor = site.site
-        edges = [*site.named_consumers, *([tensor] if isinstance(tensor, Edge) else [])]
+        edges = site.find_readers(index)
         read = {index.find_input(index.named.get(edge.node), edge.index) for edge in edges}
         if None in read:
             return False

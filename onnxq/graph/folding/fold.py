@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -278,7 +279,12 @@ class _Folding:
             for k, name in enumerate(ref.outputs):
                 names[TensorId(name, ref.scope)] = node.output[k] = f"t{len(names)}" if name else ""
             part.append(node)
-        values = evaluate_nodes(self.proto, part, constants, [names[t] for t in wanted])
+        run = partial(evaluate_nodes, self.proto, part, constants)
+        values = run([names[t] for t in wanted])
+        if values is None:
+            # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
+            alone = [run([names[t]]) for t in wanted] if len(wanted) > 1 else []
+            values = {name: value for each in alone if each for name, value in each.items()}
         return {t: encode_tensor(t.name, values[names[t]]) for t in wanted if names[t] in values}
 
     def _list_makers(self, nodes: Nodes, wanted: list[TensorId]) -> list[NodeRef]:

@@ -221,36 +221,21 @@ def move_constant(node: NodeRef, source: Array, dtype: int, shape: Shape | None)
     return None
 
 
+# graphsurgeon computes only what nothing foldable reads: every wanted tensor gets an Identity of this name behind it.
+_END = " "
+
+
 def evaluate_nodes(
     like: ModelProto,
     nodes: Sequence[NodeProto],
     constants: Mapping[str, TensorProto],
     wanted: Sequence[str],
-) -> ArrayDict:
-    """The values of the `wanted` tensors; those that ONNX Runtime cannot compute are left out.
+) -> ArrayDict | None:
+    """The values of the `wanted` tensors; None where ONNX Runtime cannot compute one of them.
 
     nodes: in topological order, reading `constants` and each other. like: gives opsets and IR version. Raises
     MissingDependencyError without onnxruntime.
     """
-    values = _run_part(like, nodes, constants, wanted) if wanted else {}
-    if values is not None or len(wanted) == 1:
-        return values or {}
-    # One node that cannot run keeps the others from running; alone, each of the rest has its chance.
-    alone = (_run_part(like, nodes, constants, [name]) for name in wanted)
-    return {name: value for part in alone if part for name, value in part.items()}
-
-
-# graphsurgeon computes only what nothing foldable reads: every wanted tensor gets an Identity of this name behind it.
-_END = " "
-
-
-def _run_part(
-    like: ModelProto,
-    nodes: Sequence[NodeProto],
-    constants: Mapping[str, TensorProto],
-    wanted: Sequence[str],
-) -> ArrayDict | None:
-    """The values of `wanted`, computed from the nodes and constants that it needs; None where ONNX Runtime cannot."""
     ends = [
         helper.make_node("Identity", [name], [name + _END], name=name + _END) for name in wanted
     ]
