@@ -115,15 +115,11 @@ def _convert_opset(proto: ModelProto, version: int) -> ModelProto:
         converted = onnx.version_converter.convert_version(bare, version)
     except Exception as error:
         raise _explain_failure(named, version, error) from error
-    result = ModelProto()
-    copy_fields(light, result, ("graph", "opset_import", "ir_version"))
-    result.opset_import.extend(
-        helper.make_opsetid(entry.domain, version if entry.domain in OWN_DOMAINS else entry.version)
-        for entry in named.opset_import
-    )
-    result.ir_version = max(
-        named.ir_version, helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True)
-    )
+    result = deepcopy(light)
+    for entry in result.opset_import:
+        entry.version = version if entry.domain in OWN_DOMAINS else entry.version
+    needed = helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True)
+    result.ir_version = max(named.ir_version, needed)
     result.graph.CopyFrom(converted.graph)
     _reattach_model(light, result)
     if find_opset(named) < _RESIZE_ATTRIBUTES <= version:

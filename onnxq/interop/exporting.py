@@ -133,15 +133,11 @@ def _list_entries(sites: Iterable[SitePlan]) -> Iterator[tuple[SitePlan, TensorS
         )
         # Pairs of several readers with the same numbers are one entry.
         group = grouped.setdefault(name, [])
-        readers = _list_readers(site)
         same = next((other for other in group if is_same_grid(entry, other)), None)
-        if same is not None:
-            entry = same
-        elif group:
-            entry = replace(entry, readers=readers)
         if same is None:
-            group.append(entry)
-        yield site, entry, "" if len(group) <= 2 else "a third kind of numbers on one tensor"
+            same = replace(entry, readers=_list_readers(site)) if group else entry
+            group.append(same)
+        yield site, same, "" if len(group) <= 2 else "a third kind of numbers on one tensor"
 
 
 def _list_readers(site: SitePlan) -> Names:

@@ -13,7 +13,7 @@ from typing import Any, Generic
 
 import numpy as np
 from numpy.typing import ArrayLike
-from onnx import AttributeProto, NodeProto, StringStringEntryProto, TensorProto, helper
+from onnx import AttributeProto, NodeProto, TensorProto, helper
 
 from onnxq.arrays import Array
 from onnxq.errors import ModelError, suggest_names
@@ -170,10 +170,9 @@ class Editor(Generic[M]):
             for tensor in outputs
         ]
         node = gs.Node(op_type, name=name, inputs=read, outputs=results, domain=domain or None)
-        notes = [
-            StringStringEntryProto(key=key, value=value) for key, value in (metadata or {}).items()
-        ]
-        self._nodes[name] = NodeRecord(node, scope, NodeProto(metadata_props=notes), attributes)
+        source = NodeProto()
+        helper.set_metadata_props(source, dict(metadata or {}))
+        self._nodes[name] = NodeRecord(node, scope, source, attributes)
         self._names.add(name)
         if before is not None:
             self._before[before].append(name)
