@@ -20,13 +20,7 @@ from onnxq.graph.base import (
 from onnxq.graph.convert import ensure_opset, fix_noise, inline_functions
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.folding.fold import fold_constants
-from onnxq.graph.identity import (
-    Fingerprint,
-    compute_fingerprint,
-    compute_structural_ids,
-    hash_graph,
-    index_named,
-)
+from onnxq.graph.identity import compute_fingerprint, compute_structural_ids
 from onnxq.graph.index import GraphIndex, find_opset, get_index
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.light import (
@@ -44,14 +38,7 @@ from onnxq.graph.load import Model, ModelSource, load_model
 from onnxq.graph.names import choose_name, name_file, name_nodes
 from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
 from onnxq.graph.save import save_model
-from onnxq.graph.scopes import (
-    iterate_subgraphs,
-    list_reads,
-    replace_items,
-    walk_all_nodes,
-    walk_from,
-    walk_graphs,
-)
+from onnxq.graph.scopes import replace_items, walk_all_nodes, walk_from, walk_graphs
 from onnxq.graph.shapes import fix_sizes, infer_shapes
 from onnxq.graph.storage import TENSOR_TYPES, release_pages
 from onnxq.graph.subgraph import Cutter
@@ -68,7 +55,6 @@ __all__ = [
     "Cutter",
     "Dims",
     "Editor",
-    "Fingerprint",
     "Graph",
     "GraphIndex",
     "LightModel",
@@ -94,13 +80,9 @@ __all__ = [
     "fix_sizes",
     "fold_constants",
     "get_index",
-    "hash_graph",
-    "index_named",
     "infer_shapes",
     "inline_functions",
     "is_large_model",
-    "iterate_subgraphs",
-    "list_reads",
     "load_model",
     "name_file",
     "name_nodes",

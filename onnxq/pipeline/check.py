@@ -28,7 +28,8 @@ from onnxq.evaluation.compare import (
 )
 from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import explain_missing, find_selections
-from onnxq.graph import GraphIndex, ModelLike, bare_proto, get_index, index_named, widen_model
+from onnxq.graph import GraphIndex, ModelLike, bare_proto, get_index, widen_model
+from onnxq.graph.identity import index_named
 from onnxq.graph.storage import count_tensor_bytes
 from onnxq.passes import LOST_DB, FloatState, PlannedState, RunContext
 from onnxq.plan import PlacementMethod, Plan

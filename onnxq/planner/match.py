@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from onnxq.backends import find_target
 from onnxq.errors import PlanError, suggest_names
-from onnxq.graph import Fingerprint, GraphIndex
+from onnxq.graph import GraphIndex
+from onnxq.graph.identity import Fingerprint
 from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.planner.build import anchor_sites, find_needed_opset
 from onnxq.planner.place import find_float_nodes

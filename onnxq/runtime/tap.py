@@ -16,7 +16,8 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from onnxq.arrays import Shape
 from onnxq.errors import ModelError, suggest_names
-from onnxq.graph import FLOAT_TENSORS, GraphIndex, LightModel, ModelLike, get_index, hash_graph
+from onnxq.graph import FLOAT_TENSORS, GraphIndex, LightModel, ModelLike, get_index
+from onnxq.graph.identity import hash_graph
 from onnxq.graph.light import bare_proto, find_provider, is_large_model, rebuild
 from onnxq.graph.names import choose_name
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs

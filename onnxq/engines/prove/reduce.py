@@ -10,7 +10,8 @@ import onnx
 from onnx import helper
 
 from onnxq.engines.prove.proof import Reduced
-from onnxq.graph import Cutter, GraphIndex, ModelLike, list_reads
+from onnxq.graph import Cutter, GraphIndex, ModelLike
+from onnxq.graph.scopes import list_reads
 from onnxq.sites import Names, TensorId
 
 Fails = Callable[[ModelLike], bool]

@@ -21,7 +21,8 @@ from onnxq.arrays import Array, Arrays, RunValues
 from onnxq.config import Config
 from onnxq.data import Dataset, augment_sample
 from onnxq.errors import ModelError
-from onnxq.graph import ModelLike, bare_proto, infer_shapes, iterate_subgraphs, list_reads
+from onnxq.graph import ModelLike, bare_proto, infer_shapes
+from onnxq.graph.scopes import iterate_subgraphs, list_reads
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.passes.judging import has_few_bits
