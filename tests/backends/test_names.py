@@ -20,7 +20,7 @@ ALLOWED = {
     # Sparsebit's words for its backends, and ours for them: read below the room of backends.
     "onnxq/config/sparsebit.py",
     # What the names in TensorRT's calibration cache stand for.
-    "onnxq/interop/matching.py",
+    "onnxq/interop/base.py",
     # A key of MQBench's files.
     "onnxq/interop/trt_ranges.py",
 }
