@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from onnxq.arrays import Array, Interval, are_finite, as_float32
 from onnxq.errors import ModelError
@@ -105,23 +105,22 @@ class _Quantizer:
     exact: bool
 
 
-def has_quant_nodes(proto: ModelProto) -> bool:
-    """True for a model with operators of QONNX."""
-    return any(node.domain in DOMAINS and node.op_type in _OPS for node in walk_all_nodes(proto))
-
-
 def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
     """A copy with pairs in the place of QONNX's operators, and a warning of those that become float operators alone.
 
-    The node that gives the result keeps its name. Raises ModelError naming an operator whose numbers are not constant.
+    The model itself without any. The node that gives the result keeps its name. Raises ModelError naming an operator
+    whose numbers are not constant.
     """
+    if not any(map(_is_quantizer, walk_all_nodes(proto))):
+        return proto, ()
     named = infer_shapes(name_nodes(inline_functions(proto) if proto.functions else proto))
     index = GraphIndex(named)
-    nodes = [node for node in index.nodes if node.domain in DOMAINS and node.op_type in _OPS]
     version = max(
         [entry.version for entry in proto.opset_import if entry.domain in DOMAINS], default=1
     )
-    quantizers = [_read_quantizer(index, node, version) for node in nodes]
+    quantizers = [
+        _read_quantizer(index, node, version) for node in filter(_is_quantizer, index.nodes)
+    ]
     specs = [_find_spec(index, quantizer) for quantizer in quantizers]
     # Only what needs the newer opset asks for it: older engines read the older one.
     wide = any(spec is not None and spec.bits == 16 for spec in specs)
@@ -150,6 +149,10 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
     return model, (Caution("W145", text),)
 
 
+def _is_quantizer(node: NodeProto | NodeRef) -> bool:
+    return node.domain in DOMAINS and node.op_type in _OPS
+
+
 def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantizer:
     def read(k: int) -> Array:
         value = index.input_value(node, k)
@@ -166,9 +169,8 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
     if node.op_type == "BipolarQuant":
         return _read_bipolar(node, scale)
     zero = read(2)
-    mode = _read_text(
-        node.attrs.get("rounding_mode", "FLOOR" if node.op_type == "Trunc" else "ROUND")
-    )
+    usual = "FLOOR" if node.op_type == "Trunc" else "ROUND"
+    mode = str(node.attrs.get("rounding_mode", usual)).upper()
     if mode not in _ROUNDING:
         fix = f"use one of {', '.join(_ROUNDING)}"
         raise ModelError(node.name, f"rounds by {mode!r}", fix, code="Q518")
@@ -208,10 +210,6 @@ def _read_bipolar(node: NodeRef, scale: Array, zero: Array | None = None) -> _Qu
     grid = _Grid(scale, zero, -1.0, 1.0)
     steps: _Steps = (("Div", scale), ("Add", zero), ("sign", None))
     return _Quantizer(node, grid, (*steps, *grid.values), False)
-
-
-def _read_text(value: Any) -> str:
-    return (value.decode() if isinstance(value, bytes) else str(value)).upper()
 
 
 def _list_levels(bits: float, signed: bool, narrow: bool) -> Interval:

@@ -21,7 +21,7 @@ from onnxq.annotate.bits import (
 )
 from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dynamic, list_operators
 from onnxq.annotate.operators import find_operators, find_saturating
-from onnxq.annotate.quant_nodes import has_quant_nodes, read_quant_nodes
+from onnxq.annotate.quant_nodes import read_quant_nodes
 from onnxq.graph import GraphIndex, Model, ModelSource, load_model, name_file, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.convert import inline_functions
@@ -40,8 +40,6 @@ def read_model(source: ModelSource) -> Model:
     for operators of QONNX whose numbers are computed.
     """
     model = load_model(source, attribute=ATTRIBUTE)
-    if not has_quant_nodes(model.proto):
-        return model
     proto, notes = read_quant_nodes(model.proto)
     return replace(model, proto=proto, notes=model.notes + notes)
 
