@@ -107,6 +107,12 @@ def map_stored(graph: GraphProto) -> dict[str, Stored]:
     return dense | {sparse.values.name: sparse for sparse in graph.sparse_initializer}
 
 
+def store_tensor(graph: GraphProto, tensor: Stored) -> None:
+    """Add a stored tensor to a graph, in place."""
+    sparse = isinstance(tensor, SparseTensorProto)
+    (graph.sparse_initializer if sparse else graph.initializer).append(tensor)
+
+
 def list_defined(graph: GraphProto) -> set[str]:
     """Return the tensors defined in this very scope: inputs, initializers, node outputs."""
     names = {value.name for value in graph.input}.union(map_stored(graph))

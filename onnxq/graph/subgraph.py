@@ -16,7 +16,6 @@ from onnx import (
     GraphProto,
     ModelProto,
     NodeProto,
-    SparseTensorProto,
     TensorProto,
     ValueInfoProto,
     helper,
@@ -34,6 +33,7 @@ from onnxq.graph.scopes import (
     rename_tensors,
     replace_items,
     sort_nodes,
+    store_tensor,
     walk_from,
 )
 
@@ -184,11 +184,8 @@ def assemble_model(
     graph.input.extend(inputs)
     graph.output.extend(outputs)
     for name in dict.fromkeys((*_list_reads(nodes), *(value.name for value in graph.output))):
-        tensor = stored.get(name)
-        if isinstance(tensor, SparseTensorProto):
-            graph.sparse_initializer.append(tensor)
-        elif tensor is not None:
-            graph.initializer.append(tensor)
+        if name in stored:
+            store_tensor(graph, stored[name])
     model.functions.extend(_list_functions(like, nodes))
     return model
 

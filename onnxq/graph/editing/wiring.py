@@ -16,25 +16,18 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnx import (
-    AttributeProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    SparseTensorProto,
-    TensorProto,
-    ValueInfoProto,
-    helper,
-)
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from onnxq.errors import ModelError
 from onnxq.graph.editing import gs
 from onnxq.graph.scopes import (
+    Stored,
     iterate_subgraphs,
     join_scope,
     list_defined,
     map_stored,
     sort_topologically,
+    store_tensor,
     walk_from,
 )
 from onnxq.graph.storage import copy_around_bodies, copy_fields
@@ -68,7 +61,7 @@ class ScopeRecord:
     order: list[str] = field(default_factory=list)
     inputs: list[ValueInfoProto] = field(default_factory=list)
     outputs: list[ValueInfoProto] = field(default_factory=list)
-    initializers: dict[str, TensorProto | SparseTensorProto] = field(default_factory=dict)
+    initializers: dict[str, Stored] = field(default_factory=dict)
     value_info: dict[str, ValueInfoProto] = field(default_factory=dict)
     # Tensors with a quantization annotation: the name in the file -> the name now.
     annotated: dict[str, str] = field(default_factory=dict)
@@ -289,11 +282,7 @@ def _restore_graph(wiring: Wiring, scope: ScopeRecord, target: GraphProto) -> No
     target.input.extend(scope.inputs)
     target.output.extend(scope.outputs)
     for tensor in scope.initializers.values():
-        (
-            target.sparse_initializer
-            if isinstance(tensor, SparseTensorProto)
-            else target.initializer
-        ).append(tensor)
+        store_tensor(target, tensor)
     # Inputs and outputs carry their types themselves.
     declared = {value.name for value in (*scope.inputs, *scope.outputs)}
     for name, value in scope.value_info.items():
