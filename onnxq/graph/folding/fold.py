@@ -118,12 +118,12 @@ class _Folding:
         self.weights = GraphIndex(model)
         self.shapes = infer_shape_values(self.index)
         self.protos = {node.name: node for node in walk_nodes(proto.graph)}
-        given_out = (
-            self.index.resolve_tensor(name, s)
-            for s in self.index.scopes
-            for name in self.index.scope_outputs(s)
-        )
-        self.protected = {t for t in given_out if t is not None}
+        # Tensors that a graph or body gives out.
+        self.protected = {
+            self.index.resolve_tensor(name, scope)
+            for scope in self.index.scopes
+            for name in self.index.scope_outputs(scope)
+        }
         # Of the constants that a tensor is computed from, which its own size is weighed against.
         self.bytes: dict[TensorId, int] = {}
 
