@@ -68,7 +68,7 @@ REWRITES = tuple(
         # Behind what tells the sizes of constants.
         ("einsums", products.write_out_einsums),
         ("stacks", products.part_stacks),
-        ("betas", products.fold_betas),
+        ("addends", products.part_gemms),
         ("lookups", products.write_lookups),
         ("tables", products.flatten_tables),
         ("dead", single_nodes.remove_dead),

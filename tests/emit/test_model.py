@@ -198,7 +198,7 @@ IN_FRONT = {"MatMulNBits": 1, "LeakyRelu": 1, "Relu": 1, "Neg": 1}
             {"MatMulNBits": 2, "LeakyRelu": 2, "Add": 1, "Relu": 1},
         ),
         ("y = Gemm<beta=0.5>(x, w, b)", {"MatMulNBits": 1, "Sub": 1}),
-        ("y = Gemm<alpha=0.5>(x, w)", {"Gemm": 1}),
+        ("y = Gemm<alpha=0.5>(x, w)", {"MatMulNBits": 1}),
         # One bias for several layers.
         (
             "h = Gemm<transB=1>(x, w, b) r = Relu(h) y = Gemm<transB=1>(r, v, b)",

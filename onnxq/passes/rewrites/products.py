@@ -287,19 +287,33 @@ def flatten_tables(edit: Edit, node: NodeRef) -> Iterator[str]:
     yield f"{node.name}: matrices as rows of a table"
 
 
-@rewrite_nodes("betas")
-def fold_betas(edit: Edit, node: NodeRef) -> Iterator[str]:
-    """Take the factor of a Gemm's bias into the bias, and leave out a bias times 0, as JAX's exporter writes it."""
-    beta = node.attrs.get("beta")
+@rewrite_nodes("addends")
+def part_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
+    """Leave a Gemm of constant factors and one bias a column, which engines have in integers.
+
+    Its factors go into weight and bias, a bias times 0, as JAX's exporter writes it, goes, and any other C is added
+    behind the product.
+    """
+    alpha, beta = (node.attrs.get(name, 1.0) for name in ("alpha", "beta"))
     # Attributes of other types are left to ONNX Runtime's checks.
-    if not node.is_onnx("Gemm") or not isinstance(beta, float) or beta == 1.0:
+    if not node.is_onnx("Gemm") or not isinstance(alpha, float) or not isinstance(beta, float):
         return
-    bias = edit.index.input_value(node, 2)
+    weight, bias = (edit.index.input_value(node, k) for k in (1, 2))
+    addend = edit.index.find_input(node, 2)
     if beta == 0.0:
-        edit.replace_node(node, "Gemm", node.inputs[:2], node.attrs)
-    elif bias is not None:
+        edit.replace_node(node, "Gemm", node.inputs[:2], {**node.attrs, "beta": None})
+        yield f"{node.name}: a bias times 0 left out"
+    elif beta != 1.0 and bias is not None:
         edit.set_constant(node.make_edge(2), bias * bias.dtype.type(beta))
-    else:
-        return
-    edit.set_attrs(node, {"beta": None})
-    yield f"{node.name}: a bias without a factor"
+        edit.set_attrs(node, {"beta": None})
+        yield f"{node.name}: a bias without a factor"
+    elif beta == 1.0 and weight is not None and addend is not None:
+        columns = weight.shape[0 if node.is_transposed else 1]
+        if bias is None or bias.size != columns or bias.shape[-1:] != (columns,):
+            edit.append(node, [("Add", (addend.name,), {})])
+            edit.replace_node(node, "Gemm", node.inputs[:2], node.attrs)
+            yield f"{node.name}: a sum behind the product"
+    if alpha != 1.0 and weight is not None:
+        edit.set_constant(node.make_edge(1), weight * weight.dtype.type(alpha))
+        edit.set_attrs(node, {"alpha": None})
+        yield f"{node.name}: a product without a factor"

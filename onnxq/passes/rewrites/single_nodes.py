@@ -208,9 +208,9 @@ def replace_reduce_mean(edit: Edit, node: NodeRef) -> Iterator[str]:
 
 @rewrite_nodes("gemms")
 def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
-    """Make a Gemm of a constant matrix a MatMul and a Sub: in ORT only the former has kernels for weights alone.
+    """Make a Gemm of a constant matrix a MatMul and an Add: in ORT only the former has kernels for weights alone.
 
-    Of a MatMul and an Add ORT would make a Gemm again, with the activation behind them in it.
+    It would make a Gemm of them again, which `assembly.keep_products` prevents.
     """
     op = find_linear(edit.index, node) if node.is_onnx("Gemm") else None
     if op is None or node.transposes_data or node.read_float("alpha", 1.0) != 1.0:
@@ -223,10 +223,7 @@ def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
         edit.set_constant(node.make_edge(1), op.weight.T)
     edit.replace_node(node, "MatMul", node.inputs[:2])
     if op.bias.any():
-        negated = edit.add_constant(
-            node.scope, f"{node.name}/negated", -op.bias.astype(op.weight.dtype)
-        )
-        edit.append(node, [("Sub", (negated,), {})])
+        edit.append(node, [("Add", node.inputs[2:], {})])
     yield f"{node.name}: MatMul instead of Gemm"
 
 

@@ -10,7 +10,7 @@ from onnx import ModelProto, helper
 
 from onnxq import OnnxqError, quantize
 from onnxq.graph import infer_shapes
-from onnxq.passes.rewrites.products import flatten_tables, fold_betas, part_stacks, write_lookups, write_out_einsums
+from onnxq.passes.rewrites.products import flatten_tables, part_gemms, part_stacks, write_lookups, write_out_einsums
 from onnxq.runtime import Session
 from tests.passes.kit import apply, assert_changed, assert_untouched, infer, ops, parse, random_weights, read_by
 
@@ -237,17 +237,27 @@ def test_experts_of_each_row_are_stored_in_integers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gemm", "inputs"),
-    [("Gemm<beta=0.0>(x, w, c)", 2), ("Gemm<beta=0.0>(x, w)", 2), ("Gemm<alpha=2.0, beta=0.5, transB=1>(x, w, b)", 3)],
+    ("gemm", "inputs", "behind"),
+    [
+        ("Gemm<beta=0.0>(x, w, c)", 2, []),
+        ("Gemm<beta=0.0>(x, w)", 2, []),
+        ("Gemm<alpha=2.0, beta=0.5, transB=1>(x, w, b)", 3, []),
+        ("Gemm<alpha=2.0>(x, w)", 2, []),
+        ("Gemm<transB=1>(x, w, one)", 2, ["Add"]),
+        ("Gemm<alpha=2.0>(x, w, x)", 2, ["Add"]),
+        # As many values as columns, and one a row.
+        ("Gemm(x, w, rows)", 2, ["Add"]),
+    ],
 )
-def test_a_bias_has_no_factor(gemm: str, inputs: int) -> None:
-    weights = random_weights({"w": (8, 8), "b": (8,), "c": (1, 8)})
-    before = infer_shapes(parse(f"g (float[3,8] x) => (float[3,8] y) {{ y = {gemm} }}", **read_by(gemm, weights)))
-    after, _ = assert_changed(fold_betas, before)
-    (node,) = after.graph.node
-    assert len(node.input) == inputs
-    assert not any(attribute.name == "beta" for attribute in node.attribute)
-    assert any(attribute.name == "transB" for attribute in node.attribute) == ("transB" in gemm)
+def test_a_gemm_is_a_product_and_one_bias_a_column(gemm: str, inputs: int, behind: list[str]) -> None:
+    weights = random_weights({"w": (8, 8), "b": (8,), "c": (1, 8), "one": (), "rows": (8, 1)})
+    before = infer_shapes(parse(f"g (float[8,8] x) => (float[8,8] y) {{ y = {gemm} }}", **read_by(gemm, weights)))
+    after, _ = assert_changed(part_gemms, before)
+    node, *others = after.graph.node
+    assert (len(node.input), [other.op_type for other in others]) == (inputs, behind)
+    assert [attribute.name for attribute in node.attribute] == ["transB"] * ("transB" in gemm)
+    result = quantize(before, random_weights({"x": (8, 8, 8)}), overrides={"latency": False, "cpu": "vnni"})
+    assert not result.report.refusals
 
 
 def test_a_factor_of_another_type_is_left_to_onnx_runtime() -> None:
@@ -260,4 +270,4 @@ def test_a_factor_of_another_type_is_left_to_onnx_runtime() -> None:
 
 def test_a_computed_bias_keeps_its_factor() -> None:
     text = "g (float[3,8] x, float[3,8] z) => (float[3,8] y) { y = Gemm<beta=0.5>(x, w, z) }"
-    assert_untouched(fold_betas, infer_shapes(parse(text, **random_weights({"w": (8, 8)}))))
+    assert_untouched(part_gemms, infer_shapes(parse(text, **random_weights({"w": (8, 8)}))))
