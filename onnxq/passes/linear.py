@@ -18,34 +18,10 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, are_finite, as_float64, is_float, list_other_axes
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs
-from onnxq.numerics.rounding import round_to_type
 from onnxq.sites import TensorId
 
 # What values are multiplied by and what is added to them; None where that is not all that is done to them.
 Affine = tuple[Array64, Array64] | None
-
-
-def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int) -> Array | None:
-    """a·W. factor: [channels] or []; axis: W's output axis (ConvTranspose: 1, where channels = groups * W.shape[1]).
-
-    None when the result does not fit W's type.
-    """
-    wide = as_float64(weight)
-    if factor.ndim == 0:
-        return round_to_type(wide * factor, weight.dtype)
-    # ConvTranspose has W [C, M / groups, kH, kW]: its first axis is groups times inputs of a group.
-    if groups > 1 and axis == 1:
-        split = wide.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
-        scaled = split * factor.reshape(groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
-        return round_to_type(scaled.reshape(weight.shape), weight.dtype)
-    shape = [1] * weight.ndim
-    shape[axis] = -1
-    return round_to_type(wide * factor.reshape(shape), weight.dtype)
-
-
-def sum_inputs(weight: Array, axis: int) -> Array64:
-    """ΣW, [channels along axis]: the increase of every output channel if all inputs grow by one."""
-    return np.asarray(as_float64(weight).sum(axis=list_other_axes(weight, axis)))
 
 
 def compute_batchnorm_scale(
@@ -93,7 +69,6 @@ class Linear:
     node: NodeRef
     weight: Array
     axis: int
-    groups: int
     channels: int
     channel_axis: int
     rank: int
@@ -107,6 +82,45 @@ class Linear:
         places = [(self.node, 1)] + ([] if self.bias_at is None else [self.bias_at])
         tensors = (index.find_input(node, k) for node, k in places)
         return all(tensor is None or index.is_owned(tensor) for tensor in tensors)
+
+    @property
+    def inputs(self) -> int:
+        """Number of input channels: axis 1 of a Conv's weight has those of one group."""
+        outer, inner = self.weight.shape[:2]
+        return outer if self.axis else inner * self.node.groups
+
+    @property
+    def magnitudes(self) -> Array64:
+        """Largest |weight| over the kernel, [groups, outputs, inputs]."""
+        groups = self.node.groups
+        outer, inner = self.weight.shape[:2]
+        flat = np.abs(as_float64(self.weight)).reshape(groups, outer // groups, inner, -1)
+        largest = flat.max(axis=3)
+        return np.asarray(largest.swapaxes(1, 2) if self.axis else largest)
+
+    def scale_weight(self, outputs: Array64, inputs: Array64 | None = None) -> Array64:
+        """weight · outputs / inputs, per channel ([channels] or [], [inputs]), in float64."""
+        groups = self.node.groups
+        divisor = np.ones(self.inputs) if inputs is None else inputs
+        multiplied = np.broadcast_to(outputs, self.channels).reshape(groups, -1, 1)
+        factor = multiplied / divisor.reshape(groups, 1, -1)
+        factor = factor.swapaxes(1, 2) if self.axis else factor
+        return as_float64(self.weight) * factor.reshape(
+            *self.weight.shape[:2], *[1] * (self.weight.ndim - 2)
+        )
+
+    def sum_inputs(self) -> Array64:
+        """ΣW, [channels]: the increase of every output channel if all inputs grow by one."""
+        return np.asarray(as_float64(self.weight).sum(axis=list_other_axes(self.weight, self.axis)))
+
+    def multiply_constant(self, c: Array64) -> Array64:
+        """W·c, [channels]: added to the bias if the input is lowered everywhere by c, [inputs]."""
+        wide = as_float64(self.weight)
+        if self.axis:
+            return c @ wide
+        groups = self.node.groups
+        flat = wide.reshape(groups, wide.shape[0] // groups, wide.shape[1], -1).sum(axis=3)
+        return np.asarray(np.einsum("goi,gi->go", flat, c.reshape(groups, -1)).reshape(-1))
 
     @property
     def has_plain_bias(self) -> bool:
@@ -136,13 +150,11 @@ class Linear:
             or node.read_float("alpha", 1.0) != 1.0
         ):
             return False
-        # Axis 1 of a Conv's weight has the inputs of one group.
-        inputs = self.weight.shape[1 - self.axis] * node.groups
         alike = self.rank == maker.rank
         # It reads channels along the last axis: those of another MatMul, or of any operator of rank 2.
         if node.op_type == "MatMul":
             alike = maker.channel_axis == -1 or maker.rank == 2
-        return inputs == maker.channels and alike
+        return self.inputs == maker.channels and alike
 
 
 def find_linear(index: GraphIndex, node: NodeRef) -> Linear | None:
@@ -167,19 +179,14 @@ def find_linear(index: GraphIndex, node: NodeRef) -> Linear | None:
 
 def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
     axis = 0 if node.op_type == "Conv" else 1
-    groups = node.groups if axis else 1
     # Axis 0 of Conv's weight has the outputs of all groups, axis 1 of ConvTranspose's those of one.
+    groups = node.groups if axis else 1
     channels = weight.shape[axis] * groups
-    if (
-        weight.ndim < 3
-        or weight.shape[0] % groups
-        or (bias is not None and bias.shape != (channels,))
-    ):
+    unlike = bias is not None and bias.shape != (channels,)
+    if weight.ndim < 3 or weight.shape[0] % groups or unlike:
         return None
     shift = np.zeros(()) if bias is None else as_float64(bias)
-    return Linear(
-        node, weight, axis, groups, channels, 1, weight.ndim, True, node, (node, 2), shift
-    )
+    return Linear(node, weight, axis, channels, 1, weight.ndim, True, node, (node, 2), shift)
 
 
 def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
@@ -191,7 +198,7 @@ def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
         if column is None:
             return None
         shift = column * node.read_float("beta", 1.0)
-    return Linear(node, weight, axis, 1, weight.shape[axis], 1, 2, True, node, (node, 2), shift)
+    return Linear(node, weight, axis, weight.shape[axis], 1, 2, True, node, (node, 2), shift)
 
 
 def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
@@ -216,7 +223,7 @@ def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
             last = add
             bias_at = (add, 1 - k)
             bias = column
-    return Linear(node, weight, 1, 1, channels, -1, rank, known is not None, last, bias_at, bias)
+    return Linear(node, weight, 1, channels, -1, rank, known is not None, last, bias_at, bias)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,10 @@
 """Channels followed through a graph: one walk for every change of their basis that the weights around can take in.
 
 A flow gives each tensor that a linear operator writes a label, and visits the nodes in the order they run. The rule of
-an operator (`operators.RULES`) passes labels on, joins them, or ends them in a weight that reads them. A label that
+an operator passes labels on, joins them, or ends them in a weight that reads them. A label that
 meets a node without a rule, or leaves the nodes, is held: its channels stay as they are. There is a flow for each
 change: factors per channel between weights and constants that are added per channel (here), and orthogonal matrices
-(`streams`).
+(`streams`, `stream_rules`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from onnxq.arrays import Array64, Mask
+from onnxq.arrays import Mask
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.passes.equalization.cross_layer_core import Labels, group_by_label, merge_labels
+from onnxq.passes.equalization.cross_layer_core import Labels, merge_labels
 from onnxq.passes.linear import Linear, find_linear
 from onnxq.sites import Names, TensorId
 
@@ -37,7 +37,7 @@ class ChannelFlow(Generic[LabelT]):
         # Of None, an input that is left out, there is none.
         self.labels: dict[TensorId | None, LabelT] = {}
 
-    def visit_nodes(self, rules: Mapping[str, Callable[[Any, NodeRef], bool] | None]) -> None:
+    def visit_nodes(self, rules: Mapping[str, Callable[[Any, NodeRef], bool]]) -> None:
         """Visit every node of every scope. rules: by operator; each returns False where it cannot pass a label on."""
         for node in self.index.nodes:
             rule = rules.get(node.op_type) if node.domain in self.domains else None
@@ -82,27 +82,6 @@ class ScaledLinear:
     linear: Linear
     rows: Labels
     columns: Labels | None
-
-    @property
-    def inputs(self) -> int:
-        """Number of input channels."""
-        # Of a ConvTranspose, whose weight has the inputs of all groups, there is one group.
-        return int(self.linear.weight.shape[1 - self.linear.axis] * self.groups)
-
-    @property
-    def groups(self) -> int:
-        """Of the weight as `group_by_label` sees it."""
-        return self.linear.node.groups
-
-    @property
-    def output_first(self) -> bool:
-        """True when axis 0 of the weight is the output."""
-        return self.linear.axis == 0
-
-    @property
-    def largest(self) -> Array64:
-        """|W| as [groups, outputs, inputs]."""
-        return group_by_label(self.linear.weight, self.groups, self.output_first)
 
 
 class ScaledChannels(ChannelFlow[Labels]):
@@ -170,7 +149,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
     if op is None or node.transposes_data or not op.owns_constants(index):
         return False
     # Axis 1 of its weight has the outputs of one group, so that rows of labels do not lie along it.
-    if node.op_type == "ConvTranspose" and op.groups > 1:
+    if node.op_type == "ConvTranspose" and node.groups > 1:
         return False
     x = index.find_input(node, 0)
     y = op.last.result
@@ -179,7 +158,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
         rank = index.find_rank(x)
         along = rank is not None and flow.axes[x] == op.channel_axis % rank
         # Columns of another number, or along another axis, as behind a Reshape: no factor fits them.
-        if scaled.columns.size != scaled.inputs or not along:
+        if scaled.columns.size != op.inputs or not along:
             flow.end_labels(node)
             scaled = ScaledLinear(op, scaled.rows, None)
     flow.ops.append(scaled)
@@ -334,6 +313,35 @@ def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     return flow.write_labels(node.result, np.repeat(labels, int(np.prod(sizes[1:]))), 1)
 
 
+_SCALE_RULES = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), scale_linear),
+    "Add": scale_add,
+    "Mul": scale_product,
+    "Div": scale_product,
+    # A ReLU right behind the maker of a tensor belongs to that: see `shift_linear`.
+    **dict.fromkeys((*_BENT, "Identity", "Dropout"), pass_scales),
+    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), pass_scales),
+    "Clip": scale_clip,
+    "Pad": scale_pad,
+    "Resize": scale_resize,
+    "Concat": scale_concat,
+    "Flatten": scale_flat,
+    "Reshape": scale_flat,
+}
+
+
+def find_scaled_channels(index: GraphIndex, fixed: Iterable[TensorId] = ()) -> ScaledChannels:
+    """The channels of every scope that may be multiplied, and the weights that make and read them.
+
+    fixed: tensors that keep their values.
+    """
+    flow = ScaledChannels(index)
+    flow.visit_nodes(_SCALE_RULES)
+    for tensor in set(fixed) & flow.labels.keys():
+        flow.hold_label(flow.labels[tensor], f"a rule gives the range of {tensor.name}")
+    return flow.finish()
+
+
 @dataclass(eq=False)
 class ShiftSource:
     """A tensor that may be lowered.
@@ -364,10 +372,6 @@ class ShiftedChannels(ChannelFlow[Mapping[TensorId, int]]):
         super().write_label(tensor, label)
         if not self.index.list_consumers(tensor):
             self.hold_label(label, "")
-
-    def list_free(self) -> list[ShiftSource]:
-        """The sources whose constants layers take back on every way."""
-        return [source for source in self.sources.values() if source.readers and not source.fixed]
 
 
 def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
@@ -410,3 +414,16 @@ def _joins_alike(index: GraphIndex, node: NodeRef, op: Linear) -> bool:
         if len(shape) != op.rank or shape[op.channel_axis] != op.channels:
             return False
     return op.rank_known
+
+
+_SHIFT_RULES = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), shift_linear),
+    "Add": shift_add,
+}
+
+
+def list_shift_sources(index: GraphIndex) -> list[ShiftSource]:
+    """Every tensor that may be lowered, with the layers that take the constants back, in the order the model runs."""
+    flow = ShiftedChannels(index)
+    flow.visit_nodes(_SHIFT_RULES)
+    return [source for source in flow.sources.values() if source.readers and not source.fixed]

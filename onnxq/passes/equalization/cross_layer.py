@@ -12,12 +12,15 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Floats, as_float32, as_float64
+from onnxq.arrays import Array64, Floats, as_float32, as_float64
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, NodeRef, get_index
 from onnxq.passes.equalization import cross_layer_core
-from onnxq.passes.equalization.channels import ScaledChannels, ShiftSource
-from onnxq.passes.equalization.operators import find_scaled_channels, find_shifted_channels
+from onnxq.passes.equalization.channels import (
+    ScaledChannels,
+    find_scaled_channels,
+    list_shift_sources,
+)
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.passes.linear import Linear
 from onnxq.passes.patterns import Edit
@@ -64,7 +67,7 @@ def _compute_by_root(flow: ScaledChannels, largest: Mapping[TensorId, Array64]) 
     columns = np.zeros(count)
     values = np.zeros(count)
     for op in flow.ops:
-        size = op.largest
+        size = op.linear.magnitudes
         # `at`: several rows may have one root.
         np.maximum.at(rows, root[op.rows], size.max(axis=2, initial=0.0).reshape(-1))
         if op.columns is not None:
@@ -113,15 +116,13 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
     edit = Edit(proto)
     changed = False
     for op in flow.ops:
+        linear = op.linear
         rows = s[root[op.rows]]
-        columns = np.ones(op.inputs) if op.columns is None else s[root[op.columns]]
+        columns = np.ones(linear.inputs) if op.columns is None else s[root[op.columns]]
         if (rows == 1.0).all() and (columns == 1.0).all():
             continue
-        linear = op.linear
         changed = True
-        weight = cross_layer_core.scale_weight(
-            linear.weight, op.groups, op.output_first, rows, columns
-        )
+        weight = linear.scale_weight(rows, columns)
         edit.set_rounded(linear.node.make_edge(1), weight, linear.weight.dtype)
         bias = None if linear.bias_at is None else index.input_value(*linear.bias_at)
         if linear.bias_at is not None and bias is not None:
@@ -172,32 +173,17 @@ def _measure_width(low: Array64, high: Array64) -> float:
     return float(max(high.max(initial=0.0), 0.0) - min(low.min(initial=0.0), 0.0))
 
 
-def absorb_shifts(weight: Array, c: Array64, axis: int, groups: int) -> Array64:
-    """W·c, [output channels]: added to the bias if the input is lowered everywhere by c, [input channels].
-
-    axis: W's output axis, 0 for Conv ([out, in / groups, kernel…]) and a transposed Gemm, 1 for [in, out] matrices.
-    """
-    wide = as_float64(weight)
-    if axis:
-        return c @ wide
-    flat = wide.reshape(groups, wide.shape[0] // groups, wide.shape[1], -1).sum(axis=3)
-    return np.asarray(np.einsum("goi,gi->go", flat, c.reshape(groups, -1)).reshape(-1))
-
-
-def list_sources(proto: ModelLike) -> list[ShiftSource]:
-    """Every tensor that may be lowered, in the order the model runs."""
-    return find_shifted_channels(get_index(proto)).list_free()
-
-
 def list_shift_axes(proto: ModelLike) -> dict[TensorId, int]:
     """The channel axis of each tensor that `choose_shifts` wants the values of."""
-    return {source.tensor: source.op.channel_axis for source in list_sources(proto)}
+    return {
+        source.tensor: source.op.channel_axis for source in list_shift_sources(get_index(proto))
+    }
 
 
 def choose_shifts(proto: ModelLike, observed: Mapping[TensorId, ChannelStatistics]) -> Factors:
     """Shifts to lower tensors by, [channels] each; {} where none gains. observed: tensors on samples."""
     shifts = {}
-    for source in list_sources(proto):
+    for source in list_shift_sources(get_index(proto)):
         if source.tensor in observed:
             values = observed[source.tensor]
             c = compute_shifts(values.low, values.high)
@@ -212,7 +198,7 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
     Raises PlanError for a tensor that cannot be lowered this way.
     """
     index = get_index(proto)
-    sources = {source.tensor: source for source in list_sources(proto)}
+    sources = {source.tensor: source for source in list_shift_sources(index)}
     # Operators whose bias grows, and by how much: one may make a tensor that is lowered and read another.
     gains: dict[str, tuple[Linear, Array64]] = {}
 
@@ -228,8 +214,7 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
         wide = as_float64(c)
         add_gain(source.op, -wide)
         for reader, times in source.readers.values():
-            groups = reader.node.groups
-            add_gain(reader, times * absorb_shifts(reader.weight, wide, reader.axis, groups))
+            add_gain(reader, times * reader.multiply_constant(wide))
     edit = Edit(proto)
     for op, value in gains.values():
         assert op.bias_at is not None

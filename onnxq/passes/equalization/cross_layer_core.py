@@ -19,7 +19,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, Mask, as_float32, as_float64
+from onnxq.arrays import Array64, Mask, as_float32, as_float64
 
 Labels = NDArray[np.intp]
 
@@ -84,20 +84,3 @@ def _normalize_factors(s: Array64, alive: Mask, groups: Labels) -> Array64:
     out[alive] = np.exp(np.clip(logs - mean[members], -np.log(_FARTHEST), np.log(_FARTHEST)))
     # Plans store these numbers in float32, and applying a plan later must repeat them to the bit.
     return as_float64(as_float32(out))
-
-
-def group_by_label(weight: Array, groups: int, output_first: bool) -> Array64:
-    """Largest |weight| over the kernel, [groups, outputs, inputs]. output_first: Conv's order of axes."""
-    outer, inner = weight.shape[:2]
-    flat = np.abs(as_float64(weight)).reshape(groups, outer // groups, inner, -1).max(axis=3)
-    return np.asarray(flat if output_first else flat.swapaxes(1, 2))
-
-
-def scale_weight(
-    weight: Array, groups: int, output_first: bool, outputs: Array64, inputs: Array64
-) -> Array64:
-    """weight · outputs / inputs, per channel ([out channels], [in channels]), in float64."""
-    factor = outputs.reshape(groups, -1, 1) / inputs.reshape(groups, 1, -1)
-    factor = factor if output_first else factor.swapaxes(1, 2)
-    shape = (*weight.shape[:2], *[1] * (weight.ndim - 2))
-    return as_float64(weight) * factor.reshape(shape)

@@ -18,7 +18,7 @@ import numpy as np
 from onnxq.arrays import Array, Array64, Integers, as_float64
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
-from onnxq.passes.equalization.operators import find_streams
+from onnxq.passes.equalization.stream_rules import find_streams
 from onnxq.passes.equalization.streams import ChannelConstant, StreamReader
 from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import Edit

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from onnxq.arrays import Shape
-from onnxq.graph import FLOAT_TENSORS, NodeRef
+from onnxq.graph import FLOAT_TENSORS, GraphIndex, NodeRef
 from onnxq.passes.equalization.streams import StreamLabel, Streams
 from onnxq.sites import Edge
 
@@ -446,3 +446,41 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
     if len(node.outputs) > 2 and node.outputs[2]:
         flow.write_label(node.make_result(2), replace(label, width=width))
     return True
+
+
+_RULES = {
+    "Conv": turn_conv,
+    "Gemm": turn_gemm,
+    "MatMul": turn_matmul,
+    "Add": turn_add,
+    "Sub": turn_add,
+    "Sum": turn_sum,
+    "Mul": turn_product,
+    "Div": turn_product,
+    "Pow": turn_power,
+    **dict.fromkeys(("Neg", "Identity", "Dropout", "Cast"), pass_stream),
+    # Of [N, tokens, channels] a GlobalAveragePool is a mean over the channels.
+    **dict.fromkeys((*_MEANS, "ReduceL2", "ReduceSumSquare"), turn_mean),
+    "Concat": turn_concat,
+    **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), turn_reshape),
+    "Transpose": turn_transpose,
+    "Gather": turn_gather,
+    "Slice": turn_slice,
+    "Split": turn_split,
+    "Expand": turn_expand,
+    "Shape": ignore_values,
+    "Size": ignore_values,
+    "LayerNormalization": turn_normalized,
+    "RMSNormalization": turn_normalized,
+    "SimplifiedLayerNormalization": turn_normalized,
+    "SkipLayerNormalization": turn_normalized_sum,
+    "SkipSimplifiedLayerNormalization": turn_normalized_sum,
+    **dict.fromkeys(_HEADS, turn_attention),
+}
+
+
+def find_streams(index: GraphIndex) -> Streams:
+    """Every stream of the model, in the order the model runs in."""
+    flow = Streams(index)
+    flow.visit_nodes(_RULES)
+    return flow

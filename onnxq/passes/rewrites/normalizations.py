@@ -28,8 +28,6 @@ from onnxq.passes.linear import (
     find_linear,
     find_scalar_source,
     list_followers,
-    scale_outputs,
-    sum_inputs,
 )
 from onnxq.passes.patterns import Edit, Replacement, apply_replacements
 from onnxq.passes.state import FloatState, FloatStep
@@ -69,7 +67,7 @@ def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatSt
         if not affine.nodes:
             continue
         row = ", ".join(follower.name for follower in affine.nodes)
-        weight = scale_outputs(op.weight, affine.a, op.axis, op.groups)
+        weight = round_to_type(op.scale_weight(affine.a), op.weight.dtype)
         if not _write_constants(edit, op, weight, affine.a * op.bias + affine.c):
             skipped.append(_refuse_overflow(op, row, name))
             continue
@@ -139,7 +137,7 @@ def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | No
     if source.t == 0.0:
         return op.bias, 0.0
     if op.bias_at is not None and not op.is_padded:
-        sums = sum_inputs(op.weight, op.axis) * op.node.read_float("alpha", 1.0)
+        sums = op.sum_inputs() * op.node.read_float("alpha", 1.0)
         return op.bias + source.t * sums, 0.0
     # One node for one node would gain nothing, and t/s loses digits where s is small.
     if len(source.nodes) < 2 or abs(source.s) < 1e-6:
