@@ -18,7 +18,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, are_finite, as_float64, is_float, list_other_axes
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs
-from onnxq.sites import TensorId
+from onnxq.sites import Edge, TensorId
 
 # What values are multiplied by and what is added to them; None where that is not all that is done to them.
 Affine = tuple[Array64, Array64] | None
@@ -62,8 +62,8 @@ class Linear:
     """y = L(weight, x) + bias.
 
     axis: the weight's output axis; channels: of y, along y's `channel_axis`; rank: y's, or its known minimum.
-    last: the node that writes y: `node`, or the Add that gives a MatMul its bias. bias_at: the (node, input) that holds
-    the bias or can take one; None for a MatMul without Add.
+    last: the node that writes y: `node`, or the Add that gives a MatMul its bias. bias_edge: the input that holds the
+    bias or can take one; None for a MatMul without Add.
     """
 
     node: NodeRef
@@ -74,14 +74,13 @@ class Linear:
     rank: int
     rank_known: bool
     last: NodeRef
-    bias_at: tuple[NodeRef, int] | None
+    bias_edge: Edge | None
     bias: Array64
 
     def owns_constants(self, index: GraphIndex) -> bool:
         """True when nothing else reads its weight and its bias."""
-        places = [(self.node, 1)] + ([] if self.bias_at is None else [self.bias_at])
-        tensors = (index.find_input(node, k) for node, k in places)
-        return all(tensor is None or index.is_owned(tensor) for tensor in tensors)
+        edges = filter(None, (self.node.make_edge(1), self.bias_edge))
+        return all(map(index.is_owned, filter(None, map(index.find_at, edges))))
 
     @property
     def inputs(self) -> int:
@@ -126,7 +125,7 @@ class Linear:
     def has_plain_bias(self) -> bool:
         """True when it has a bias, or can take one, that may be any row of numbers: a Gemm's C is scaled by beta."""
         scaled = self.node.op_type == "Gemm" and self.node.read_float("beta", 1.0) != 1.0
-        return self.bias_at is not None and not scaled
+        return self.bias_edge is not None and not scaled
 
     @property
     def is_padded(self) -> bool:
@@ -186,7 +185,9 @@ def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
     if weight.ndim < 3 or weight.shape[0] % groups or unlike:
         return None
     shift = np.zeros(()) if bias is None else as_float64(bias)
-    return Linear(node, weight, axis, channels, 1, weight.ndim, True, node, (node, 2), shift)
+    return Linear(
+        node, weight, axis, channels, 1, weight.ndim, True, node, node.make_edge(2), shift
+    )
 
 
 def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
@@ -198,7 +199,9 @@ def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
         if column is None:
             return None
         shift = column * node.read_float("beta", 1.0)
-    return Linear(node, weight, axis, weight.shape[axis], 1, 2, True, node, (node, 2), shift)
+    return Linear(
+        node, weight, axis, weight.shape[axis], 1, 2, True, node, node.make_edge(2), shift
+    )
 
 
 def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
@@ -209,7 +212,7 @@ def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
     source = index.find_input(node, 0)
     rank = known or max(1, index.find_least_rank(source) if source is not None else 1)
     last = node
-    bias_at = None
+    bias_edge = None
     bias = np.zeros(())
     # With another reader the product is seen without the bias.
     reader = index.find_reader(out, "Add")
@@ -221,9 +224,9 @@ def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
         )
         if column is not None:
             last = add
-            bias_at = (add, 1 - k)
+            bias_edge = add.make_edge(1 - k)
             bias = column
-    return Linear(node, weight, 1, channels, -1, rank, known is not None, last, bias_at, bias)
+    return Linear(node, weight, 1, channels, -1, rank, known is not None, last, bias_edge, bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +252,7 @@ def list_followers(index: GraphIndex, op: Linear, kinds: frozenset[str]) -> Foll
         # a'·(a·y + c) + c'.
         following = Followers(followers.a * a, followers.c * a + c, (*followers.nodes, node))
         # A bare MatMul has nowhere to put it.
-        if op.bias_at is None and np.any(following.c):
+        if op.bias_edge is None and np.any(following.c):
             break
         followers = following
         tensor = node.result

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxq.arrays import Array64, Floats, as_float32, as_float64
 from onnxq.errors import PlanError
-from onnxq.graph import ModelLike, NodeRef, get_index
+from onnxq.graph import ModelLike, get_index
 from onnxq.passes.equalization import cross_layer_core
 from onnxq.passes.equalization.channels import (
     ScaledChannels,
@@ -24,6 +24,7 @@ from onnxq.passes.equalization.channels import (
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
 from onnxq.passes.linear import Linear
 from onnxq.passes.patterns import Edit
+from onnxq.planner.sums import read_constant
 from onnxq.sites import TensorId
 
 Factors = Mapping[TensorId, Floats]
@@ -124,9 +125,9 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
         changed = True
         weight = linear.scale_weight(rows, columns)
         edit.set_rounded(linear.node.make_edge(1), weight, linear.weight.dtype)
-        bias = None if linear.bias_at is None else index.input_value(*linear.bias_at)
-        if linear.bias_at is not None and bias is not None:
-            edge = NodeRef.make_edge(*linear.bias_at)
+        edge = linear.bias_edge
+        bias = None if edge is None else read_constant(index, edge)
+        if edge is not None and bias is not None:
             edit.set_rounded(edge, as_float64(bias) * rows, bias.dtype)
     return edit.export() if changed else proto
 
@@ -217,9 +218,9 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
             add_gain(reader, times * reader.multiply_constant(wide))
     edit = Edit(proto)
     for op, value in gains.values():
-        assert op.bias_at is not None
-        edge = NodeRef.make_edge(*op.bias_at)
-        stored = index.input_value(*op.bias_at)
+        assert op.bias_edge is not None
+        edge = op.bias_edge
+        stored = read_constant(index, edge)
         bias = np.broadcast_to(op.bias, (op.channels,)) + value
         if stored is None:
             edit.set_rounded(edge, bias, op.weight.dtype)

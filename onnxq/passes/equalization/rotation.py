@@ -17,12 +17,13 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, Integers, as_float64
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
+from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.passes.equalization.stream_rules import find_streams
 from onnxq.passes.equalization.streams import ChannelConstant, StreamReader
 from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import Edit
 from onnxq.plan.model import Rotation
+from onnxq.planner.sums import read_constant
 from onnxq.sites import Edge, Lines, Names, Refusal, Refusals
 
 # Largest matrix that is multiplied row by row; larger ones are made of it by doubling.
@@ -277,7 +278,7 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
 
 
 def _read_constant(index: GraphIndex, edge: Edge) -> Array:
-    value = index.input_value(index.find_node(edge.node), edge.index)
+    value = read_constant(index, edge)
     assert value is not None
     return value
 
@@ -319,12 +320,12 @@ def _move_shifts(
         # The weight as [inputs, outputs], which transB stores transposed.
         gain = multiply_row(shift, weight if reader.axis == -2 else weight.T)
         linear = find_linear(index, node)
-        place = None if linear is None else linear.bias_at
-        bias = None if place is None else index.input_value(*place)
+        place = None if linear is None else linear.bias_edge
+        bias = None if place is None else read_constant(index, place)
         if place is not None and bias is not None and bias.size == gain.size:
             # Gemm computes alpha·x·W + beta·C.
             factor = node.read_float("alpha", 1.0) / (node.read_float("beta", 1.0) or 1.0)
-            gains[NodeRef.make_edge(*place)] = gain * factor
+            gains[place] = gain * factor
             continue
         # A bias that is there is turned with its stream; one that is written now is turned here.
         for axis, matrix in recipes[edge].turns:

@@ -28,6 +28,7 @@ from onnxq.passes.equalization.smoothquant_core import (
 from onnxq.passes.linear import Linear, find_linear
 from onnxq.passes.patterns import Edit
 from onnxq.plan import Plan, SitePlans
+from onnxq.planner.sums import read_constant
 from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import QuantSpec
 
@@ -263,11 +264,11 @@ def _divide_in_home(edit: Edit, home: NodeRef | Linear, s: Array64, weights: _Tu
         # Columns of [K, N], or rows of [N, K].
         turned = 1.0 / (s[None] if home.axis == 1 else s[:, None])
         weights.setdefault(home.node.name, (home, []))[1].append(turned)
-        spots = [home.bias_at] if home.bias_at is not None else []
+        edges = [home.bias_edge] if home.bias_edge is not None else []
     else:
         # Scale and bias of a normalization.
-        spots = [(home, 1), (home, 2)]
-    for node, k in spots:
-        value = edit.index.input_value(node, k)
+        edges = [home.make_edge(1), home.make_edge(2)]
+    for edge in edges:
+        value = read_constant(edit.index, edge)
         if value is not None:
-            edit.set_constant(node.make_edge(k), (as_float64(value) / s).astype(value.dtype))
+            edit.set_constant(edge, (as_float64(value) / s).astype(value.dtype))

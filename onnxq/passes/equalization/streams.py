@@ -21,6 +21,7 @@ import numpy as np
 from onnxq.arrays import Shape
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, NodeRef
 from onnxq.passes.equalization.channels import ChannelFlow
+from onnxq.planner.sums import read_constant
 from onnxq.sites import Edge, TensorId
 
 
@@ -198,7 +199,7 @@ class Streams(ChannelFlow[StreamLabel]):
         """The label behind a scale and a shift per channel, [width] or one number each."""
         waiting = label.waiting
         if scale is not None:
-            value = self.index.find_constant(self.index.find_at(scale))
+            value = read_constant(self.index, scale)
             # One number for all channels needs no turning.
             if value is None or not np.all(value == value.flat[0]):
                 waiting = (*waiting, ChannelConstant(scale))

@@ -85,7 +85,8 @@ def _write_constants(edit: Edit, op: Linear, weight: Array | None, bias: Array64
     """Give an operator another weight and bias; False, and no change, where one of them overflows its type."""
     if weight is None:
         return False
-    if op.bias_at is None or (not np.any(bias) and edit.index.find_input(*op.bias_at) is None):
+    edge = op.bias_edge
+    if edge is None or (not np.any(bias) and edit.index.find_at(edge) is None):
         # No bias of zeros where there was none.
         edit.set_constant(op.node.make_edge(1), weight)
         return True
@@ -93,11 +94,10 @@ def _write_constants(edit: Edit, op: Linear, weight: Array | None, bias: Array64
     if narrow is None:
         return False
     edit.set_constant(op.node.make_edge(1), weight)
-    holder, k = op.bias_at
-    edit.set_constant(holder.make_edge(k), narrow)
-    if holder.op_type == "Gemm" and holder.read_float("beta", 1.0) != 1.0:
+    edit.set_constant(edge, narrow)
+    if op.node.op_type == "Gemm" and op.node.read_float("beta", 1.0) != 1.0:
         # The bias holds it now.
-        edit.set_attrs(holder, {"beta": 1.0})
+        edit.set_attrs(op.node, {"beta": 1.0})
     return True
 
 
@@ -136,7 +136,7 @@ def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | No
     """How s·x + t enters an operator: its new bias, and the term still added to x (t/s) where padding is zero."""
     if source.t == 0.0:
         return op.bias, 0.0
-    if op.bias_at is not None and not op.is_padded:
+    if op.bias_edge is not None and not op.is_padded:
         sums = op.sum_inputs() * op.node.read_float("alpha", 1.0)
         return op.bias + source.t * sums, 0.0
     # One node for one node would gain nothing, and t/s loses digits where s is small.

@@ -254,7 +254,7 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
     matrices: dict[TensorId, str] = {}
     for node in index.nodes:
         op = find_linear(index, node) if node.is_onnx("MatMul") else None
-        if op is None or op.bias_at is None:
+        if op is None or op.bias_edge is None:
             continue
         last = op.last
         shape = index.find_sizes(last.result)

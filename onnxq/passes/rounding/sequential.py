@@ -46,6 +46,7 @@ from onnxq.passes.rounding.shared_work import SharedWork
 from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, gather_statistics
 from onnxq.passes.rounding.strategies import PosedWeight, pose_weight, searches_scales
 from onnxq.plan import BiasPlan, Plan, SitePlan, to_json
+from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.runtime.crew import Crew, hash_feeds, hash_model, hash_run
@@ -430,7 +431,7 @@ def _list_rounded(plan: Plan, index: GraphIndex) -> Iterator[tuple[Edge, Array]]
         if site.role not in (Role.WEIGHT, Role.BIAS) or site.qparams is None:
             continue
         for edge in site.named_consumers:
-            value = index.input_value(index.find_node(edge.node), edge.index)
+            value = read_constant(index, edge)
             if value is not None:
                 shaped = value.reshape(-1) if site.role.is_bias else value
                 yield edge, dequantize_constant(site, shaped)
