@@ -16,12 +16,12 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, Axes, Floats, Integers, Mask, Shape, as_float32, as_int64
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.passes.linear import find_linear
 from onnxq.passes.rewrites.single_nodes import find_pooled_axes
 from onnxq.plan import Plan, SitePlan
+from onnxq.planner.sums import read_constant
 from onnxq.sites import Edge, TensorId
 
-# The input that reads a bias, and its values.
-_Bias = tuple[Edge | None, Array | None]
 # A number for each axis of a kernel, or two for both its ends.
 PerAxis = tuple[int, ...]
 
@@ -335,11 +335,16 @@ def _describe_operator(
         return None
     rows_first = node.op_type == "Conv" or node.is_transposed
     outputs = weight.shape[0] if rows_first else weight.shape[1] * geometry.groups
-    bias_edge, bias = _find_bias(index, node, outputs)
-    if bias is None:
-        bias = np.zeros(outputs)
-    if bias_edge in fixed:
-        bias_edge = None
+    bias_edge = None
+    bias = np.zeros(())
+    linear = find_linear(index, node)
+    # One that is computed, scaled, or differs by row, takes no correction.
+    if linear is not None and linear.has_plain_bias:
+        bias = linear.bias
+        # Behind a MatMul a single number cannot take one for each output.
+        single = node.op_type == "MatMul" and bias.size != outputs
+        bias_edge = None if single or linear.bias_edge in fixed else linear.bias_edge
+    stored = None if bias_edge is None else read_constant(index, bias_edge)
     # One input channel a group: W is [C, 1, kH, kW].
     depthwise = geometry.groups > 1 and weight.shape[1] == 1
     return Operator(
@@ -348,9 +353,9 @@ def _describe_operator(
         site,
         weight,
         geometry,
-        np.broadcast_to(bias.reshape(-1), outputs).astype(np.float64),
+        np.array(np.broadcast_to(bias, outputs)),
         bias_edge,
-        bias.shape if bias.size == outputs else (outputs,),
+        stored.shape if stored is not None and stored.size == outputs else (outputs,),
         biases.get(bias_edge) if bias_edge is not None else None,
         alone,
         "depthwise Conv" if depthwise else node.op_type,
@@ -400,39 +405,6 @@ def _turn_transposed(node: NodeRef, geometry: Geometry) -> Geometry | None:
         auto_pad="NOTSET",
         upsample=geometry.strides,
     )
-
-
-def _find_bias(index: GraphIndex, node: NodeRef, outputs: int) -> _Bias:
-    """(input that reads the bias, its values): the node's own, or that of the Add behind a MatMul."""
-    if node.op_type == "MatMul":
-        return _find_added_bias(index, node, outputs)
-    # A correction would have to be divided by it, and the model's own C is not its bias.
-    if node.op_type == "Gemm" and node.read_float("beta", 1.0) != 1.0:
-        return None, None
-    edge = node.make_edge(2)
-    if index.find_input(node, 2) is None:
-        return edge, None
-    value = index.input_value(node, 2)
-    # A C that is computed, or differs by row, takes no correction.
-    return (None, None) if value is None or not _is_row(value, outputs) else (edge, value)
-
-
-def _find_added_bias(index: GraphIndex, node: NodeRef, outputs: int) -> _Bias:
-    reader = index.find_reader(node.result, "Add")
-    # Others would read the product without the corrected bias.
-    if reader is None:
-        return None, None
-    add, k = reader
-    value = index.input_value(add, 1 - k)
-    # A single number cannot take one correction for each output.
-    if value is None or value.size != outputs or not _is_row(value, outputs):
-        return None, None
-    return add.make_edge(1 - k), value
-
-
-def _is_row(value: Array, outputs: int) -> bool:
-    """One value an output, or one for all."""
-    return value.size == 1 or (value.size == outputs and value.shape[-1] == outputs)
 
 
 def find_pooling(index: GraphIndex, operator: Operator) -> tuple[NodeRef, TensorId] | None:
