@@ -26,7 +26,7 @@ from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import MEASURED, Outcome, PassReport
-from onnxq.passes.judging import LIMITS, make_trial
+from onnxq.passes.judging import make_trial
 from onnxq.passes.mixed_precision.candidates import (
     carry_qparams,
     may_choose_widths,
@@ -47,6 +47,11 @@ _NARROW: Note[Plan] = Note(NAME)
 # ViT in 16 bits has 44 dB on new images, with it 56.
 _HEADROOM = 1.25
 _FINE_BITS = 16
+# Wide operators, with which the noise is this many times that of all in wide; fewer take what gains least, for half of
+# the work. The noise of each rounding is measured on these samples; choices are judged on more.
+_MOST_NOISE = 2.0
+_ONE_OF = 2
+_SAMPLES = 4
 # Below this outputs are so far from float's that answers change.
 _GOOD_DB = 20.0
 
@@ -95,8 +100,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     narrow_plan = _NARROW.find(state)
     if narrow_plan is None:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
-    limits = LIMITS[NAME]
-    calibration = ctx.take_samples(limits.samples)
+    calibration = ctx.take_samples(_SAMPLES)
     samples = calibration.joined(ctx.data.validation)
     floats = answer_samples(ctx, state, samples)
     # There are hundreds of roundings: each alone is measured on fewer samples than a choice is judged on.
@@ -123,14 +127,14 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
             return measure_models([make_trial(state, plan)], floats, ctx.crew, task)[0].noise()
 
     wanted = ctx.request.min_sqnr
-    allowed = limits.most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
+    allowed = _MOST_NOISE * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
 
     def estimate_plan(count: int) -> float:
         return estimate_new(ctx, replace(state, plan=place(order, count)))
 
     choosable = len(order) - len(wide)
     # What is asked for may take all; by default no more than some are wide.
-    most_wide = len(order) // limits.one_of
+    most_wide = len(order) // _ONE_OF
     fewest = 0 if wanted is not None else min(choosable, len(order) - most_wide)
     low = _find_most(fewest, choosable, lambda count: measure(place(order, count)) <= allowed)
     if wanted is not None:

@@ -16,7 +16,7 @@ from onnxq.evaluation.metric import UINT16, AccuracyRequest, Metric, has_whole_b
 from onnxq.passes.assembly import build_quantized, give_types
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion
-from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial
+from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
 from onnxq.passes.mixed_precision.cross_validation import estimate_new, split_folds, widen_ranges
 from onnxq.passes.mixed_precision.promotion_search import PromotionSearch
 from onnxq.passes.rounding.passes import NAME as ROUNDING
@@ -31,6 +31,8 @@ PROMOTED: Note[Promotion] = Note(NAME)
 # By how much ranges may reach further than the samples, of which there are so many at most.
 _HEADROOM = 1.1
 _FEW_SAMPLES = 64
+# Without a request no more than one of so many operators: a model beyond is no int8 model any more.
+_ONE_OF = 2
 _UNASKED = f"no output below {LOST_DB:g} dB (the default)"
 _TOO_SLOW = f"to look for operators to blame would take long in a network this slow; `min_sqnr={LOST_DB:g}` does it"
 
@@ -143,7 +145,7 @@ def _add_headroom(search: PromotionSearch, plan: Plan, account: Promotion) -> Pr
 def _mend_lost(search: PromotionSearch) -> PromotedPlan:
     if not search.sample_count:
         return _account_for(search, frozenset(), _UNASKED, _TOO_SLOW, LOST_DB)
-    most = max(1, search.count // LIMITS[NAME].one_of)
+    most = max(1, search.count // _ONE_OF)
     met = search.meet_figure(lambda keys: search.judge_keys(keys).likely_db(), LOST_DB)
     # So much in float is no int8 model.
     if met.holds and len(search.list_promoted(met.keys)) <= most:

@@ -21,7 +21,6 @@ from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
 from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import SampledContext
 from onnxq.passes.journal import PromotionStep
-from onnxq.passes.judging import LIMITS
 from onnxq.passes.mixed_precision import candidates, precisions
 from onnxq.passes.mixed_precision.candidates import Keys
 from onnxq.passes.mixed_precision.cross_validation import Fold, answer_samples, find_optimism
@@ -40,7 +39,8 @@ _APART_DB = 1.0
 # Plans that are judged for a request, and steps that their account has, at most.
 _ROUNDS = 8
 _STEPS = 8
-# Runs that measure the noise of each part take so long, by prediction.
+# The noise of each part, of which there are hundreds, is measured on so many samples, which take so long by prediction.
+_SAMPLES = 8
 _MOST_MICROSECONDS = 6e8
 _KEPT = "integers"
 # Noise of nothing, where logarithms are taken. Proposals up to what failed.
@@ -150,7 +150,7 @@ class PromotionSearch:
         run = max((cut.time_us(kind, frozenset()) for kind in costs), default=0.0)
         # Of each operator the weight and about one tensor.
         whole = max(2 * self.count * run, 1.0)
-        return int(min(LIMITS["promotion"].samples, _MOST_MICROSECONDS / whole))
+        return int(min(_SAMPLES, _MOST_MICROSECONDS / whole))
 
     @cached_property
     def program(self) -> PrecisionProgram:

@@ -1,8 +1,8 @@
 """The search that all choices between float, more bits and other scales share: predict, try, keep what pays.
 
-A pass lists candidates, and predicts by switched pairs what each gains and by the planner what it costs. `LIMITS` says
-which are worth a trial; `take_paying` keeps those that pay together. The plan that comes of it is judged by the runner
-(`judging.THRESHOLDS`), or, where somebody asked for an accuracy, by that.
+A pass lists candidates, and predicts by switched pairs what each gains and by the planner what it costs. Its limits
+say which are worth a trial; `take_paying` keeps those that pay together. The plan that comes of it is judged by the
+runner (`judging.THRESHOLDS`), or, where somebody asked for an accuracy, by that.
 """
 
 from __future__ import annotations
