@@ -81,7 +81,7 @@ def _quantize(values: Array, scale: Floats, zero: NDArray[np.int32], spec: Quant
         if spec.is_float:
             # The cast makes NaN of what lies beyond 448, where ONNX saturates.
             np.clip(scaled, np.float32(spec.qmin), np.float32(spec.qmax), out=scaled)
-            return np.asarray(scaled.astype(_find_type(spec)))
+            return scaled.astype(_find_type(spec))
         np.rint(scaled, out=scaled)
         # fmax and fmin ignore NaN on one side, so NaN becomes qmin.
         np.fmax(scaled, (spec.qmin - zero).astype(width), out=scaled)

@@ -83,7 +83,7 @@ def find_saturating_sums(values: ArrayLike, order: SumOrder) -> Mask:
     two = pair_neighbours(values, order).astype(np.int16)
     # The worst input is 255 at weights of one sign and 0 at the others; those of two signs never add up to more than
     # one of them.
-    return np.asarray(abs(two[..., 0] + two[..., 1]) > MOST)
+    return abs(two[..., 0] + two[..., 1]) > MOST
 
 
 def find_partners(shape: Shape, order: SumOrder) -> Integers:
@@ -145,7 +145,7 @@ def limit_sums(values: Array, wanted: ArrayLike, orders: Sequence[SumOrder]) -> 
         second = rows[:, 1:even:2]
         first[:], second[:] = round_within_sum(first, second, aims[:, :even:2], aims[:, 1:even:2])
         codes = _from_rows(rows, codes.shape, order)
-    return np.asarray(codes)
+    return codes
 
 
 def choose_widening(

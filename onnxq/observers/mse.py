@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array64, Interval
+from onnxq.arrays import Array64, Interval, as_float64
 from onnxq.numerics import list_quantized_values, qparams_from_range
 from onnxq.observers.base import register_observer
 from onnxq.observers.histogram import HistogramObserver, HistogramView, find_best_range
@@ -88,12 +88,8 @@ class SquaredError:
         all0, all1, all2 = self._all
         # As if all values went to the highest level; then, for each border, those below it go one
         # level lower, which changes their squared errors by 2 · gap · (x - border).
-        return np.asarray(
-            all2
-            - 2 * top * all1
-            + top**2 * all0
-            + 2 * (np.diff(values, axis=1) * short).sum(axis=1)
-        )
+        lower = (np.diff(values, axis=1) * short).sum(axis=1)
+        return as_float64(all2 - 2 * top * all1 + top**2 * all0 + 2 * lower)
 
     def _outside_and_rounded(self, ends: Array64, scale: Array64) -> Array64:
         """Sum the cost of clipping to `ends` [n, 2], and s^2 / 12 for each value between them."""
@@ -109,7 +105,7 @@ class SquaredError:
         m0, m1, m2 = (np.stack((part[:, 0], total - part[:, 1]), axis=1) for part, total in pairs)
         outside = (m2 - 2 * ends * m1 + ends**2 * m0).sum(axis=1)
         inside = below[0][:, 1] - below[0][:, 0]
-        return np.asarray(outside + inside * scale**2 / 12)
+        return as_float64(outside + inside * scale**2 / 12)
 
     def _find_bins(self, points: Array64) -> NDArray[np.intp]:
         """Find the bin of each point; from the largest value on, one past the last, also for a point mass."""

@@ -86,7 +86,7 @@ class Linear:
     def inputs(self) -> int:
         """Number of input channels: axis 1 of a Conv's weight has those of one group."""
         outer, inner = self.weight.shape[:2]
-        return outer if self.axis else inner * self.node.groups
+        return int(outer if self.axis else inner * self.node.groups)
 
     @property
     def magnitudes(self) -> Array64:
@@ -95,7 +95,7 @@ class Linear:
         outer, inner = self.weight.shape[:2]
         flat = np.abs(as_float64(self.weight)).reshape(groups, outer // groups, inner, -1)
         largest = flat.max(axis=3)
-        return np.asarray(largest.swapaxes(1, 2) if self.axis else largest)
+        return as_float64(largest.swapaxes(1, 2) if self.axis else largest)
 
     def scale_weight(self, outputs: Array64, inputs: Array64 | None = None) -> Array64:
         """weight · outputs / inputs, per channel ([channels] or [], [inputs]), in float64."""
@@ -110,7 +110,7 @@ class Linear:
 
     def sum_inputs(self) -> Array64:
         """ΣW, [channels]: the increase of every output channel if all inputs grow by one."""
-        return np.asarray(as_float64(self.weight).sum(axis=list_other_axes(self.weight, self.axis)))
+        return as_float64(as_float64(self.weight).sum(axis=list_other_axes(self.weight, self.axis)))
 
     def multiply_constant(self, c: Array64) -> Array64:
         """W·c, [channels]: added to the bias if the input is lowered everywhere by c, [inputs]."""
@@ -119,7 +119,7 @@ class Linear:
             return c @ wide
         groups = self.node.groups
         flat = wide.reshape(groups, wide.shape[0] // groups, wide.shape[1], -1).sum(axis=3)
-        return np.asarray(np.einsum("goi,gi->go", flat, c.reshape(groups, -1)).reshape(-1))
+        return as_float64(np.einsum("goi,gi->go", flat, c.reshape(groups, -1)).reshape(-1))
 
     @property
     def has_plain_bias(self) -> bool:

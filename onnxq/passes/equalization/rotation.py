@@ -186,7 +186,7 @@ def _sum_rows(values: Array64) -> Array64:
         half = len(values) // 2
         rest = values[2 * half :]
         values = np.concatenate([values[:half] + values[half : 2 * half], rest])
-    return np.asarray(values[0])
+    return as_float64(values[0])
 
 
 def multiply_row(row: Array64, matrix: Array) -> Array64:

@@ -14,7 +14,18 @@ from functools import lru_cache
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Axes, Floats, Integers, Mask, Shape, as_float32, as_int64
+from onnxq.arrays import (
+    Array,
+    Array64,
+    Axes,
+    Floats,
+    Integers,
+    Mask,
+    Shape,
+    as_float32,
+    as_float64,
+    as_int64,
+)
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.linear import find_linear
 from onnxq.passes.rewrites.single_nodes import find_pooled_axes
@@ -111,7 +122,7 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
         # A sample that is all padding has no position: its mean is 0, not NaN.
         total = np.maximum(counted.sum(axis=1, dtype=np.float64), 1)
         # [entries, 1, positions] @ [entries, positions, K].
-        return np.asarray((counted[:, None] @ rows) / total[:, None, None])
+        return as_float64((counted[:, None] @ rows) / total[:, None, None])
     # Padding counts as zeros that were read, as the convolution itself sees it.
     total = np.maximum(gather_positions(values.shape, geometry) / max(entries, 1), 1)
     spatial = values.shape[2:]
@@ -127,7 +138,7 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
             sums = (taps.T @ sums.reshape(-1, size, sums.shape[-1])).reshape(
                 -1, taps.shape[1] * sums.shape[-1]
             )
-    return np.asarray(sums.reshape(entries, geometry.groups, -1) / total)
+    return as_float64(sums.reshape(entries, geometry.groups, -1) / total)
 
 
 def gather_positions(shape: Shape, geometry: Geometry) -> int:
