@@ -18,7 +18,7 @@ import onnx
 from onnx import NodeProto, helper
 from onnx.numpy_helper import from_array
 
-from onnxq.arrays import Array, Interval, as_float32, as_int32
+from onnxq.arrays import Array, Interval, Shape, as_float32, as_int32
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import Numbers, find_tensor
 from onnxq.data import read_mask
@@ -29,7 +29,7 @@ from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.numerics.machine import map_in_threads, share_cores
-from onnxq.observers.histogram import WHOLE, RangeCandidates
+from onnxq.observers.histogram import WHOLE, find_candidates
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import MEASURED, Outcome, PassReport, list_replaced
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
@@ -203,6 +203,12 @@ def _take_band(node: NodeRef, value: Array, place: float) -> tuple[Array, float]
     return np.ascontiguousarray(band), rows / taken
 
 
+def _drop_padding(feeds: Feeds, values: Array, shape: Shape) -> Array:
+    """Values at the positions of a tensor of this shape that are not padding."""
+    meant = read_mask(feeds, shape)
+    return values if meant is None else values[meant]
+
+
 class _RangeErrors:
     """The float model on its way through the graph; errors of every candidate so far."""
 
@@ -233,12 +239,13 @@ class _RangeErrors:
             ranges = {_PRESENT: site.qparams}
             # A vector has an axis for its channels and none for positions.
             if positions >= FEWEST_POSITIONS and values[0].ndim > 1:
-                others = RangeCandidates(site.spec)
-                for feeds, value in zip(self.feeds[: self.fitted], values, strict=False):
-                    # Without positions of padding.
-                    meant = read_mask(feeds, value.shape)
-                    others.add_sample(value if meant is None else value[meant])
-                ranges |= others.list_qparams(site.bound, site.qparams)
+                # Without positions of padding.
+                meant = (
+                    _drop_padding(feeds, value, value.shape)
+                    for feeds, value in zip(self.feeds[: self.fitted], values, strict=False)
+                )
+                step = float(site.qparams.scale)
+                ranges |= find_candidates(meant, site.spec, site.bound, step)
             self.candidates[site.site] = ranges
             self.errors[site.site] = dict.fromkeys(ranges, 0.0)
         candidates = self.candidates[site.site]
@@ -316,8 +323,8 @@ class _RangeErrors:
             feeds |= zip(bounds, clip_bounds(qparams, spec), strict=False)
             rows = session.run(feeds)["noise"]
             # A mask is of positions, and tensors that it fits have an axis of channels behind them.
-            meant = read_mask(self.feeds[sample], (*rows.shape, 1))
-            return weight * float((rows if meant is None else rows[meant]).sum(dtype=np.float64))
+            meant = _drop_padding(self.feeds[sample], rows, (*rows.shape, 1))
+            return weight * float(meant.sum(dtype=np.float64))
 
         return measure_noise
 
