@@ -202,15 +202,10 @@ def _write_alike(flow: ScaledChannels, node: NodeRef, k: int, labels: Labels) ->
 
 def scale_clip(flow: ScaledChannels, node: NodeRef) -> bool:
     """A Clip that is a Relu, or nothing at all."""
-    for k, (name, neutral) in enumerate((("min", (0.0, -np.inf)), ("max", (np.inf,))), start=1):
-        if flow.index.find_input(node, k) is None:
-            bound = node.attrs.get(name, neutral[-1])
-        else:
-            value = flow.index.read_scalar(node, k)
-            bound = None if value is None else value[0]
-        # Exporters write the largest float32 for no bound.
-        if bound is None or (bound not in neutral and abs(float(bound)) < 3.4e38):
-            return False
+    ends = flow.index.read_clip(node)
+    # Exporters write the largest float32 for no bound.
+    if ends is None or (ends[0] and abs(ends[0]) < 3.4e38) or abs(ends[1]) < 3.4e38:
+        return False
     return pass_scales(flow, node)
 
 

@@ -163,6 +163,13 @@ class Streams(ChannelFlow[StreamLabel]):
                 ]
         return first
 
+    def join_plain(self, node: NodeRef, tensors: Iterable[TensorId | None]) -> StreamLabel | None:
+        """One stream of those that these inputs of a node have; None where a scale waits, which is each one's own."""
+        labels = self.list_labels(tensors)
+        if not labels or any(label.waiting for label in labels):
+            return None
+        return self.join_streams(labels, node)
+
     def turn_constant(self, label: StreamLabel, edge: Edge, shape: Sequence[int]) -> bool:
         """Let a constant that joins a stream follow it; False where its shape says nothing of channels."""
         axis = label.axis
@@ -227,9 +234,9 @@ class Streams(ChannelFlow[StreamLabel]):
         label = self.labels.get(tensor)
         return self.index.find_rank(tensor) or (None if label is None else label.rank)
 
-    def count_back(self, tensor: TensorId | None, axis: int) -> int | None:
-        """An axis of a tensor, counted from the end; None where its rank is not known."""
-        rank = self.find_rank(tensor)
+    def count_back(self, axis: int, *tensors: TensorId | None) -> int | None:
+        """An axis of tensors of one rank, counted from the end; None where that is not known of any."""
+        rank = next(filter(None, map(self.find_rank, tensors)), None)
         return axis if axis < 0 else None if rank is None else axis - rank
 
 

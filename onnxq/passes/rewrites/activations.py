@@ -112,10 +112,7 @@ def _find_clamp(index: GraphIndex, node: NodeRef, used: Used) -> _Anchor | None:
     high = math.inf
     at = node
     inner = None
-    while True:
-        bounds = _read_bounds(index, at)
-        if bounds is None:
-            break
+    while (bounds := _read_bounds(index, at)) is not None:
         # The bounds of a clamp as those behind it let them through.
         low, high = min(max(bounds[0], low), high), min(max(bounds[1], low), high)
         used.add_node(at, bounds[3])
@@ -136,18 +133,13 @@ def _find_clamp(index: GraphIndex, node: NodeRef, used: Used) -> _Anchor | None:
 
 def _read_bounds(index: GraphIndex, node: NodeRef) -> tuple[float, float, int, int] | None:
     """(low, high, data input, rank of the constant) of one clamping node with constant bounds."""
-    if node.op_type == "Relu":
-        return 0.0, math.inf, 0, 0
-    if node.op_type == "Clip":
-        ends = []
-        for k, name, missing in ((1, "min", -math.inf), (2, "max", math.inf)):
-            given = index.read_scalar(node, k)
-            if given is None and index.find_input(node, k) is not None:
-                return None
-            value = given[0] if given else node.read_float(name, missing)
-            # Exporters write the largest float where there is no bound.
-            ends.append(value if abs(value) < _MOST else math.copysign(math.inf, value))
-        return ends[0], ends[1], 0, 0
+    if node.op_type in ("Relu", "Clip"):
+        ends = index.read_clip(node)
+        if ends is None:
+            return None
+        # Exporters write the largest float where there is no bound.
+        low, high = (end if abs(end) < _MOST else math.copysign(math.inf, end) for end in ends)
+        return low, high, 0, 0
     if node.op_type not in ("Min", "Max") or len(node.inputs) != 2:
         return None
     k, bound = index.read_operands(node)
