@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from onnx import (
@@ -169,7 +169,7 @@ class GraphIndex(Graph):
         """True when somebody outside the node list sees the tensor: a (sub)graph output or a body that captures it."""
         return self.is_output(t) or self.captured(t)
 
-    def are_private(self, tensors: Iterable[TensorId], nodes: set[str]) -> bool:
+    def are_private(self, tensors: Iterable[TensorId], nodes: Container[str]) -> bool:
         """True when only `nodes` read these tensors."""
         return all(
             not self.is_kept(t) and all(edge.node in nodes for edge in self.list_consumers(t))

@@ -9,7 +9,7 @@ import math
 import statistics
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Generic, TypeVar
@@ -117,8 +117,8 @@ class Evaluator:
             _mean_db(left.results()) - _mean_db(right.results())
             for left, right in zip(*both, strict=True)
         ]
-        error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
-        return statistics.fmean(gains) < -error
+        mean, error = estimate_mean(gains)
+        return mean < -error
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +170,20 @@ class SampleSets:
 def _mean_db(outputs: Iterable[OutputAccuracy]) -> float:
     figures = [np.clip(output.sqnr_db, -_PERFECT_DB, _PERFECT_DB) for output in outputs]
     return float(np.mean(figures or [0.0]))
+
+
+def add_noises(first_db: float, second_db: float) -> float:
+    """The SQNR in dB with the noise of both, which know nothing of each other."""
+    # No noise on one side: 10 ** -inf would do, but not with both infinite.
+    if max(first_db, second_db) == math.inf:
+        return min(first_db, second_db)
+    return -10 * math.log10(10 ** (-first_db / 10) + 10 ** (-second_db / 10))
+
+
+def estimate_mean(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of some values, and its standard error; of a single one that is 0, as nothing tells."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.fmean(values), error
 
 
 @dataclass(frozen=True)

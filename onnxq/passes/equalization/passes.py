@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,7 +18,14 @@ from onnxq.passes.equalization import cross_layer, rotation, smoothquant
 from onnxq.passes.equalization.smoothquant_core import ChannelStatistics, RunningStatistics
 from onnxq.passes.equalization.token_scales import find_token_layers, write_token_scales
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import THRESHOLDS, Trial, has_few_bits, ignore_rounding, make_trial
+from onnxq.passes.judging import (
+    THRESHOLDS,
+    Trial,
+    add_noises,
+    has_few_bits,
+    ignore_rounding,
+    make_trial,
+)
 from onnxq.passes.state import FloatState, FloatStep, Note
 from onnxq.plan import Plan, Rotation, Scaling
 from onnxq.planner.recognize import Recognized
@@ -102,12 +108,11 @@ def write_factors(
 
     ids: structural identities in the model that the plan will be applied to, before any scaling.
     """
-    single = {tensor: np.asarray(s, np.float32) for tensor, s in factors.items()}
     records = [
         Scaling(name=name, tensor=tensor, factors=s, anchor=ids.get(tensor, ""))
-        for tensor, s in single.items()
+        for tensor, s in factors.items()
     ]
-    model = infer_shapes(_WRITERS[name](state.model, single))
+    model = infer_shapes(_WRITERS[name](state.model, factors))
     return _record(replace(state, model=model), records)
 
 
@@ -199,7 +204,7 @@ def score_rotated(ctx: EqualizeContext, state: FloatState) -> float | None:
     weights = _score(ctx, state, _keep_few_bits)
     if activations is None or weights is None:
         return activations
-    return -10.0 * math.log10(10.0 ** (-activations / 10) + 10.0 ** (-(weights + _ROUNDED_DB) / 10))
+    return add_noises(activations, weights + _ROUNDED_DB)
 
 
 def gains_by_rotation(ctx: EqualizeContext, before: float, after: float) -> bool:

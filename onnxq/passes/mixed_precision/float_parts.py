@@ -22,7 +22,7 @@ from onnxq.graph import SourceTypes, emulate_types, find_opset, get_index, infer
 from onnxq.passes.assembly import write_pairs
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport, TrialFigures
-from onnxq.passes.judging import THRESHOLDS
+from onnxq.passes.judging import THRESHOLDS, estimate_mean
 from onnxq.passes.rounding.passes import ROUNDED, round_again
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import AttentionChoice, AttentionKind, Plan, PrecisionPlan
@@ -152,11 +152,9 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
         first, second = map(_read_decibels, sample)
         for name in first.keys() & second.keys():
             losses[name].append(min(first[name], most) - min(second[name], most))
-    for lost in losses.values():
-        error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
-        if statistics.fmean(lost) > max(_MAY_COST_DB, error):
-            return True
-    return False
+    return any(
+        mean > max(_MAY_COST_DB, error) for mean, error in map(estimate_mean, losses.values())
+    )
 
 
 def _read_decibels(errors: ModelErrors) -> dict[str, float]:

@@ -168,12 +168,11 @@ def _match_activation(
             last = reading.last
             used = reading.used
             # Constants that broadcast x would be lost, and tensors that others read must stay.
-            whole = used.rank <= index.find_least_rank(x) and index.are_private(
-                used.tensors - {last.result}, used.nodes
-            )
+            nodes = frozenset(used.results)
+            inner = {*used.results.values()} - {last.result}
+            whole = used.rank <= index.find_least_rank(x) and index.are_private(inner, nodes)
             name = f"{single.domain}.{single.op_type}".lstrip(".")
             if whole and name not in unknown:
-                nodes = frozenset(used.nodes)
                 return Replacement(
                     last, nodes, single.op_type, (x,), single.attrs, single.domain, single.opset
                 )
@@ -255,23 +254,20 @@ _MAX_DEPTH = 10
 
 @dataclass
 class Used:
-    """The sources of a formula: nodes of one scope, the tensors they write, the largest rank of a constant."""
+    """The sources of a formula: nodes of one scope with the tensors they write, the largest rank of a constant."""
 
     scope: str
-    nodes: set[str] = field(default_factory=set)
-    tensors: set[TensorId] = field(default_factory=set)
+    results: dict[str, TensorId] = field(default_factory=dict)
     rank: int = 0
 
     def add_node(self, node: NodeRef, rank: int = 0) -> None:
         """Add a node; rank: of the constant it reads."""
-        self.nodes.add(node.name)
-        self.tensors.add(node.result)
+        self.results[node.name] = node.result
         self.rank = max(self.rank, rank)
 
     def add_formula(self, other: Used) -> None:
         """Add all that another formula was read from."""
-        self.nodes |= other.nodes
-        self.tensors |= other.tensors
+        self.results |= other.results
         self.rank = max(self.rank, other.rank)
 
 
