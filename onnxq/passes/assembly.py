@@ -33,7 +33,7 @@ from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, name_part
 from onnxq.progress import Progress, silent
-from onnxq.sites import Edge, Names, TensorId
+from onnxq.sites import Edge, MaybeTensor, Names, TensorId
 from onnxq.spec import FloatType
 
 # ORT moves a DequantizeLinear through these, or they keep integers integers.
@@ -82,7 +82,7 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     return edit.export() if guards else proto
 
 
-def _from_pair(index: GraphIndex, tensor: TensorId | None) -> bool:
+def _from_pair(index: GraphIndex, tensor: MaybeTensor) -> bool:
     """True when a tensor is dequantized from something computed, directly or through nodes that pass it on."""
     for _ in range(_REACH):
         node = index.find_onnx_producer(tensor)

@@ -18,7 +18,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, are_finite, as_float64, is_float, list_other_axes
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, NameSet, TensorId
 
 # What values are multiplied by and what is added to them; None where that is not all that is done to them.
 Affine = tuple[Array64, Array64] | None
@@ -238,7 +238,7 @@ class Followers:
     nodes: NodeRefs = ()
 
 
-def list_followers(index: GraphIndex, op: Linear, kinds: frozenset[str]) -> Followers:
+def list_followers(index: GraphIndex, op: Linear, kinds: NameSet) -> Followers:
     """The longest affine map of nodes of these kinds that alone read an operator's output."""
     followers = Followers(np.ones(()), np.zeros(()))
     tensor = op.last.result

@@ -21,7 +21,7 @@ from onnxq.graph.scopes import drop_absent_inputs, walk_from, walk_nodes
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.journal import PassReport
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.sites import Edge, Refusal, TensorId
+from onnxq.sites import Edge, NameSet, Refusal, TensorId
 
 # ORT's CPU provider has most kernels for these only; a chain of double may run where its single node does not.
 SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
@@ -299,7 +299,7 @@ class Replacement:
     """
 
     last: NodeRef
-    nodes: frozenset[str]
+    nodes: NameSet
     op_type: str
     inputs: tuple[TensorId, ...]
     attrs: Attrs

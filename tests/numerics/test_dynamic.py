@@ -8,8 +8,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from onnx import parser
 
-from onnxq.numerics import fake_quant_dynamic, quantize_dynamic
 from onnxq.runtime import Session
+from tests.numerics.reference import fake_quant_dynamic, quantize_dynamic
 
 MODEL = """<ir_version: 8, opset_import: ["" : 13]>
 agraph (float[N] x) => (uint8[N] q, float s, uint8 z, float[N] y) {

@@ -20,7 +20,7 @@ from onnxq.arrays import Mask
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.equalization.cross_layer_core import Labels, merge_labels
 from onnxq.passes.linear import Linear, find_linear
-from onnxq.sites import Names, TensorId
+from onnxq.sites import MaybeTensor, Names, TensorId
 
 Flags = Mask
 LabelT = TypeVar("LabelT")
@@ -35,7 +35,7 @@ class ChannelFlow(Generic[LabelT]):
     def __init__(self, index: GraphIndex) -> None:
         self.index = index
         # Of None, an input that is left out, there is none.
-        self.labels: dict[TensorId | None, LabelT] = {}
+        self.labels: dict[MaybeTensor, LabelT] = {}
 
     def visit_nodes(self, rules: Mapping[str, Callable[[Any, NodeRef], bool]]) -> None:
         """Visit every node of every scope. rules: by operator; each returns False where it cannot pass a label on."""

@@ -22,7 +22,7 @@ from onnxq.arrays import Shape
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, NodeRef
 from onnxq.passes.equalization.channels import ChannelFlow
 from onnxq.planner.sums import read_constant
-from onnxq.sites import Edge, TensorId
+from onnxq.sites import Edge, MaybeTensor, TensorId
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Streams(ChannelFlow[StreamLabel]):
         # Tensors of one number for all channels of their row, where no shape says so.
         self.narrow = set[TensorId]()
         # Squares of a stream's tensors, for whoever takes their mean.
-        self.squares: dict[TensorId | None, StreamLabel] = {}
+        self.squares: dict[MaybeTensor, StreamLabel] = {}
         # By number of a label; joined streams are one object.
         self._streams: list[Stream] = []
 
@@ -102,7 +102,7 @@ class Streams(ChannelFlow[StreamLabel]):
         """Every stream, once."""
         return list({id(stream): stream for stream in self._streams}.values())
 
-    def list_labels(self, tensors: Iterable[TensorId | None]) -> list[StreamLabel]:
+    def list_labels(self, tensors: Iterable[MaybeTensor]) -> list[StreamLabel]:
         """The labels of those of these tensors that have one."""
         return [self.labels[tensor] for tensor in tensors if tensor in self.labels]
 
@@ -163,7 +163,7 @@ class Streams(ChannelFlow[StreamLabel]):
                 ]
         return first
 
-    def join_plain(self, node: NodeRef, tensors: Iterable[TensorId | None]) -> StreamLabel | None:
+    def join_plain(self, node: NodeRef, tensors: Iterable[MaybeTensor]) -> StreamLabel | None:
         """One stream of those that these inputs of a node have; None where a scale waits, which is each one's own."""
         labels = self.list_labels(tensors)
         if not labels or any(label.waiting for label in labels):
@@ -224,17 +224,17 @@ class Streams(ChannelFlow[StreamLabel]):
         floats = self.index.find_dtype(tensor) in FLOAT_TENSORS
         return self.index.find_sizes(tensor) if floats and self.index.is_constant(tensor) else None
 
-    def is_narrow(self, tensor: TensorId | None) -> bool:
+    def is_narrow(self, tensor: MaybeTensor) -> bool:
         """True for a tensor that has one number for all channels of a row."""
         shape = self.index.find_shape(tensor)
         return tensor in self.narrow or (shape is not None and (not shape or shape[-1] == 1))
 
-    def find_rank(self, tensor: TensorId | None) -> int | None:
+    def find_rank(self, tensor: MaybeTensor) -> int | None:
         """The rank of a tensor, by its shape or its label; operators of ONNX Runtime have no shape inference."""
         label = self.labels.get(tensor)
         return self.index.find_rank(tensor) or (None if label is None else label.rank)
 
-    def count_back(self, axis: int, *tensors: TensorId | None) -> int | None:
+    def count_back(self, axis: int, *tensors: MaybeTensor) -> int | None:
         """An axis of tensors of one rank, counted from the end; None where that is not known of any."""
         rank = next(filter(None, map(self.find_rank, tensors)), None)
         return axis if axis < 0 else None if rank is None else axis - rank

@@ -37,7 +37,7 @@ from onnxq.passes.mixed_precision.cross_validation import answer_samples, estima
 from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Edge, Names, Role, Site, TensorId
+from onnxq.sites import Edge, Names, NameSet, Role, Site, TensorId
 
 NAME = "activation_bits"
 WIDEN = "wide_activations"
@@ -256,7 +256,7 @@ def _measure_noises(
     return {key: error.noise() for key, error in zip(settings, errors, strict=True)}
 
 
-def _list_always_wide(state: PlacedState, narrow: Plan) -> frozenset[str]:
+def _list_always_wide(state: PlacedState, narrow: Plan) -> NameSet:
     """The operators whose kernels in the fewest bits are poorer than their results there."""
     results = {
         site.quantized_tensor: site.qparams for site in narrow.sites if site.role.is_measured
@@ -274,7 +274,7 @@ def _list_always_wide(state: PlacedState, narrow: Plan) -> frozenset[str]:
 
 
 def _order_operators(
-    state: PlacedState, work: Mapping[str, float], noises: _Noises, wide: frozenset[str]
+    state: PlacedState, work: Mapping[str, float], noises: _Noises, wide: NameSet
 ) -> Names:
     """The operators in the order in which they are narrowed: those first that make the least noise for their work.
 

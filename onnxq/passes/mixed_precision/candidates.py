@@ -25,7 +25,7 @@ from onnxq.passes.state import PlacedState
 from onnxq.plan import BiasPlan, PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.planner.cut import CutProblem, PlacementCosts
-from onnxq.sites import Edge, LeftFloat, Names, Refusal, Role, Site, Unquantized
+from onnxq.sites import Edge, LeftFloat, Names, NameSet, Refusal, Role, Site, Unquantized
 from onnxq.spec import QuantSpec
 
 # The cost of all operators beside that of all time: one that gains no time costs something, since int8 was asked for.
@@ -33,7 +33,7 @@ LEAST_COST = 0.1
 # From here on QuantizeLinear writes 16 bits.
 _OPSET_16 = 21
 # Names of operators, or for uint16 of sites.
-Keys = frozenset[str]
+Keys = NameSet
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ class Ways:
         return max(statistics.fmean(shares), 0.0) + weights + ops
 
     @cached_property
-    def _clocks(self) -> Sequence[tuple[Callable[[frozenset[str]], float], float, float]]:
+    def _clocks(self) -> Sequence[tuple[Callable[[NameSet], float], float, float]]:
         """For each kind of CPU: microseconds by the operators in integers; those of the plan, and of float."""
         problem = self.problem
         clocks = []
@@ -231,7 +231,7 @@ def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> Names:
     )
 
 
-def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
+def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> NameSet:
     """All operators whose weight, or whose every activation, is quantized."""
     weights = {
         edge.node for site in plan.sites if site.role.is_weight for edge in site.named_consumers
@@ -249,7 +249,7 @@ def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
     return frozenset(whole | weights)
 
 
-def _sum_float_times(costs: PlacementCosts, chosen: frozenset[str]) -> float:
+def _sum_float_times(costs: PlacementCosts, chosen: NameSet) -> float:
     """Microseconds in float of the operators that are not chosen."""
     return sum(cost.float_us for name, cost in costs.ops.items() if name not in chosen)
 
@@ -312,7 +312,7 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
     """
     problem = state.problem
     plan = state.plan
-    known = frozenset[str]()
+    known = NameSet()
     left = problem
     reasons = dict[str, Refusal]()
     while missing := [site for site in plan.sites if not site.complete]:

@@ -45,7 +45,7 @@ from onnxq.planner import OnnxPlacement
 from onnxq.planner.choose import choose_ops, compare_times, predict_times
 from onnxq.planner.cut import CutProblem
 from onnxq.planner.requests import Requests
-from onnxq.sites import Lines, Names, Role, TensorId
+from onnxq.sites import Lines, Names, NameSet, Role, TensorId
 from onnxq.spec import QuantSpec
 
 SENSITIVE = "sensitive_ops"
@@ -218,7 +218,7 @@ def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     loudest_first = sorted(loud, key=lambda name: -noise[name])
     before = predict_times(problem, choose_ops(problem).chosen)
 
-    def pays(keys: frozenset[str]) -> bool:
+    def pays(keys: NameSet) -> bool:
         after = predict_times(problem, choose_ops(ways.leave_float(keys)).chosen)
         return compare_times(before, after) <= _MOST_TIME
 

@@ -23,7 +23,7 @@ from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan
-from onnxq.sites import Role
+from onnxq.sites import NameSet, Role
 
 NAME = "promotion"
 AGAIN = "rounding_after_promotion"
@@ -166,7 +166,7 @@ def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metr
     threads = ctx.config.verify.threads
     least = request.max_drop.least(request.float_value)
 
-    def run_metric(keys: frozenset[str]) -> float:
+    def run_metric(keys: NameSet) -> float:
         with ctx.progress(f"running {metric.name} with {len(search.list_promoted(keys))} promoted"):
             # The file itself: the functions of users open it, and it has no switches.
             model = build_quantized(state, search.finish_plan(keys))
@@ -183,7 +183,7 @@ def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metr
 
 
 def _account_for(
-    search: PromotionSearch, keys: frozenset[str], asked: str, note: str, least: float
+    search: PromotionSearch, keys: NameSet, asked: str, note: str, least: float
 ) -> PromotedPlan:
     """The plan with these promotions, and the account; whether the request is met is for the finished model to say."""
     lost = len(search.list_promoted(keys))

@@ -15,10 +15,10 @@ from onnxq.passes.assembly import write_pairs
 from onnxq.passes.base import SampledContext
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
-from onnxq.sites import Role
+from onnxq.sites import NameSet, Role
 
 # Names of operators, or of sites.
-_Keys = frozenset[str]
+_Keys = NameSet
 
 
 def take_paying(

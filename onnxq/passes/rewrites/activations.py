@@ -22,7 +22,7 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.linear import ARITHMETIC, read_arithmetic
 from onnxq.passes.patterns import SINGLE, Replacement, apply_replacements, tolerance
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.sites import TensorId
+from onnxq.sites import MaybeTensor, TensorId
 
 # Gelu's two forms, Hendrycks and Gimpel 2016 (https://arxiv.org/abs/1606.08415): x/2·(1 + erf(x/√2)), and
 # x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
@@ -272,7 +272,7 @@ class Used:
 
 
 def read_polynomial(
-    index: GraphIndex, at: TensorId | None, x: TensorId, used: Used, depth: int = 0
+    index: GraphIndex, at: MaybeTensor, x: TensorId, used: Used, depth: int = 0
 ) -> Poly | None:
     """`at` as {power: coefficient} in x, up to x³; None when it is anything else."""
     if at is None or depth > _MAX_DEPTH:
@@ -365,7 +365,7 @@ class Tail:
     last: NodeRef
     scale: float
     shift: float
-    factor: TensorId | None
+    factor: MaybeTensor
     poly: Poly
     used: Used
 

@@ -31,7 +31,7 @@ from onnxq.passes.linear import (
 )
 from onnxq.passes.patterns import Edit, Replacement, apply_replacements
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import MaybeTensor, NameSet, Refusal, TensorId
 
 _BATCHNORM = frozenset({"BatchNormalization"})
 # TensorFlow's exporter writes the mean of rows of three axes as the latter.
@@ -54,7 +54,7 @@ def fold_scalars(ctx: RunContext, state: FloatState) -> FloatStep:
     )
 
 
-def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatStep:
+def _fold_behind(state: FloatState, name: str, kinds: NameSet) -> FloatStep:
     edit = Edit(state.model)
     index = edit.index
     changed = []
@@ -229,7 +229,7 @@ def _inside(index: GraphIndex, root: NodeRef) -> tuple[_Centred, float, list[Nod
     return _Centred(base, axes, (centre,)), epsilon[0], [*nodes, difference, squared]
 
 
-def _match_square(index: GraphIndex, tensor: TensorId | None) -> NodeRef | None:
+def _match_square(index: GraphIndex, tensor: MaybeTensor) -> NodeRef | None:
     """The node that squares its first input, if one makes the tensor."""
     square = index.find_onnx_producer(tensor, "Pow", "Mul")
     if square is None:
@@ -290,7 +290,7 @@ def _match_spread(index: GraphIndex, root: NodeRef, d: _Centred) -> _Behind | No
     return None
 
 
-def _other_input(index: GraphIndex, node: NodeRef, maker: NodeRef) -> TensorId | None:
+def _other_input(index: GraphIndex, node: NodeRef, maker: NodeRef) -> MaybeTensor:
     """The operand of a node of two that another node does not make."""
     k = 1 if index.find_input(node, 0) == maker.result else 0
     return index.find_input(node, k)
@@ -317,7 +317,7 @@ def _match_normalized(index: GraphIndex, root: NodeRef) -> tuple[list[NodeRef], 
     return None if d is None else (nodes, d)
 
 
-def _match_centred(index: GraphIndex, tensor: TensorId | None) -> _Centred | None:
+def _match_centred(index: GraphIndex, tensor: MaybeTensor) -> _Centred | None:
     sub = index.find_onnx_producer(tensor, "Sub")
     x = index.find_input(sub, 0)
     mean = index.find_onnx_producer(index.find_input(sub, 1), *_MEANS)

@@ -27,7 +27,7 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import SINGLE, Edit, rewrite_nodes
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.sites import TensorId
+from onnxq.sites import MaybeTensor, TensorId
 
 # Of padding: at the beginnings of all axes, then at their ends.
 Amounts = tuple[int, ...]
@@ -71,7 +71,7 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
     return (replace(state, model=result) if changed else state), PassReport("dead", tuple(changed))
 
 
-def _find_repeated(index: GraphIndex, node: NodeRef) -> TensorId | None:
+def _find_repeated(index: GraphIndex, node: NodeRef) -> MaybeTensor:
     """The tensor a node merely repeats."""
     # A Dropout's mask, where somebody looks at it.
     extra = [out for out in node.results if out != node.result]
@@ -96,7 +96,7 @@ def _find_repeated(index: GraphIndex, node: NodeRef) -> TensorId | None:
     return _find_neutral(index, node) if op_type in _NEUTRAL else None
 
 
-def _find_ordered(index: GraphIndex, node: NodeRef, x: TensorId) -> TensorId | None:
+def _find_ordered(index: GraphIndex, node: NodeRef, x: TensorId) -> MaybeTensor:
     """The tensor that a Gather of all places in order repeats: its input, or the one flattened in front of it.
 
     torch's exporter writes `as_strided` so, behind each global mean; the NPU's compiler crashes on it.
@@ -122,7 +122,7 @@ def _is_inference(index: GraphIndex, node: NodeRef) -> bool:
     return training is not None and not np.any(training)
 
 
-def _find_neutral(index: GraphIndex, node: NodeRef) -> TensorId | None:
+def _find_neutral(index: GraphIndex, node: NodeRef) -> MaybeTensor:
     # x - 0 and x / 1 are neutral, 0 - x and 1 / x are not.
     for k in (0, 1) if node.op_type in ("Mul", "Add") else (0,):
         constant = index.read_scalar(node, 1 - k)
@@ -230,7 +230,7 @@ def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
     yield f"{node.name}: MatMul instead of Gemm"
 
 
-def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:
+def find_pooled_axes(index: GraphIndex, node: NodeRef) -> MaybeTensor:
     """The tensor that a ReduceMean takes the mean of over all spatial axes; None for anything else."""
     if not node.is_onnx("ReduceMean"):
         return None

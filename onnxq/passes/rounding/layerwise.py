@@ -25,16 +25,21 @@ from onnxq.graph import ModelLike, bare_proto, infer_shapes, iterate_subgraphs, 
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.passes.judging import has_few_bits
-from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
+from onnxq.passes.rounding.shared_work import (
+    SharedWork,
+    Tensor,
+    TensorFile,
+    read_tensor,
+    write_tensor,
+)
 from onnxq.passes.rounding.statistics import MomentsRequest
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.runtime import Feeds, Session, tap_tensors
 from onnxq.runtime.crew import SharedModel, open_model
-from onnxq.sites import Names, TensorId
+from onnxq.sites import MaybeTensor, Names, TensorId
 
 R = TypeVar("R")
-Tensor = Array | TensorFile
 # Of a name between two pieces: a tensor, or those of a sequence.
 Value = Tensor | list[Tensor]
 Sample = Arrays | Mapping[str, TensorFile]
@@ -324,7 +329,7 @@ class PairedRunner:
             if wanted.paired is not None:
                 self.quantized.reach(wanted.paired, wanted.reader, later=later)
 
-    def has_tensors(self, real: TensorId, quantized: TensorId | None, node: str) -> bool:
+    def has_tensors(self, real: TensorId, quantized: MaybeTensor, node: str) -> bool:
         """True where these tensors, which the node reads, can still be had."""
         return (
             quantized is not None

@@ -50,7 +50,7 @@ from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.runtime.crew import Crew, hash_feeds, hash_model, hash_run
-from onnxq.sites import Edge, Names, Role, TensorId
+from onnxq.sites import Edge, Names, NameSet, Role, TensorId
 from onnxq.spec import QParams
 from onnxq.workers import Journal, register_packed
 
@@ -67,7 +67,7 @@ class RoundingOptions:
     alone: each operator for itself, in the float model, to learn its cost.
     """
 
-    nodes: frozenset[str] | None = None
+    nodes: NameSet | None = None
     biases: bool = True
     thorough: bool = False
     alone: bool = False

@@ -45,7 +45,10 @@ class TensorFile:
         return math.prod(self.shape)
 
 
-def read_tensor(value: Array | TensorFile) -> Array:
+Tensor = Array | TensorFile
+
+
+def read_tensor(value: Tensor) -> Array:
     """The values, read where they are in a file."""
     if not isinstance(value, TensorFile):
         return value

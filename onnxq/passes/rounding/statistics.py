@@ -31,9 +31,9 @@ from onnxq.passes.rounding.second_moments import (
     merge_moments,
     position_limit,
 )
-from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor
+from onnxq.passes.rounding.shared_work import SharedWork, Tensor, TensorFile, read_tensor
 from onnxq.runtime import Feeds
-from onnxq.sites import TensorId
+from onnxq.sites import MaybeTensor, TensorId
 
 # `SharedWork.map`: a title, a function, and what it is called with; its results in order.
 Spread = Callable[[str, Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
@@ -58,7 +58,7 @@ class MomentsRequest:
 
     reader: str = field(compare=False)
     data: TensorId
-    paired: TensorId | None
+    paired: MaybeTensor
     geometry: Geometry
     shape: tuple[int, int]
     second: bool
@@ -111,8 +111,8 @@ class _Sample:
 
     number: int
     real: bool
-    x: Array | TensorFile
-    y: Array | TensorFile
+    x: Tensor
+    y: Tensor
     shape: Shape
     meant: Mask | None
 
@@ -198,9 +198,7 @@ class StatisticsSource(Protocol):
         """The samples."""
         ...
 
-    def iterate_tensors(
-        self, wanted: MomentsRequest
-    ) -> Iterable[tuple[Feeds, Array | TensorFile, Array | TensorFile]]:
+    def iterate_tensors(self, wanted: MomentsRequest) -> Iterable[tuple[Feeds, Tensor, Tensor]]:
         """Feeds, tensor in the float model, tensor in the quantized one."""
         ...
 
@@ -250,9 +248,7 @@ class _Gathering:
         # Each with its half; nothing was read of them yet.
         self.groups: list[tuple[Accumulator, _Group]] = []
 
-    def add_sample(
-        self, number: int, feeds: Feeds, x: Array | TensorFile, y: Array | TensorFile, *, real: bool
-    ) -> None:
+    def add_sample(self, number: int, feeds: Feeds, x: Tensor, y: Tensor, *, real: bool) -> None:
         """One sample; others after those that are real."""
         # Computed values can decide a size, as behind a NonZero, and the models may differ in them.
         if not x.size or x.shape != y.shape:
@@ -347,7 +343,7 @@ def multiply_block(block: Block, workspace: Workspace | None = None) -> list[Arr
     return list(block.multiply_columns(workspace or Workspace()))
 
 
-def _is_finite(value: Array | TensorFile) -> bool:
+def _is_finite(value: Tensor) -> bool:
     return value.finite if isinstance(value, TensorFile) else are_finite(value)
 
 
