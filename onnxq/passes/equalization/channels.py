@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxq.arrays import Mask
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.passes.equalization.cross_layer_core import Labels, merge_labels
 from onnxq.passes.linear import Linear, find_linear
 from onnxq.sites import MaybeTensor, Names, TensorId
 
 Flags = Mask
+Labels = NDArray[np.intp]
 LabelT = TypeVar("LabelT")
 
 
@@ -73,6 +74,23 @@ class ChannelFlow(Generic[LabelT]):
     def hold_label(self, label: LabelT, reason: str) -> None:
         """Keep the channels of a label as they are."""
         raise NotImplementedError
+
+
+def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
+    """[count] labels after uniting the two sides of every pair; the label of a class is its lowest member."""
+    labels = np.arange(count, dtype=np.intp)
+    united = list(pairs)
+    changed = True
+    while changed:
+        before = labels.copy()
+        for left, right in united:
+            lowest = np.minimum(labels[left], labels[right])
+            np.minimum.at(labels, left, lowest)
+            np.minimum.at(labels, right, lowest)
+        # Pointers to pointers, so that long chains take few rounds.
+        labels = labels[labels]
+        changed = not np.array_equal(before, labels)
+    return labels
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from onnxq.evaluation.trials import measure_models
 from onnxq.graph import ModelLike, get_index, infer_shapes, is_large_model
 from onnxq.passes.base import EqualizeContext, Pass, Stage, has_real_samples
 from onnxq.passes.equalization import cross_layer, rotation, smoothquant
-from onnxq.passes.equalization.smoothquant_core import ChannelStatistics, RunningStatistics
+from onnxq.passes.equalization.smoothquant import ChannelStatistics, RunningStatistics
 from onnxq.passes.equalization.token_scales import find_token_layers, write_token_scales
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import (

@@ -28,13 +28,13 @@ from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import MEASURED, Outcome, PassReport
 from onnxq.passes.judging import make_trial
 from onnxq.passes.mixed_precision.candidates import (
+    SwitchedPlan,
     carry_qparams,
     may_choose_widths,
     may_widen,
     replace_problem,
 )
 from onnxq.passes.mixed_precision.cross_validation import answer_samples, estimate_new, widen_ranges
-from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
 from onnxq.sites import Edge, Names, NameSet, Role, Site, TensorId

@@ -29,15 +29,16 @@ from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import MEASURED, Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, ignore_rounding
 from onnxq.passes.mixed_precision.candidates import (
+    SwitchedPlan,
     Ways,
     calibrate_missing,
     carry_qparams,
     list_quantized_ops,
     replace_problem,
+    take_paying,
 )
 from onnxq.passes.mixed_precision.cross_validation import answer_samples
 from onnxq.passes.mixed_precision.float_parts import PLAIN, has_attention_rules
-from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
 from onnxq.passes.ranges import fix_scales
 from onnxq.passes.state import PlacedState, PlacedStep
 from onnxq.plan import Plan

@@ -22,7 +22,11 @@ from onnxq.config import Config, Rule, RuleSet
 from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.passes.journal import MEASURED
-from onnxq.passes.mixed_precision.candidates import find_integer_ops, list_quantized_ops
+from onnxq.passes.mixed_precision.candidates import (
+    SwitchedPlan,
+    find_integer_ops,
+    list_quantized_ops,
+)
 from onnxq.passes.mixed_precision.program import (
     Condition,
     Costs,
@@ -30,7 +34,6 @@ from onnxq.passes.mixed_precision.program import (
     PrecisionProgram,
     SharedCosts,
 )
-from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner import OnnxPlacement

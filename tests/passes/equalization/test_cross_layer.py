@@ -11,8 +11,8 @@ import onnxq
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
 from onnxq.passes.equalization import cross_layer
-from onnxq.passes.equalization.cross_layer_core import equalize_values
-from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
+from onnxq.passes.equalization.cross_layer import equalize_values
+from onnxq.passes.equalization.smoothquant import ChannelStatistics
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
