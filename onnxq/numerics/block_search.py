@@ -11,8 +11,6 @@ better than the range, 0.5 than k-quant, 0.2 worse than HQQ, whose zero points t
 128, or with 2, 3 or 8 bits, better than all three.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -8,8 +8,6 @@ one thread, and take the cores from the inference engine that runs in between: o
 took 15 s of processor time and 33 of wall instead of 3 and 7; `onnxq quantize` of MiniLM 22 s of wall instead of 13.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -3,8 +3,6 @@
 The scale of a bias is that of the accumulator: activation scale times weight scale.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

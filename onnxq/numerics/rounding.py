@@ -14,8 +14,6 @@ A spec narrower than its storage saturates at its own qmin and qmax; in the emit
 `clip_bounds` in front of QuantizeLinear does the same.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import ml_dtypes

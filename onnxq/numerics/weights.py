@@ -14,8 +14,6 @@ and 1, 2 and 3, …; the last of an odd number is alone. Several axes in the pla
 crosses: an LSTM's weight [D, M, C] with the order ((1, 0), 2) is M rows of D times C weights, each with neighbours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

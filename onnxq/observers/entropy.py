@@ -9,8 +9,6 @@ zeros, which are exact at any scale and would dominate; a histogram whose range 
 other than those of the quantizer, which treat one-sided and asymmetric ranges like symmetric ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

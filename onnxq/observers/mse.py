@@ -1,7 +1,5 @@
 """The range of least squared error: clipping against rounding, with the quantizer's own values."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

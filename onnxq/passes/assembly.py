@@ -13,8 +13,6 @@ Where it moves a DequantizeLinear through a node whose output a body (of If, Loo
 for that reader among the inputs of If, where it is not, and ends the process (ONNX Runtime 1.32).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
 
 from onnxq.arrays import is_float

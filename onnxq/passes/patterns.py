@@ -1,7 +1,5 @@
 """Patterns in a graph: the questions that they ask, and the edits that passes share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps

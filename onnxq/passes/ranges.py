@@ -5,8 +5,6 @@ the whole range is not kept, and accuracy can drop suddenly with a percentile (V
 So all of them are candidates, and the error behind the operator that reads the tensor decides.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

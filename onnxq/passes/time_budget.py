@@ -5,8 +5,6 @@ for the state before it; calibration takes fewer samples, promotion keeps the st
 fewer samples. Always done: loading, planning, a calibration on some samples, writing, a check on one.
 """
 
-from __future__ import annotations
-
 import math
 import resource
 import sys

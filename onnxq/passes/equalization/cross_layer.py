@@ -16,8 +16,6 @@ Both are divided by their geometric mean, so that a group as a whole keeps its s
 without values (below 1e-6 of the largest) keep 1, and nothing is scaled by more than 2**12 either way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The equalization passes: observe channels, choose factors, write and replay them, prove the function unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ QuaRot (Ashkboos et al. 2024, arXiv 2404.00456), and products are made of additi
 stands for the same bytes on every machine; no matrix is stored.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -17,8 +17,6 @@ reaches most of the gain of scaling by itself. So a Mul is inserted only where t
 SmoothQuant.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

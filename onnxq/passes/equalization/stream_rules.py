@@ -1,7 +1,5 @@
 """How each operator takes part in the streams of channels that may be rotated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -10,8 +10,6 @@ LayerNormalization also takes the mean away: of its streams the matrix must leav
 that the mean of a row stays what it was; then the operator need not change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd

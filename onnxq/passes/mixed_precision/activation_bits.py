@@ -12,8 +12,6 @@ those of different tensors add up, as rounding errors do. The order is fixed by 
 models in which the first half, the first quarter … are narrow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache

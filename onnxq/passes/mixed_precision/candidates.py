@@ -5,8 +5,6 @@ make or read it. Which others no longer pay then (or are left without a partner)
 promotion is planned anew with its rules, and its cost and gain are read off the plan.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

@@ -4,8 +4,6 @@ Ranges and errors of every tensor say which nodes stay in float32 (`planner.prec
 judged beside the same one in float32; where it answers worse, the nodes that lose most stay in float32 as well.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

@@ -14,8 +14,6 @@ audio encoder: 39.4 dB with its three in int8, 52.0 without, in nearly the same 
 are taken, as far as the predicted time on each kind of CPU allows, and stay where the outputs gain enough for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ of a precision is that of corrected numbers. Bytes are those of the numbers in t
 places by.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

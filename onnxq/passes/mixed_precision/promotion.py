@@ -5,8 +5,6 @@ bytes; finished plans are judged. For an SQNR that was asked for, all samples ju
 in, and new ones must have it all but surely.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ nearly uncorrelated). So the gain of a width follows from one measurement. The g
 relaxed problem; with whole weights it misses that by at most one weight.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

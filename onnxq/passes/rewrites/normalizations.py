@@ -9,8 +9,6 @@ and every activation; left alone they cost a float kernel and hide the convoluti
 A BatchNormalization in front of a Conv stays: it evens out channels that share one activation scale.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

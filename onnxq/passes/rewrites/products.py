@@ -6,8 +6,6 @@ products, those that the result has not are summed over, and all others are rows
 right one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

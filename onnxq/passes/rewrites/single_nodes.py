@@ -1,7 +1,5 @@
 """Rewrites of single nodes, and of a node and its neighbour: what ORT has faster, or quantized, kernels for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Rewrites for targets that take a whole graph in integers: forms of operators whose integer kernels are exact."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -5,8 +5,6 @@ model, and decisions at one node show in the values of the next. Where the worke
 tensors are in files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

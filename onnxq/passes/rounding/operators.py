@@ -5,8 +5,6 @@ tensors of a shape. Means over every position need no unfolding: the sum of a ta
 over the elements that the tap reads, so one product per axis with a matrix of counts gives all taps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace

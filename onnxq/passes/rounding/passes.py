@@ -13,8 +13,6 @@ model come nearer to float on samples held back from both. The engine knows noth
     register_rounder("brecq", rounder)          # then: onnxq.quantize(model, data, effort="high")
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

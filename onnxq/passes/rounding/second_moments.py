@@ -9,8 +9,6 @@ bias correction needs them; H and C converge with few, so some positions are eno
 Products are float32 BLAS on blocks of columns shifted by the first sample's mean, sums float64: no cancellation.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

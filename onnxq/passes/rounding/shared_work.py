@@ -4,8 +4,6 @@ The unit of work is one sample, or one block of a sum: it depends on neither the
 whoever adds results up does so in the order of the units. So the bytes are those of one process.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -159,9 +159,7 @@ def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
     s, alpha, error, plain = smoothquant.search_smoothing_exponent(seen, readers, U8)
     largest, weights = np.maximum(-seen.low, seen.high), [r.weight for r in readers]
     by_alpha = {
-        a: smoothquant.measure_layer_error(
-            seen, readers, U8, smoothquant.compute_smoothing(largest, [r.weight for r in readers], a)
-        )
+        a: smoothquant.measure_layer_error(seen, readers, U8, smoothquant.compute_smoothing(largest, weights, a))
         for a in smoothquant.SMOOTHING_ALPHAS
     }
     assert error == min(by_alpha.values()) == by_alpha[alpha]
