@@ -196,10 +196,7 @@ class Accumulator:
             total += product
 
     def make_moments(self) -> Moments:
-        """The first and second moments of all samples added."""
-        workspace = Workspace()
-        for block in self.take_blocks():
-            self.add_products(block.multiply_columns(workspace))
+        """The first and second moments of all samples whose products were added."""
         if self._shift is None:
             x, y = np.zeros_like(self._sums)
             return Moments(self._h, self._c, x, y, 0)

@@ -224,8 +224,9 @@ class _Walk:
         self.done: list[OperatorRounding] = []
         self.skipped: list[str] = []
         self.thin: list[str] = []
-        # Without statistics where an earlier run had them.
-        self.latest: tuple[MomentsRequest, OperatorStatistics | None] | None = None
+        # The latest, without statistics where an earlier run had them.
+        self.request: MomentsRequest | None = None
+        self.statistics: OperatorStatistics | None = None
 
     def visit_operator(self, operator: Operator) -> _Visit | None:
         """Statistics of the operator's input and the problem of its weight; None where an earlier run solved it, or
@@ -235,11 +236,11 @@ class _Walk:
         request = self._make_request(operator, pool)
         if finished is not None:
             # The models are to stand where `_gather` would have left them.
-            if self.latest is None or self.latest[0] != request:
+            if self.request != request:
                 self.samples.pass_by(request)
                 if finished.scarce:
                     self.others.pass_by(request)
-                self.latest = request, None
+                self.request, self.statistics = request, None
             self._write_numbers(operator, finished)
             return None
         statistics = self._gather(request)
@@ -362,15 +363,14 @@ class _Walk:
 
     def _gather(self, request: MomentsRequest) -> OperatorStatistics:
         """Statistics of all samples; operators that read the same tensors share it."""
-        if self.latest is None or self.latest[0] != request or self.latest[1] is None:
+        if self.request != request or self.statistics is None:
             # Let go of the old ones first: two of the largest at a time would be a GiB.
-            self.latest = None
-            statistics = gather_statistics(
+            self.statistics = None
+            self.statistics = gather_statistics(
                 self.samples, self.others, request, self.work, threads=self.threads
             )
-            self.latest = request, statistics
-            return statistics
-        return self.latest[1]
+            self.request = request
+        return self.statistics
 
     def _write_bias(self, operator: Operator, site: SitePlan, bias: Array) -> None:
         """Put the bias where it belongs: int32 values of its site, or a float in its place."""
@@ -408,11 +408,10 @@ class _Walk:
             if site.values is not None and self.index.is_looped(site.site.scope)
         }
         for k, site in enumerate(sites):
-            if not site.role.is_weight or site.values is not None:
-                continue
             # The step in front of a loop, see `list_operators`.
-            twin = looped.get(site.quantized_tensor)
-            if twin is not None and (twin.spec, twin.sum_orders) == (site.spec, site.sum_orders):
+            twin = looped.get(site.quantized_tensor, site)
+            alike = (twin.spec, twin.sum_orders) == (site.spec, site.sum_orders)
+            if site.role.is_weight and site.values is None and alike:
                 sites[k] = replace(site, qparams=twin.qparams, values=twin.values)
         # By these a plan finds the operators in another export, which may name them otherwise.
         ids = compute_structural_ids(prepared) if self.biases else {}
