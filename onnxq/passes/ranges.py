@@ -7,13 +7,13 @@ So all of them are candidates, and the error behind the operator that reads the 
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import onnx
-from onnx import NodeProto, helper
+from onnx import helper, parser
 from onnx.numpy_helper import from_array
 
 from onnxq.arrays import Array, Interval, Shape, as_float32, as_int32
@@ -22,7 +22,6 @@ from onnxq.calibrate.constants import Numbers, find_tensor
 from onnxq.data import read_mask
 from onnxq.evaluation.accumulator import relative_noise
 from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
-from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, qparams_from_range
@@ -288,7 +287,14 @@ class _RangeErrors:
         """
         others: list[Array] = []
         stored = {"last": from_array(np.array([-1]), "last")}
-        nodes = list(_write_error(spec))
+        source = "clipped" if spec.is_narrow else "value"
+        texts = ["clipped = Clip(value, low, high)"] if spec.is_narrow else []
+        texts += [
+            f"codes = QuantizeLinear({source}, scale, zero)",
+            "rounded = DequantizeLinear(codes, scale, zero)",
+            "error = Sub(rounded, value)",
+        ]
+        nodes = [*map(parser.parse_node, texts)]
         error = "error"
         operand = self.index.find_input(node, 1 - k) if node.op_type in _RUN and k < 2 else None
         if operand is not None and not node.domain:
@@ -301,8 +307,8 @@ class _RangeErrors:
             names = ("error", "other")[:: -1 if k else 1]
             nodes.append(helper.make_node(node.op_type, names, ["output"], **node.attrs))
             error = "output"
-        nodes.append(helper.make_node("Mul", [error, error], ["squares"]))
-        nodes.append(helper.make_node("ReduceSum", ["squares", "last"], ["noise"], keepdims=0))
+        nodes.append(parser.parse_node(f"squares = Mul({error}, {error})"))
+        nodes.append(parser.parse_node("noise = ReduceSum <keepdims = 0> (squares, last)"))
         bounds = ("low", "high") if spec.is_narrow else ()
         floats = ("value", "scale", *bounds, *(("other",) if others else ()))
         types = dict.fromkeys(floats, TENSOR_TYPES["float"]) | {"zero": TENSOR_TYPES[spec.storage]}
@@ -325,17 +331,6 @@ class _RangeErrors:
             return weight * float(meant.sum(dtype=np.float64))
 
         return measure_noise
-
-
-def _write_error(spec: QuantSpec) -> Iterator[NodeProto]:
-    """Nodes that compute "error", what a pair changes "value" by. Scale, zero point and bounds are inputs."""
-    source = "value"
-    if spec.is_narrow:
-        source = "clipped"
-        yield helper.make_node("Clip", ["value", "low", "high"], [source])
-    yield helper.make_node(QUANTIZE, [source, "scale", "zero"], ["codes"])
-    yield helper.make_node(DEQUANTIZE, ["codes", "scale", "zero"], ["rounded"])
-    yield helper.make_node("Sub", ["rounded", "value"], ["error"])
 
 
 # An average pool leaves one vector of an image. Of 28 images the largest value is chance, and of new ones some reach

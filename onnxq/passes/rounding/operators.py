@@ -212,16 +212,15 @@ def _find_padding(spatial: Shape, geometry: Geometry) -> list[tuple[int, int]]:
     """(before, after): padding of each spatial axis."""
     rank = len(geometry.kernel)
     if geometry.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        pads = []
-        for n, k, d, s in zip(
-            spatial, geometry.kernel, geometry.dilations, geometry.strides, strict=True
-        ):
-            # As in ONNX: ceil(n / s) outputs, and the odd pad at the end (SAME_UPPER) or in front.
-            total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
-            small = total // 2
-            large = total - total // 2
-            pads.append((small, large) if geometry.auto_pad == "SAME_UPPER" else (large, small))
-        return pads
+        # As in ONNX: ceil(n / s) outputs, and the odd pad at the end (SAME_UPPER) or in front.
+        sizes = (spatial, geometry.kernel, geometry.dilations, geometry.strides)
+        totals = [
+            max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+            for n, k, d, s in zip(*sizes, strict=True)
+        ]
+        odd_in_front = geometry.auto_pad == "SAME_LOWER"
+        befores = [(total + odd_in_front) // 2 for total in totals]
+        return [(before, total - before) for before, total in zip(befores, totals, strict=True)]
     return [(geometry.pads[k], geometry.pads[k + rank]) for k in range(rank)]
 
 
