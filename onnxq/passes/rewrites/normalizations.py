@@ -10,7 +10,9 @@ A BatchNormalization in front of a Conv stays: it evens out channels that share 
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -36,47 +38,56 @@ _BATCHNORM = frozenset({"BatchNormalization"})
 _MEANS = ("ReduceMean", "GlobalAveragePool")
 
 
+# The nodes that an operator takes in, and whether its constants hold the result; None where there are none.
+_TakenIn = tuple[NodeRefs, bool] | None
+
+
 def fold_batchnorm(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Every BatchNormalization that alone reads a linear operator with constant weights."""
-    return _fold_behind(state, "batchnorm", _BATCHNORM)
+    return _fold_affine(state, "batchnorm", partial(_take_in_behind, kinds=_BATCHNORM))
 
 
 def fold_scalars(ctx: RunContext, state: FloatState) -> FloatStep:
     """Every scalar or per-channel Mul, Div, Add, Sub behind a linear operator, and scalar ones in front of one."""
     # A BatchNormalization behind such arithmetic comes into reach only now.
     kinds = ARITHMETIC if "batchnorm" in ctx.skip else ARITHMETIC | _BATCHNORM
-    state, behind = _fold_behind(state, "scalars", kinds)
-    state, front = _fold_in_front(state)
+    state, behind = _fold_affine(state, "scalars", partial(_take_in_behind, kinds=kinds))
+    state, front = _fold_affine(state, "scalars", _take_in_front)
     return state, PassReport(
         "scalars", behind.changed + front.changed, behind.skipped + front.skipped
     )
 
 
-def _fold_behind(state: FloatState, name: str, kinds: NameSet) -> FloatStep:
+def _fold_affine(
+    state: FloatState, name: str, take_in: Callable[[Edit, Linear], _TakenIn]
+) -> FloatStep:
     edit = Edit(state.model)
-    index = edit.index
     changed = []
     skipped = []
-    for node in index.nodes:
-        op = find_linear(index, node)
-        if op is None:
+    for node in edit.index.nodes:
+        op = find_linear(edit.index, node)
+        taken = None if op is None else take_in(edit, op)
+        if op is None or taken is None:
             continue
-        affine = list_followers(index, op, kinds)
-        if not affine.nodes:
+        row = ", ".join(follower.name for follower in taken[0])
+        if taken[1]:
+            changed.append(f"{node.name}: took in {row}")
             continue
-        row = ", ".join(follower.name for follower in affine.nodes)
-        weight = round_to_type(op.scale_weight(affine.a), op.weight.dtype)
-        if not _write_constants(edit, op, weight, affine.a * op.bias + affine.c):
-            skipped.append(_refuse_overflow(op, row, name))
-            continue
-        edit.absorb_chain(op.last, affine.nodes)
-        changed.append(f"{node.name}: took in {row}")
+        reason = f"folding {row} into it overflows {op.weight.dtype}"
+        fix = "nothing to do; the nodes stay as they are"
+        skipped.append(Refusal(node.name, reason, fix, name, "R112"))
     return edit.finish_pass(state, name, changed, skipped)
 
 
-def _refuse_overflow(op: Linear, row: str, name: str) -> Refusal:
-    reason = f"folding {row} into it overflows {op.weight.dtype}"
-    return Refusal(op.node.name, reason, "nothing to do; the nodes stay as they are", name, "R112")
+def _take_in_behind(edit: Edit, op: Linear, kinds: NameSet) -> _TakenIn:
+    affine = list_followers(edit.index, op, kinds)
+    if not affine.nodes:
+        return None
+    weight = round_to_type(op.scale_weight(affine.a), op.weight.dtype)
+    fits = _write_constants(edit, op, weight, affine.a * op.bias + affine.c)
+    if fits:
+        edit.absorb_chain(op.last, affine.nodes)
+    return affine.nodes, fits
 
 
 def _write_constants(edit: Edit, op: Linear, weight: Array | None, bias: Array64) -> bool:
@@ -99,35 +110,23 @@ def _write_constants(edit: Edit, op: Linear, weight: Array | None, bias: Array64
     return True
 
 
-def _fold_in_front(state: FloatState) -> FloatStep:
-    edit = Edit(state.model)
-    index = edit.index
-    changed = []
-    skipped = []
-    for node in index.nodes:
-        op = find_linear(index, node)
-        source = None if op is None else find_scalar_source(index, op)
-        if op is None or source is None:
-            continue
-        move = _move_source(op, source)
-        if move is None:
-            continue
-        row = ", ".join(leader.name for leader in source.nodes)
-        bias, rest = move
-        fits = round_to_type(np.array(rest), op.weight.dtype) is not None
-        weight = round_to_type(as_float64(op.weight) * source.s, op.weight.dtype)
-        if not fits or not _write_constants(edit, op, weight, bias):
-            skipped.append(_refuse_overflow(op, row, "scalars"))
-            continue
-        x = source.x.name
-        if rest != 0.0:
-            shift = edit.add_constant(
-                node.scope, f"{node.name}/shift", np.array(rest, dtype=op.weight.dtype)
-            )
-            x = edit.insert_before(node, "Add", (x, shift), f"{x}/shifted")
-        edit.read(node.make_edge(0), x)
-        changed.append(f"{node.name}: took in {row}")
-    return edit.finish_pass(state, "scalars", changed, skipped)
+def _take_in_front(edit: Edit, op: Linear) -> _TakenIn:
+    node = op.node
+    source = find_scalar_source(edit.index, op)
+    move = None if source is None else _move_source(op, source)
+    if source is None or move is None:
+        return None
+    bias, rest = move
+    shift = round_to_type(np.array(rest), op.weight.dtype)
+    weight = round_to_type(as_float64(op.weight) * source.s, op.weight.dtype)
+    if shift is None or not _write_constants(edit, op, weight, bias):
+        return source.nodes, False
+    x = source.x.name
+    if rest != 0.0:
+        constant = edit.add_constant(node.scope, f"{node.name}/shift", shift)
+        x = edit.insert_before(node, "Add", (x, constant), f"{x}/shifted")
+    edit.read(node.make_edge(0), x)
+    return source.nodes, True
 
 
 def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | None:
