@@ -88,19 +88,19 @@ def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -
     if not geometry.kernel:
         return Places(geometry, chosen, chosen[:0])
     # Positions are counted over output pixels, each of which reads one window.
-    batch, *at = np.unravel_index(chosen, (shape[0], *_find_output(shape[2:], geometry)))
+    reads = _list_reads(shape[2:], geometry)
+    outputs = (read.shape[1] for read in reads)
+    batch, *at = np.unravel_index(chosen, (shape[0], *outputs))
     rank = len(at)
-    places = math.prod(shape[2:])
     # Axes [kH, kW, n] are added up by broadcasting: no index of all windows exists before the end.
-    index = as_int64(batch).reshape((1,) * rank + (-1,)) * places
+    index = as_int64(batch).reshape((1,) * rank + (-1,)) * math.prod(shape[2:])
     inside = np.ones((1,) * (rank + 1), bool)
-    for axis, output in enumerate(at):
-        read, there = _find_reads(axis, shape[2 + axis], shape[2:], geometry, output)
+    for axis, read in enumerate(reads):
         aligned = [1] * rank + [len(chosen)]
         aligned[axis] = len(read)
-        step = math.prod(shape[3 + axis :])
-        index = index + (read * step).reshape(aligned)
-        inside = inside & there.reshape(aligned)
+        element = read[:, at[axis]].reshape(aligned)
+        index = index + np.maximum(element, 0) * math.prod(shape[3 + axis :])
+        inside = inside & (element >= 0)
     outside = np.flatnonzero(~np.broadcast_to(inside, (*geometry.kernel, len(chosen))))
     return Places(geometry, index.reshape(math.prod(geometry.kernel), len(chosen)), outside)
 
@@ -143,7 +143,7 @@ def gather_positions(shape: Shape, geometry: Geometry) -> int:
     """Number of columns of an input of this shape: output pixels, or the product of all axes but the last."""
     if not geometry.kernel:
         return math.prod(shape[:-1])
-    return shape[0] * math.prod(_find_output(shape[2:], geometry))
+    return shape[0] * math.prod(read.shape[1] for read in _list_reads(shape[2:], geometry))
 
 
 def sample_positions(total: int, limit: int, seed: int) -> Integers:
@@ -158,54 +158,36 @@ def sample_positions(total: int, limit: int, seed: int) -> Integers:
     )
 
 
-def _find_reads(
-    axis: int, size: int, spatial: Shape, geometry: Geometry, output: Array
-) -> tuple[Integers, Mask]:
-    """(index along the axis that each tap reads for each output, True where it is inside the input), both [taps, n]."""
-    taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
-    before, _ = _find_padding(spatial, geometry)[axis]
-    read = taps + as_int64(output)[None] * geometry.strides[axis] - before
-    step = geometry.upsample[axis] if geometry.upsample else 1
-    # Between the values of an upsampled input are zeros, which count as padding.
-    there = (read >= 0) & (read < size * step) & (read % step == 0)
-    return np.where(there, read // step, 0), there
-
-
 # All samples of one operator have one shape or few, and the next operator others.
+@lru_cache(maxsize=4)
+def _list_reads(spatial: Shape, geometry: Geometry) -> tuple[Integers, ...]:
+    """For each axis the element that each tap reads for each output, [taps, outputs]; -1 outside of the input."""
+    reads = []
+    for axis, (size, (before, after)) in enumerate(
+        zip(spatial, _find_padding(spatial, geometry), strict=True)
+    ):
+        stride = geometry.strides[axis]
+        step = geometry.upsample[axis] if geometry.upsample else 1
+        # With step - 1 zeros between each two values, which count as padding, and none behind the last.
+        spread = (size - 1) * step + 1
+        taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
+        outputs = max((spread + before + after - int(taps[-1, 0]) - 1) // stride + 1, 0)
+        read = taps + np.arange(outputs) * stride - before
+        there = (read >= 0) & (read < spread) & (read % step == 0)
+        reads.append(np.where(there, read // step, -1))
+    return tuple(reads)
+
+
 @lru_cache(maxsize=4)
 def _count_reads(spatial: Shape, geometry: Geometry) -> tuple[Floats, ...]:
     """For each axis the number of outputs that read each element by each tap: [elements, taps]."""
     every = []
-    for axis, size in enumerate(spatial):
-        read, there = _find_reads(
-            axis, size, spatial, geometry, np.arange(_find_output(spatial, geometry)[axis])
-        )
+    for size, read in zip(spatial, _list_reads(spatial, geometry), strict=True):
         counts = np.zeros((size, len(read)), np.float32)
-        tap = np.broadcast_to(np.arange(len(read))[:, None], read.shape)
-        counts[read[there], tap[there]] = 1
+        tap, output = np.nonzero(read >= 0)
+        counts[read[tap, output], tap] = 1
         every.append(counts)
     return tuple(every)
-
-
-def _spread_out(spatial: Shape, geometry: Geometry) -> Shape:
-    if not geometry.upsample:
-        return spatial
-    # n values with step - 1 zeros between each two, and none behind the last.
-    return tuple(
-        (n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True)
-    )
-
-
-def _find_output(spatial: Shape, geometry: Geometry) -> Shape:
-    # Elements from the first to the last tap of a dilated kernel.
-    reach = [(k - 1) * d + 1 for k, d in zip(geometry.kernel, geometry.dilations, strict=True)]
-    ends = _find_padding(spatial, geometry)
-    return tuple(
-        max((n + low + high - r) // s + 1, 0)
-        for n, (low, high), r, s in zip(
-            _spread_out(spatial, geometry), ends, reach, geometry.strides, strict=True
-        )
-    )
 
 
 def _find_padding(spatial: Shape, geometry: Geometry) -> list[tuple[int, int]]:
