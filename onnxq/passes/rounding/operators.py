@@ -6,7 +6,7 @@ over the elements that the tap reads, so one product per axis with a matrix of c
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -53,41 +53,17 @@ class Geometry:
     upsample: PerAxis = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Places:
-    """Gather indices of chosen positions of an input.
+def gather_columns(tensors: Iterable[Array], geometry: Geometry, chosen: Integers) -> list[Floats]:
+    """Columns of tensors of one shape at some positions: [groups, K, n], K in the order of the flattened weight.
 
-    index: int64 [taps, n] into the values of one channel, samples of the batch one after the other; without a kernel
-    [n]. outside: flat indices into `index` of entries that lie in padding.
+    Positions are counted over output pixels, samples one after the other.
     """
-
-    geometry: Geometry
-    index: Integers
-    outside: Integers
-
-    def gather_columns(self, x: Array) -> Floats:
-        """Columns of x, of the shape they were made for: [groups, K, n], K in the order of the flattened weight."""
-        values = as_float32(x)
-        if not self.geometry.kernel:
-            # One group, K along the last axis of the input.
-            return values.reshape(-1, values.shape[-1])[self.index].T[None]
-        # [N, C, H, W] to [C, N·H·W]: one index serves all channels, samples one behind the other.
-        flat = np.moveaxis(values, 0, 1).reshape(values.shape[1], -1)
-        columns = flat.take(self.index.reshape(-1), axis=1)
-        # Their indices point somewhere into the input.
-        if self.outside.size:
-            columns[:, self.outside] = 0
-        taps, count = self.index.shape
-        return columns.reshape(
-            self.geometry.groups, len(flat) // self.geometry.groups * taps, count
-        )
-
-
-def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -> Places:
-    """Gather indices of the positions `chosen` of an input of this shape."""
+    values = [as_float32(tensor) for tensor in tensors]
+    shape = values[0].shape
     if not geometry.kernel:
-        return Places(geometry, chosen, chosen[:0])
-    # Positions are counted over output pixels, each of which reads one window.
+        # One group, K along the last axis of the input.
+        return [value.reshape(-1, shape[-1])[chosen].T[None] for value in values]
+    # Each position reads one window.
     reads = _list_reads(shape[2:], geometry)
     outputs = (read.shape[1] for read in reads)
     batch, *at = np.unravel_index(chosen, (shape[0], *outputs))
@@ -102,7 +78,17 @@ def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -
         index = index + np.maximum(element, 0) * math.prod(shape[3 + axis :])
         inside = inside & (element >= 0)
     outside = np.flatnonzero(~np.broadcast_to(inside, (*geometry.kernel, len(chosen))))
-    return Places(geometry, index.reshape(math.prod(geometry.kernel), len(chosen)), outside)
+    gathered = []
+    for value in values:
+        # [N, C, H, W] to [C, N·H·W]: one index serves all channels and all tensors.
+        flat = np.moveaxis(value, 0, 1).reshape(shape[1], -1)
+        columns = flat.take(index.reshape(-1), axis=1)
+        # Indices in padding point somewhere into the input.
+        if outside.size:
+            columns[:, outside] = 0
+        size = shape[1] // geometry.groups * math.prod(geometry.kernel)
+        gathered.append(columns.reshape(geometry.groups, size, len(chosen)))
+    return gathered
 
 
 # OpenBLAS may leave a flag of lanes that it fills up and does not use.

@@ -17,7 +17,7 @@ from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback,
 from onnxq.passes.rounding.low_bit_core import shrink_moments
 from onnxq.passes.rounding.operators import (
     Geometry,
-    compute_gather_indices,
+    gather_columns,
     gather_positions,
     sample_positions,
     window_means,
@@ -181,8 +181,7 @@ class _Group:
         if self._meant is not None:
             # Positions were drawn among those that the mask means.
             chosen = np.flatnonzero(self._meant)[chosen]
-        at = compute_gather_indices(tensors[0].shape, self.geometry, chosen[first:last])
-        return [at.gather_columns(tensor) for tensor in tensors]
+        return gather_columns(tensors, self.geometry, chosen[first:last])
 
     @property
     def _meant(self) -> Mask | None:
