@@ -165,7 +165,7 @@ class GraphIndex(Graph):
         """True when an inner scope reads the tensor, as a node input or as that subgraph's output."""
         return t in self._captured
 
-    def is_kept(self, t: TensorId) -> bool:
+    def is_kept(self, t: MaybeTensor) -> bool:
         """True when somebody outside the node list sees the tensor: a (sub)graph output or a body that captures it."""
         return self.is_output(t) or self.captured(t)
 
@@ -176,7 +176,7 @@ class GraphIndex(Graph):
             for t in tensors
         )
 
-    def is_owned(self, t: TensorId) -> bool:
+    def is_owned(self, t: MaybeTensor) -> bool:
         """True for an initializer that one node input alone reads, so that it may take another value."""
         return self.find_producer(t) is None and self.find_sole_reader(t) is not None
 
@@ -210,7 +210,7 @@ class GraphIndex(Graph):
         k = 1 if self.read_scalar(node, 0) is not None else 0
         return k, self.read_scalar(node, 1 - k)
 
-    def find_least_rank(self, t: TensorId) -> int:
+    def find_least_rank(self, t: MaybeTensor) -> int:
         """The rank of a tensor, or its known minimum."""
         node = self.find_onnx_producer(t)
         least = 0 if node is None else _LEAST_RANK.get(node.op_type, 0)

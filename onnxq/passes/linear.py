@@ -209,8 +209,7 @@ def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
     out = node.result
     known = index.find_rank(out)
     # Without shapes the rank is that of the input at least: enough to tell a bias from a constant that broadcasts.
-    source = index.find_input(node, 0)
-    rank = known or max(1, index.find_least_rank(source) if source is not None else 1)
+    rank = known or max(1, index.find_least_rank(index.find_input(node, 0)))
     last = node
     bias_edge = None
     bias = np.zeros(())

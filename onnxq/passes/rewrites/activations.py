@@ -118,12 +118,7 @@ def _find_clamp(index: GraphIndex, node: NodeRef, used: Used) -> _Anchor | None:
         used.add_node(at, bounds[3])
         inner = index.find_input(at, bounds[2])
         before = index.find_onnx_producer(inner, *_CLAMPS)
-        if (
-            inner is None
-            or before is None
-            or before.scope != node.scope
-            or index.find_reader(inner) is None
-        ):
+        if before is None or before.scope != node.scope or index.find_reader(inner) is None:
             break
         at = before
     if inner is None or math.isinf(low) or math.isinf(high):

@@ -129,7 +129,7 @@ def gather_positions(shape: Shape, geometry: Geometry) -> int:
     """Number of columns of an input of this shape: output pixels, or the product of all axes but the last."""
     if not geometry.kernel:
         return math.prod(shape[:-1])
-    return shape[0] * math.prod(read.shape[1] for read in _list_reads(shape[2:], geometry))
+    return shape[0] * math.prod(len(read[0]) for read in _list_reads(shape[2:], geometry))
 
 
 def sample_positions(total: int, limit: int, seed: int) -> Integers:
