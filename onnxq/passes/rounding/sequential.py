@@ -252,7 +252,7 @@ class _Walk:
             return None
         target = operator.to_rows(operator.weight)
         # In front of a pooling there is no re-fit: the pooling takes the mean of the noise too.
-        if statistics.halves is not None and pool is None:
+        if statistics.halves and pool is None:
             ridge = choose_ridge(target, *statistics.halves)
             if ridge is not None:
                 target = refit_weight(target, moments, ridge=ridge)

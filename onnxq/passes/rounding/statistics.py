@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from functools import partial, reduce
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -35,8 +35,8 @@ from onnxq.passes.rounding.shared_work import SharedWork, Tensor, TensorFile, re
 from onnxq.runtime import Feeds
 from onnxq.sites import MaybeTensor, TensorId
 
-# `SharedWork.map`: a title, a function, and what it is called with; its results in order.
-Spread = Callable[[str, Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+T = TypeVar("T")
+R = TypeVar("R")
 
 # Largest H and C: two of 2**25 float64 are half a GiB. Operators beyond keep nearest rounding.
 _MATRIX = 1 << 25
@@ -82,7 +82,7 @@ class OperatorStatistics:
     """
 
     def __init__(
-        self, moments: Moments, halves: tuple[Moments, Moments] | None, *, scarce: bool = False
+        self, moments: Moments, halves: Sequence[Moments] = (), *, scarce: bool = False
     ) -> None:
         self.moments = moments
         self.halves = halves
@@ -96,7 +96,7 @@ class OperatorStatistics:
         if (damping, agreed) not in self._factors:
             h = self.moments.h
             # With one sample a half is empty, and there is nothing to compare the other with.
-            if agreed and self.halves is not None and all(half.count for half in self.halves):
+            if agreed and self.halves and all(half.count for half in self.halves):
                 h = shrink_moments(h, *(half.h for half in self.halves))
             self._factors[damping, agreed] = factor_hessian(h, damping=damping)
         return self._factors[damping, agreed]
@@ -223,14 +223,7 @@ def gather_statistics(
     if gathering.scarce:
         for k, both in enumerate(others.iterate_tensors(wanted)):
             gathering.add_sample(k, *both, real=False)
-    if work is not None:
-        return gathering.make_statistics(work.map, multiply_block)
-
-    def map_here(_: str, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
-        most = max(1, _AT_A_TIME // max(wanted.volume, 1))
-        return map_in_threads(function, tasks, threads=min(threads or count_cores(), most))
-
-    return gathering.make_statistics(map_here, partial(multiply_block, workspace=Workspace()))
+    return gathering.make_statistics(work, threads)
 
 
 class _Gathering:
@@ -309,37 +302,36 @@ class _Gathering:
         self.waiting[half].clear()
         self.groups.append((self.sums[half], group))
 
-    def make_statistics(
-        self, spread: Spread, multiply: Callable[[Block], list[Array]]
-    ) -> OperatorStatistics:
-        """Everything added: the means of all positions, and columns of at most `each`. multiply: `multiply_block`."""
+    def make_statistics(self, work: SharedWork | None, threads: int) -> OperatorStatistics:
+        """Everything added: the means of all positions, and columns of at most `each`; see `gather_statistics`."""
+
+        def spread(title: str, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+            if work is not None:
+                return work.map(title, function, tasks)
+            most = max(1, _AT_A_TIME // max(self.wanted.volume, 1))
+            return map_in_threads(function, tasks, threads=min(threads or count_cores(), most))
+
         for half, waiting in enumerate(self.waiting):
             if waiting:
                 self._close_group(half)
         if not self.sums:
-            return OperatorStatistics(
-                Accumulator(*self.wanted.shape, second=False).make_moments(), None
-            )
+            return OperatorStatistics(Accumulator(*self.wanted.shape, second=False).make_moments())
         groups = [group for _, group in self.groups]
         means = spread("rounding: means", _Group.average_positions, groups)
         for (sums, group), parts in zip(self.groups, means, strict=True):
             sums.add_columns(group, group.count, parts)
         blocks = [(sums, block) for sums in self.sums for block in sums.take_blocks()]
+        multiply = Block.multiply_columns
+        if work is None:
+            multiply = partial(multiply, workspace=Workspace())
         products = spread("rounding: second moments", multiply, [block for _, block in blocks])
         for (sums, _), block_products in zip(blocks, products, strict=True):
             # In the order of blocks, whoever computed them: float sums depend on it.
             sums.add_products(block_products)
-        whole, *others = [half.make_moments() for half in self.sums]
-        if not others:
-            return OperatorStatistics(whole, None, scarce=self.scarce)
+        halves = [half.make_moments() for half in self.sums]
         return OperatorStatistics(
-            merge_moments(whole, others[0]), (whole, others[0]), scarce=self.scarce
+            reduce(merge_moments, halves), halves if len(halves) > 1 else (), scarce=self.scarce
         )
-
-
-def multiply_block(block: Block, workspace: Workspace | None = None) -> list[Array]:
-    """The products of a block, in the order of `Accumulator.add_products`."""
-    return list(block.multiply_columns(workspace or Workspace()))
 
 
 def _is_finite(value: Tensor) -> bool:

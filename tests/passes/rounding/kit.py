@@ -18,7 +18,6 @@ from onnxq.passes.rounding import gptq_core, low_bit_core
 from onnxq.passes.rounding.gptq_core import ErrorFeedback, RoundedWeight, RoundingProblem
 from onnxq.passes.rounding.low_bit_core import FACTORS
 from onnxq.passes.rounding.second_moments import Accumulator, Part
-from onnxq.passes.rounding.statistics import multiply_block
 from onnxq.passes.state import FloatState
 from onnxq.pipeline.prepared import load_state
 from onnxq.plan import Plan
@@ -70,7 +69,7 @@ def add_samples(sums: Accumulator, x: Array, y: Array, parts: Sequence[Part] | N
         parts = [(count, x.mean(axis=2, dtype=np.float64), y.mean(axis=2, dtype=np.float64))]
     sums.add_columns(_HeldColumns(x, y), count, parts or ())
     for block in sums.take_blocks():
-        sums.add_products(multiply_block(block))
+        sums.add_products(block.multiply_columns())
 
 
 def pose(
