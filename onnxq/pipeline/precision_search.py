@@ -222,7 +222,7 @@ class PrecisionSearch:
             if not self.timed or best.confirmed:
                 return best
             again = max(best.measured.time, self._time(self._write(best.state)))
-            better = replace(best, measured=replace(best.measured, time=again), confirmed=True)
+            better = replace(best, measured=best.measured._replace(time=again), confirmed=True)
             self.points[self.points.index(best)] = better
 
     def _miss(self, point: _Point) -> float:

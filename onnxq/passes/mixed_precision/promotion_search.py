@@ -372,7 +372,7 @@ def _weigh_costs(program: PrecisionProgram, count: int) -> PrecisionProgram:
         kept = weigh(options[_KEPT])
         left = weigh(options[FLOAT])
         # One that gains time in float is no bargain for it.
-        operators[name] = {_KEPT: kept, FLOAT: replace(left, time=max(left.time, kept.time) + each)}
+        operators[name] = {_KEPT: kept, FLOAT: left._replace(time=max(left.time, kept.time) + each)}
     shared = [replace(share, costs=weigh(share.costs)) for share in program.shared]
     return replace(program, operators=operators, shared=shared)
 
