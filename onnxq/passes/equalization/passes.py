@@ -1,5 +1,6 @@
 """The equalization passes: observe channels, choose factors, write and replay them, prove the function unchanged."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -305,15 +306,14 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Channels of streams rotated, the best of a few seeds, QuaRot, Ashkboos et al. 2024."""
     fixed = rotation.list_fixed(state.model)
     possible = rotation.list_rotations(state.model, 0)
-    before = score_rotated(ctx, state) if possible else None
+    first = score_rotated(ctx, state) if possible else None
     best = state
-    highest = before
+    before = highest = -math.inf if first is None else first
     line = f"{fixed[0].subject} {fixed[0].reason}" if fixed else ""
     # A model too large for memory is written anew for each of them.
     seeds = 1 if is_large_model(state.model) else _SEEDS
-    for seed in range(ctx.config.data.seed, ctx.config.data.seed + seeds):
-        if highest is None:
-            break
+    for k in range(0 if first is None else seeds):
+        seed = ctx.config.data.seed + k
         rotations = [replace(draft, seed=seed) for draft in possible]
         model, copied = rotation.write_rotations(state.model, rotations)
         records = [replace(one, anchor=ctx.base.ids.get(one.tensor, "")) for one in rotations]
@@ -333,7 +333,7 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
         elif best is state:
             # Signs move the gain by less than there is to gain.
             break
-    if before is None or highest is None or best is state:
+    if best is state:
         return state, PassReport(ROTATION, (line,) if line else (), fixed, Outcome.NO_GAIN)
     if not gains_by_rotation(ctx, before, highest):
         return state, PassReport(ROTATION, (), fixed, Outcome.WORSE, (before, highest))

@@ -383,11 +383,8 @@ def _smooth_group(
         s, alpha, error, plain = search_smoothing_exponent(values, weights, spec)
     gain = 10.0 * np.log10(max(plain, 1e-30) / max(error, 1e-30))
     home = group.home.node if isinstance(group.home, Linear) else group.home
-    pays = error < plain * MUL
-    how = "one Mul"
-    if home is not None:
-        pays = error < plain * FREE
-        how = f"in {home.name}"
+    most, how = (MUL, "one Mul") if home is None else (FREE, f"in {home.name}")
+    pays = error < plain * most
     verdict = f"smoothed, {how}" if pays else f"left, {how} does not pay"
     line = f"{group.tensor.name}: {verdict} (alpha {alpha}: {gain:+.1f} dB at the layer)"
     return line, s if pays else None
