@@ -110,22 +110,20 @@ class LayerwiseRunner:
 
     def values(self, tensor: TensorId) -> Iterator[Tensor]:
         """The tensor's value for each sample, here; empty arrays where its branch did not run or nobody can look."""
-        if not tensor.scope:
-            for live in self._live:
-                value = live[tensor.name]
-                assert not isinstance(value, list)
-                yield value
-            return
-        # Inside a body nothing can be kept between two pieces, so the node that holds it runs whole, with a tap.
-        node = self._nodes[self._at]
-        whole = infer_shapes(self._cut_piece([node], list(filter(None, node.output))))
-        tapped = tap_tensors(whole, [tensor], only=True)
-        if tensor not in tapped.outputs:
-            # A branch in a loop runs in some iterations only.
-            yield from (np.zeros(0, np.float32) for _ in self._live)
-            return
-        name = tapped.outputs[tensor]
-        for outputs in self._evaluate_piece(tapped.proto, [name]):
+        name = tensor.name
+        results: PieceOutputs = self._live
+        if tensor.scope:
+            # Inside a body nothing can be kept between two pieces, so the node that holds it runs whole, with a tap.
+            node = self._nodes[self._at]
+            whole = infer_shapes(self._cut_piece([node], list(filter(None, node.output))))
+            tapped = tap_tensors(whole, [tensor], only=True)
+            if tensor in tapped.outputs:
+                name = tapped.outputs[tensor]
+                results = self._evaluate_piece(tapped.proto, [name])
+            else:
+                # A branch in a loop runs in some iterations only.
+                results = repeat({name: np.zeros(0, np.float32)}, len(self._live))
+        for outputs in results:
             value = outputs[name]
             assert not isinstance(value, list)
             yield value
