@@ -14,6 +14,7 @@ for that reader among the inputs of If, where it is not, and ends the process (O
 """
 
 from collections.abc import Sequence, Set
+from itertools import islice
 
 from onnxq.arrays import is_float
 from onnxq.backends import find_target
@@ -82,16 +83,9 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
 
 def _from_pair(index: GraphIndex, tensor: MaybeTensor) -> bool:
     """True when a tensor is dequantized from something computed, directly or through nodes that pass it on."""
-    for _ in range(_REACH):
-        node = index.find_onnx_producer(tensor)
-        if node is None:
-            return False
-        if node.op_type == "DequantizeLinear":
-            return not index.has_constant(node, 0)
-        if node.op_type not in _TRANSPARENT:
-            return False
-        tensor = index.find_input(node, 0)
-    return False
+    *_, origin = (None, *islice(index.walk_back(tensor, _TRANSPARENT), _REACH))
+    node = index.find_onnx_producer(origin, "DequantizeLinear")
+    return node is not None and not index.has_constant(node, 0)
 
 
 def _is_quantized_behind(index: GraphIndex, node: NodeRef) -> bool:

@@ -24,15 +24,6 @@ from onnxq.sites import Edge, NameSet, Refusal, TensorId
 # ORT's CPU provider has most kernels for these only; a chain of double may run where its single node does not.
 SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
-# A unit in the last place of these types; beside them some of float32.
-_TOLERANCES = {int(TensorProto.FLOAT16): 1e-3, int(TensorProto.BFLOAT16): 8e-3}
-
-
-def tolerance(dtype: int) -> float:
-    """How far a constant of this ONNX dtype may stand from its mathematical value by rounding (relative)."""
-    return _TOLERANCES.get(dtype, 1e-6)
-
-
 # Operators whose results hold the values that they read.
 _PARTS = (*MOVING_OPS, "Concat")
 

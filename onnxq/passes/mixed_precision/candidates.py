@@ -57,10 +57,11 @@ class Ways:
         groups: dict[str, Keys] = {}
         for site in self.plan.sites:
             if self._widens(site):
-                alike = [
-                    other for other in self.plan.sites if site.group and other.group == site.group
-                ] or [site]
-                keys = frozenset(one.name for one in alike)
+                keys = frozenset(
+                    other.name
+                    for other in self.plan.sites
+                    if other is site or (site.group and other.group == site.group)
+                )
                 # Named by the first in order, so that the name does not depend on which site came
                 # up first.
                 groups.setdefault(min(keys), keys)

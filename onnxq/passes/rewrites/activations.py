@@ -20,7 +20,7 @@ from onnxq.backends import find_target
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.linear import ARITHMETIC, read_arithmetic
-from onnxq.passes.patterns import SINGLE, Replacement, apply_replacements, tolerance
+from onnxq.passes.patterns import SINGLE, Replacement, apply_replacements
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import MaybeTensor, TensorId
 
@@ -28,6 +28,9 @@ from onnxq.sites import MaybeTensor, TensorId
 # x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
 _ERF = {1: 1 / math.sqrt(2)}
 _TANH = {1: math.sqrt(2 / math.pi), 3: math.sqrt(2 / math.pi) * 0.044715}
+# How far a constant may stand from its mathematical value by rounding (relative): a unit in the last place of these
+# types; of float32 some.
+_TOLERANCES: Mapping[int, float] = {TensorProto.FLOAT16: 1e-3, TensorProto.BFLOAT16: 8e-3}
 _CLAMPS = ("Clip", "Relu", "Min", "Max")
 # Clip's bounds default to the type's own limits, which are no bounds.
 _MOST = 1e30
@@ -195,7 +198,7 @@ def _recognise(
     """
     if dtype not in SINGLE:
         return None
-    tol = tolerance(computes or dtype)
+    tol = _TOLERANCES.get(computes or dtype, 1e-6)
     if anchor.kind == "clamp":
         return _recognise_clamp(anchor, tail, product, tol)
     if not product:
