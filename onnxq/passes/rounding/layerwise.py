@@ -6,7 +6,7 @@ tensors are in files.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count, repeat
 from pathlib import Path
@@ -23,6 +23,7 @@ from onnxq.graph import ModelLike, bare_proto, infer_shapes, iterate_subgraphs, 
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.passes.judging import has_few_bits
+from onnxq.passes.rounding.operators import Geometry
 from onnxq.passes.rounding.shared_work import (
     SharedWork,
     Tensor,
@@ -30,7 +31,6 @@ from onnxq.passes.rounding.shared_work import (
     read_tensor,
     write_tensor,
 )
-from onnxq.passes.rounding.statistics import MomentsRequest
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.runtime import Feeds, Session, tap_tensors
@@ -293,6 +293,37 @@ def run_sample(task: RunTask) -> dict[str, Value]:
 @lru_cache(maxsize=2)
 def _open_session(model: SharedModel, threads: int) -> Session:
     return Session(open_model(model), fuse_pairs=False, threads=threads)
+
+
+# Largest H and C: two of 2**25 float64 are half a GiB. Operators beyond keep nearest rounding.
+_MATRIX = 1 << 25
+
+
+@dataclass(frozen=True)
+class MomentsRequest:
+    """Request for the moments of one tensor.
+
+    reader: a node that reads the tensors. shape: (groups, K). second: of H and C too; halves: those of each half of the
+    samples in any case, not only where a re-fit is possible.
+    """
+
+    reader: str = field(compare=False)
+    data: TensorId
+    paired: MaybeTensor
+    geometry: Geometry
+    shape: tuple[int, int]
+    second: bool
+    halves: bool
+
+    @property
+    def rounded(self) -> bool:
+        """True where H is wanted and not too large."""
+        return self.second and self.volume <= _MATRIX
+
+    @property
+    def volume(self) -> int:
+        """Values of H."""
+        return self.shape[0] * self.shape[1] ** 2
 
 
 @dataclass(frozen=True, eq=False)

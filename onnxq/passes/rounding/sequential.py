@@ -33,7 +33,7 @@ from onnxq.passes.rounding.gptq_core import (
     correct_bias,
     refit_weight,
 )
-from onnxq.passes.rounding.layerwise import Changes, PairedRunner, make_runners
+from onnxq.passes.rounding.layerwise import Changes, MomentsRequest, PairedRunner, make_runners
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import (
     POINTWISE,
@@ -43,7 +43,7 @@ from onnxq.passes.rounding.operators import (
     list_operators,
 )
 from onnxq.passes.rounding.shared_work import SharedWork
-from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, gather_statistics
+from onnxq.passes.rounding.statistics import OperatorStatistics, gather_statistics
 from onnxq.passes.rounding.strategies import PosedWeight, pose_weight, searches_scales
 from onnxq.plan import BiasPlan, Plan, SitePlan, to_json
 from onnxq.planner.sums import read_constant

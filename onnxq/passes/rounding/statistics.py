@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from onnxq.arrays import Array, Floats, Mask, Shape, are_finite
 from onnxq.data import read_mask
 from onnxq.numerics.machine import count_cores, map_in_threads
 from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback, factor_hessian
+from onnxq.passes.rounding.layerwise import MomentsRequest, PairedRunner
 from onnxq.passes.rounding.low_bit_core import shrink_moments
 from onnxq.passes.rounding.operators import (
     Geometry,
@@ -33,46 +34,16 @@ from onnxq.passes.rounding.second_moments import (
 )
 from onnxq.passes.rounding.shared_work import SharedWork, Tensor, TensorFile, read_tensor
 from onnxq.runtime import Feeds
-from onnxq.sites import MaybeTensor, TensorId
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Largest H and C: two of 2**25 float64 are half a GiB. Operators beyond keep nearest rounding.
-_MATRIX = 1 << 25
 # Largest for which there are two of each, to re-fit weights on one half of the samples and judge them on the other.
 _FITTED = 1 << 22
 # Values of the products that wait at a time, half a GiB: one of each thread.
 _AT_A_TIME = 1 << 27
 # Small samples are looked at together, up to so many values: one by one, Python takes longer than the arithmetic.
 _TOGETHER = 1 << 17
-
-
-@dataclass(frozen=True)
-class MomentsRequest:
-    """Request for the moments of one tensor.
-
-    reader: a node that reads the tensors. shape: (groups, K). second: of H and C too; halves: those of each half of the
-    samples in any case, not only where a re-fit is possible.
-    """
-
-    reader: str = field(compare=False)
-    data: TensorId
-    paired: MaybeTensor
-    geometry: Geometry
-    shape: tuple[int, int]
-    second: bool
-    halves: bool
-
-    @property
-    def rounded(self) -> bool:
-        """True where H is wanted and not too large."""
-        return self.second and self.volume <= _MATRIX
-
-    @property
-    def volume(self) -> int:
-        """Values of H."""
-        return self.shape[0] * self.shape[1] ** 2
 
 
 class OperatorStatistics:
@@ -189,22 +160,9 @@ class _Group:
         return np.concatenate(masks) if masks else None
 
 
-class StatisticsSource(Protocol):
-    """Samples to gather from, with the tensors that an operator reads of each."""
-
-    @property
-    def feeds(self) -> Sequence[Feeds]:
-        """The samples."""
-        ...
-
-    def iterate_tensors(self, wanted: MomentsRequest) -> Iterable[tuple[Feeds, Tensor, Tensor]]:
-        """Feeds, tensor in the float model, tensor in the quantized one."""
-        ...
-
-
 def gather_statistics(
-    samples: StatisticsSource,
-    others: StatisticsSource,
+    samples: PairedRunner,
+    others: PairedRunner,
     wanted: MomentsRequest,
     work: SharedWork | None = None,
     *,
