@@ -12,7 +12,7 @@ from onnxq.calibrate.run import observe_part
 from onnxq.config import Command
 from onnxq.errors import ConfigError, PlanError
 from onnxq.files import AnyPath, guard_outputs, write_text
-from onnxq.numerics.machine import use_one_blas_thread
+from onnxq.numerics.machine import use_blas_threads
 from onnxq.passes.base import EqualizeContext
 from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.quantize_model import open_context, plan_run, prepare_run
@@ -20,7 +20,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, Values
 
 
-@use_one_blas_thread()
+@use_blas_threads(one=True)
 def calibrate_part(
     model: ModelSource,
     data: object = None,

@@ -295,16 +295,16 @@ class Graph(ABC):
         """The nodes that read the tensor, in the order the model runs in; one that reads it twice is there twice."""
         return [self.find_node(edge.node) for edge in self.list_consumers(t)]
 
-    def is_kept(self, t: TensorId) -> bool:
+    def is_kept(self, t: MaybeTensor) -> bool:
         """True when others than the nodes of its own graph see the tensor."""
         return self.is_output(t)
 
-    def find_sole_reader(self, t: TensorId) -> Edge | None:
+    def find_sole_reader(self, t: MaybeTensor) -> Edge | None:
         """The one input that reads the tensor, in the tensor's own graph, which does not give it out."""
         edges = self.list_consumers(t)
         return edges[0] if len(edges) == 1 and not self.is_kept(t) else None
 
-    def find_reader(self, t: TensorId, *op_types: str) -> tuple[NodeRef, int] | None:
+    def find_reader(self, t: MaybeTensor, *op_types: str) -> tuple[NodeRef, int] | None:
         """Node and number of the input of `find_sole_reader`; None for another, and for a node of any other operator.
 
         op_types: of ONNX's own operators.

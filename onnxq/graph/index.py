@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from onnx import (
@@ -165,18 +165,18 @@ class GraphIndex(Graph):
         """True when an inner scope reads the tensor, as a node input or as that subgraph's output."""
         return t in self._captured
 
-    def is_kept(self, t: TensorId) -> bool:
+    def is_kept(self, t: MaybeTensor) -> bool:
         """True when somebody outside the node list sees the tensor: a (sub)graph output or a body that captures it."""
         return self.is_output(t) or self.captured(t)
 
-    def are_private(self, tensors: Iterable[TensorId], nodes: set[str]) -> bool:
+    def are_private(self, tensors: Iterable[TensorId], nodes: Container[str]) -> bool:
         """True when only `nodes` read these tensors."""
         return all(
             not self.is_kept(t) and all(edge.node in nodes for edge in self.list_consumers(t))
             for t in tensors
         )
 
-    def is_owned(self, t: TensorId) -> bool:
+    def is_owned(self, t: MaybeTensor) -> bool:
         """True for an initializer that one node input alone reads, so that it may take another value."""
         return self.find_producer(t) is None and self.find_sole_reader(t) is not None
 
@@ -210,7 +210,7 @@ class GraphIndex(Graph):
         k = 1 if self.read_scalar(node, 0) is not None else 0
         return k, self.read_scalar(node, 1 - k)
 
-    def find_least_rank(self, t: TensorId) -> int:
+    def find_least_rank(self, t: MaybeTensor) -> int:
         """The rank of a tensor, or its known minimum."""
         node = self.find_onnx_producer(t)
         least = 0 if node is None else _LEAST_RANK.get(node.op_type, 0)

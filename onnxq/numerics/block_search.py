@@ -11,8 +11,6 @@ better than the range, 0.5 than k-quant, 0.2 worse than HQQ, whose zero points t
 128, or with 2, 3 or 8 bits, better than all three.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -68,23 +66,16 @@ def search_numbers(
     def search(part: slice) -> None:
         weights = None if weighting is None else arrange(weighting[part].T)
         columns = arrange(groups[part].T)
-        best = (scale[part], zero[part])
-        tried = [_search_columns(columns, spec, weights)]
+        # Of equal errors the first stays.
+        tried = [(scale[part], zero[part]), _search_columns(columns, spec, weights)]
         if signed_scales and spec.symmetric:
             # With a negative scale the lowest integer, which has no positive counterpart, stands
             # for the largest value.
             mirrored, middle = _search_columns(-columns, spec, weights)
             tried.append((-mirrored, middle))
-        least = _measure_error(groups[part], QParams(*best), spec, weights)
-        for candidate in tried:
-            error = _measure_error(groups[part], QParams(*candidate), spec, weights)
-            better = error < least
-            best = (
-                np.where(better, candidate[0], best[0]),
-                np.where(better, candidate[1], best[1]),
-            )
-            least = np.minimum(error, least)
-        scale[part], zero[part] = best
+        errors = [_measure_error(groups[part], QParams(*one), spec, weights) for one in tried]
+        best = np.argmin(errors, axis=0)
+        scale[part], zero[part] = (np.choose(best, numbers) for numbers in zip(*tried, strict=True))
 
     map_parts(search, count, rows, elements=groups.size)
     return replace(start, scale=scale, zero_point=zero)

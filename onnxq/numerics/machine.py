@@ -8,8 +8,6 @@ one thread, and take the cores from the inference engine that runs in between: o
 took 15 s of processor time and 33 of wall instead of 3 and 7; `onnxq quantize` of MiniLM 22 s of wall instead of 13.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform
@@ -18,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import cache, lru_cache
 from pathlib import Path
@@ -121,23 +119,14 @@ def count_cores() -> int:
 
 
 @contextmanager
-def use_one_blas_thread() -> Iterator[None]:
-    """Compute matrix products in one thread inside; as before afterwards."""
-    with _find_libraries()[0].limit(limits=1):
-        yield
+def use_blas_threads(*, one: bool) -> Iterator[None]:
+    """Compute matrix products in one thread inside, or in as many as there were at first; as before afterwards.
 
-
-@contextmanager
-def use_all_blas_threads() -> Iterator[None]:
-    """Use as many threads as there were at first, for products large enough to gain by them."""
+    one: False for products large enough to gain by more.
+    """
     controller, usual = _find_libraries()
-    with controller.limit(limits=usual):
+    with controller.limit(limits=1 if one else usual):
         yield
-
-
-def use_blas_threads(*, one: bool) -> AbstractContextManager[None]:
-    """Use one thread for matrix products, or as many as there were at first."""
-    return use_one_blas_thread() if one else use_all_blas_threads()
 
 
 # Once: looking through all loaded libraries takes milliseconds.

@@ -3,8 +3,6 @@
 The scale of a bias is that of the accumulator: activation scale times weight scale.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -85,9 +83,7 @@ def qparams_from_range(
     for level, limit in ((spec.qmin - zero, bound[0]), (spec.qmax - zero, bound[1])):
         scale = _lower_scale(scale, level, np.copysign(_LARGEST, level), floor)
         if limit is not None:
-            scale = _lower_scale(
-                scale, level, np.full(level.shape, np.float32(limit), np.float64), floor
-            )
+            scale = _lower_scale(scale, level, as_float64(np.float32(limit)), floor)
     return QParams(scale, as_int32(zero), origin, spec.levels)
 
 

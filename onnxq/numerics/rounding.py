@@ -12,15 +12,7 @@ ONNX standard says. Before 1.30 its float16 kernel truncates x / scale towards z
 here it is rounded.
 A spec narrower than its storage saturates at its own qmin and qmax; in the emitted model a float Clip with
 `clip_bounds` in front of QuantizeLinear does the same.
-
-DynamicQuantizeLinear, bit-identical to ONNX Runtime's, has uint8 on a scale that the values give:
-
-    scale = (max(x, 0) - min(x, 0)) / 255      zero_point = saturate(rint(-min(x, 0) / scale), 0, 255)
-
-in float32, rint to even. Values of 0 alone get scale 1, as in ONNX Runtime; the standard leaves them open.
 """
-
-from __future__ import annotations
 
 from typing import Any, TypeVar
 
@@ -28,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from onnxq.arrays import Array, Array64, Floats, Shape, as_float32, as_int32
+from onnxq.arrays import Array, Array64, Floats, Shape, as_int32
 from onnxq.errors import PlanError
 from onnxq.numerics.machine import map_parts
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -81,7 +73,7 @@ def _quantize(values: Array, scale: Floats, zero: NDArray[np.int32], spec: Quant
         if spec.is_float:
             # The cast makes NaN of what lies beyond 448, where ONNX saturates.
             np.clip(scaled, np.float32(spec.qmin), np.float32(spec.qmax), out=scaled)
-            return np.asarray(scaled.astype(_find_type(spec)))
+            return scaled.astype(_find_type(spec))
         np.rint(scaled, out=scaled)
         # fmax and fmin ignore NaN on one side, so NaN becomes qmin.
         np.fmax(scaled, (spec.qmin - zero).astype(width), out=scaled)
@@ -253,35 +245,6 @@ def compute_block_shape(shape: tuple[DimT, ...], axis: int, size: int) -> tuple[
         -(-dim // size) if k == axis and isinstance(dim, int) else dim
         for k, dim in enumerate(shape)
     )
-
-
-# The only spec that the operator has.
-DYNAMIC = QuantSpec(signed=False, symmetric=False, dynamic=True)
-
-
-def choose_dynamic_qparams(x: ArrayLike) -> QParams:
-    """Scale and zero point that a run with these values, float32 and finite, computes."""
-    values = as_float32(x)
-    # As ONNX defines DynamicQuantizeLinear: the range holds 0.
-    low = np.minimum(values.min(initial=0.0), np.float32(0))
-    high = np.maximum(values.max(initial=0.0), np.float32(0))
-    with np.errstate(over="ignore"):
-        scale = (
-            np.float32(1) if low == high else np.float32((high - low) / np.float32(DYNAMIC.qmax))
-        )
-        zero = np.rint(np.clip(-low / scale, DYNAMIC.qmin, DYNAMIC.qmax))
-    return QParams(as_float32(scale), as_int32(zero), "this run")
-
-
-def quantize_dynamic(x: ArrayLike) -> tuple[NDArray[np.uint8], QParams]:
-    """Quantize float32 values on the scale that they give. Returns the integers, and the scale and zero point."""
-    qparams = choose_dynamic_qparams(x)
-    return quantize(as_float32(x), qparams, DYNAMIC), qparams
-
-
-def fake_quant_dynamic(x: ArrayLike) -> Array:
-    """Quantize float32 values on the scale that they give, then dequantize."""
-    return dequantize(*quantize_dynamic(x), DYNAMIC)
 
 
 def round_to_type(value: Array64, dtype: np.dtype[Any]) -> Array | None:

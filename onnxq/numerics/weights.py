@@ -14,8 +14,7 @@ and 1, 2 and 3, …; the last of an odd number is alone. Several axes in the pla
 crosses: an LSTM's weight [D, M, C] with the order ((1, 0), 2) is M rows of D times C weights, each with neighbours.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +24,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from onnxq.arrays import (
     Array,
-    Array64,
     Floats,
     Integers,
     Mask,
@@ -83,7 +81,7 @@ def find_saturating_sums(values: ArrayLike, order: SumOrder) -> Mask:
     two = pair_neighbours(values, order).astype(np.int16)
     # The worst input is 255 at weights of one sign and 0 at the others; those of two signs never add up to more than
     # one of them.
-    return np.asarray(abs(two[..., 0] + two[..., 1]) > MOST)
+    return abs(two[..., 0] + two[..., 1]) > MOST
 
 
 def find_partners(shape: Shape, order: SumOrder) -> Integers:
@@ -145,7 +143,7 @@ def limit_sums(values: Array, wanted: ArrayLike, orders: Sequence[SumOrder]) -> 
         second = rows[:, 1:even:2]
         first[:], second[:] = round_within_sum(first, second, aims[:, :even:2], aims[:, 1:even:2])
         codes = _from_rows(rows, codes.shape, order)
-    return np.asarray(codes)
+    return codes
 
 
 def choose_widening(
@@ -235,9 +233,6 @@ def _from_rows(rows: Array, shape: Shape, order: SumOrder) -> Array:
 # The squared error of the weight alone is a good criterion at 2 to 6 bits; at 8 bits per channel the range is as
 # good.
 
-# (low, high) of each group.
-Ends = tuple[Array64, Array64]
-
 
 def weight_qparams(
     w: ArrayLike,
@@ -262,23 +257,23 @@ def weight_qparams(
     name = observer.name
     options = dict(observer.options)
     values = as_float32(w)
-    widest = _find_ends(values, spec)
-    if not (are_finite(widest[0]) and are_finite(widest[1])):
-        raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
-    if name == "minmax" and not spec.has_blocks:  # `widest` is the answer
-        qparams = qparams_from_range(*widest, spec, origin=f"weights, {name}")
-        return _widen_scales(values, qparams, spec, orders)
     groups, shape = _group_values(values, spec)
-    ends = groups.min(axis=1, initial=0.0), groups.max(axis=1, initial=0.0)
+    others = list_other_axes(groups, 0)
+    # NaN propagates.
+    ends = groups.min(axis=others, initial=0.0), groups.max(axis=others, initial=0.0)
+    if not are_finite(ends):
+        raise CalibrationError("weight", "holds NaN or inf", "repair the float model", code="Q503")
     qparams = qparams_from_range(*ends, spec, origin=f"weights, {name}")
     if name == "mse" and not spec.is_float:
         weighting = None
         if importance is not None:
             spread = np.broadcast_to(as_float32(importance), values.shape)
-            weighting, _ = _group_values(spread, spec)
+            weighting = _flatten_groups(_group_values(spread, spec)[0])
         signed = bool(options.get("signed_scales", False))
         rows = replace(spec, granularity=PerChannel(0))
-        qparams = search_numbers(groups, rows, qparams, weighting, signed_scales=signed)
+        qparams = search_numbers(
+            _flatten_groups(groups), rows, qparams, weighting, signed_scales=signed
+        )
     qparams = replace(
         qparams, scale=qparams.scale.reshape(shape), zero_point=qparams.zero_point.reshape(shape)
     )
@@ -326,17 +321,16 @@ def _widen_scales(
 
 
 def _group_values(values: Floats, spec: QuantSpec) -> tuple[Floats, Shape]:
-    """Arrange values in rows that share a scale; return these and the shape of the scales.
+    """Arrange values so that those along axis 0 share a scale; return these and the shape of the scales.
 
     A short last block is filled with zeros, which lie in every range and quantize without error.
     """
     grain = spec.granularity
     if not isinstance(grain, (PerChannel, PerBlock)):
-        return values.reshape(1, -1), ()
+        return values[None], ()
     axis = _find_axis(values, grain)
     if isinstance(grain, PerChannel):
-        count = values.shape[axis]
-        return np.moveaxis(values, axis, 0).reshape(count, values.size // max(count, 1)), (count,)
+        return np.moveaxis(values, axis, 0), (values.shape[axis],)
     shape = compute_block_shape(values.shape, axis, grain.size)
     gap = [
         (0, shape[axis] * grain.size - dim if k == axis else 0)
@@ -346,14 +340,9 @@ def _group_values(values: Floats, spec: QuantSpec) -> tuple[Floats, Shape]:
     return np.moveaxis(filled, axis + 1, -1).reshape(-1, grain.size), shape
 
 
-def _find_ends(values: Floats, spec: QuantSpec) -> Ends:
-    """Find the smallest and largest value, or 0, of each channel; of all values for blocks. NaN propagates."""
-    others = None
-    if isinstance(spec.granularity, PerChannel):
-        others = list_other_axes(values, _find_axis(values, spec.granularity))
-    low = values.min(axis=others, initial=0.0)
-    high = values.max(axis=others, initial=0.0)
-    return as_float64(low), as_float64(high)
+def _flatten_groups(groups: Floats) -> Floats:
+    """[groups, values]; there may be no group."""
+    return groups.reshape(len(groups), math.prod(groups.shape[1:]))
 
 
 def _find_axis(values: Floats, grain: PerChannel | PerBlock) -> int:

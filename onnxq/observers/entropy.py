@@ -9,14 +9,12 @@ zeros, which are exact at any scale and would dominate; a histogram whose range 
 other than those of the quantizer, which treat one-sided and asymmetric ranges like symmetric ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array64, Interval
+from onnxq.arrays import Array64, Interval, as_float64
 from onnxq.numerics import qparams_from_range, symmetric_steps
 from onnxq.observers.base import register_observer, require_even_steps
 from onnxq.observers.histogram import MIN_BINS, HistogramObserver, HistogramView, find_best_range
@@ -120,14 +118,9 @@ class KullbackLeibler:
         np.add.at(whole, run, left)
         np.add.at(whole, ends, right)
         own = below[last] - below[first]
-        return np.asarray(
-            (
-                self._compute_entropy(first, last, left, right)
-                - np.add.reduceat(whole * np.log(mass / bins), run)
-            )
-            / total
-            - np.log(total / own)
-        )
+        entropy = self._compute_entropy(first, last, left, right)
+        parts = np.add.reduceat(whole * np.log(mass / bins), run)
+        return as_float64((entropy - parts) / total - np.log(total / own))
 
     def _compute_entropy(
         self, first: Places, last: Places, left: Array64, right: Array64
@@ -139,7 +132,7 @@ class KullbackLeibler:
         single = last - first == 1
         low = _self_log(a + left + np.where(single, right, 0.0)) - _self_log(a)
         high = np.where(single, 0.0, _self_log(b + right) - _self_log(b))
-        return np.asarray(inside + low + high)
+        return inside + low + high
 
 
 def _self_log(counts: Array64) -> Array64:

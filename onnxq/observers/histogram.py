@@ -8,14 +8,14 @@ floor, is not affected by denormals that underflow to -0. Bin 0, from -2**e to 2
 
 Bins cover [min, max] only, and exact zeros are counted apart, so one-sided and zero-heavy data (Relu) waste no bins.
 
-Observers that minimise a cost search here for the part of a range whose quantization costs least. `RangeCandidates`
+Observers that minimise a cost search here for the part of a range whose quantization costs least. `find_candidates`
 reads several observers off one histogram.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,13 @@ from onnxq.arrays import Array, Array64, Integers, Interval
 from onnxq.errors import ConfigError
 from onnxq.numerics import qparams_from_range
 from onnxq.numerics.ranges import Bound
-from onnxq.observers.base import ValueObserver, Values, create_observer, register_observer
+from onnxq.observers.base import (
+    ValueObserver,
+    Values,
+    create_observer,
+    flatten_values,
+    register_observer,
+)
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 
 Counts = Integers
@@ -349,57 +355,40 @@ class Percentile(HistogramObserver):
 # and least divergence (Migacz 2017) clip. Noise is as the square of the step, so each is tried where its step is below
 # so many times the present one's: on eight networks for two targets, 13 of 501 candidates above won, 10 of them by less
 # than a twentieth of the noise.
-_CANDIDATES = (
-    (ObserverSpec("percentile", (("percentile", 100.0),)), 0.9),
-    (ObserverSpec("percentile", (("percentile", 99.999),)), 0.9),
-    (ObserverSpec("percentile", (("percentile", 99.99),)), 0.9),
-    (ObserverSpec("mse"), 0.95),
-    (ObserverSpec("entropy"), 0.7),
-)
 # Name of the candidate that clips nothing.
 WHOLE = "minmax"
+_CANDIDATES = {
+    WHOLE: (ObserverSpec("percentile", (("percentile", 100.0),)), 0.9),
+    "percentile 99.999": (ObserverSpec("percentile", (("percentile", 99.999),)), 0.9),
+    "percentile 99.99": (ObserverSpec("percentile", (("percentile", 99.99),)), 0.9),
+    "mse": (ObserverSpec("mse"), 0.95),
+    "entropy": (ObserverSpec("entropy"), 0.7),
+}
 
 
-class RangeCandidates:
-    """Candidate ranges of one tensor: `add_sample` with its values, then read `list_qparams`."""
+def find_candidates(
+    samples: Iterable[Array], spec: QuantSpec, bound: Bound, step: float
+) -> dict[str, QParams]:
+    """Candidate ranges of a tensor, by observers: name -> scale and zero point, each once; {} if there were no values.
 
-    def __init__(self, spec: QuantSpec) -> None:
-        self._spec = spec
-        self._observers = {}
-        for observer_spec, _ in _CANDIDATES:
-            observer = create_observer(observer_spec, spec)
-            assert isinstance(observer, HistogramObserver)
-            self._observers[_name_observer(observer_spec)] = observer
-        self._first = next(iter(self._observers.values()))
-        # All read the same histogram, so it is filled once.
-        for observer in self._observers.values():
-            observer.histogram = self._first.histogram
-
-    def add_sample(self, values: Array) -> None:
-        """Add a sample. Raises CalibrationError on NaN and inf."""
-        self._first.update(values)
-
-    def list_qparams(self, bound: Bound, present: QParams | None = None) -> dict[str, QParams]:
-        """Observer's name -> scale and zero point, each once; {} if there were no values.
-
-        present: steps that are hardly finer than its own are left out.
-        """
-        candidates = {}
-        ranges = set()
-        step = 0.0 if present is None else float(present.scale)
-        pairs = zip(self._observers.items(), _CANDIDATES, strict=True)
-        for (name, observer), (_, worth) in pairs if self._first.count else ():
-            qparams = qparams_from_range(*observer.range(), self._spec, origin=name, bound=bound)
-            # Each candidate costs a run of every reader, so the same range is tried once.
-            key = (float(qparams.scale), int(qparams.zero_point))
-            if key not in ranges and not worth * step <= key[0] <= step:
-                ranges.add(key)
-                candidates[name] = qparams
-        return candidates
-
-
-def _name_observer(observer: ObserverSpec) -> str:
-    share = dict(observer.options).get("percentile")
-    if share == 100.0:
-        return WHOLE
-    return f"{observer.name} {share:g}" if share is not None else observer.name
+    step: those that are hardly finer are left out. Raises CalibrationError on NaN and inf.
+    """
+    # All observers read the same histogram, so it is filled once.
+    histogram = Histogram(2 * MIN_BINS)
+    for sample in samples:
+        values = flatten_values(sample)
+        if values is not None:
+            histogram.count_values(values)
+    candidates = {}
+    ranges = set()
+    for name, (observer_spec, worth) in _CANDIDATES.items() if histogram.count else ():
+        observer = create_observer(observer_spec, spec)
+        assert isinstance(observer, HistogramObserver)
+        observer.histogram = histogram
+        qparams = qparams_from_range(*observer.range(), spec, origin=name, bound=bound)
+        # Each candidate costs a run of every reader, so the same range is tried once.
+        key = (float(qparams.scale), int(qparams.zero_point))
+        if key not in ranges and not worth * step <= key[0] <= step:
+            ranges.add(key)
+            candidates[name] = qparams
+    return candidates

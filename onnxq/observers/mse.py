@@ -1,13 +1,11 @@
 """The range of least squared error: clipping against rounding, with the quantizer's own values."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array64, Interval
+from onnxq.arrays import Array64, Interval, as_float64
 from onnxq.numerics import list_quantized_values, qparams_from_range
 from onnxq.observers.base import register_observer
 from onnxq.observers.histogram import HistogramObserver, HistogramView, find_best_range
@@ -54,8 +52,6 @@ class SquaredError:
         edges = view.edges
         self._first = view.first
         self._per_width = 2.0**-view.exponent
-        self._least = edges[0]
-        self._most = edges[-1]
         # A bin of width 0 is a point mass: no density, its count is in the sums.
         width = np.diff(edges)
         counts = view.counts.astype(np.float64)
@@ -63,11 +59,12 @@ class SquaredError:
         a = edges[:-1]
         b = edges[1:]
         parts = (counts, counts * (a + b) / 2, counts * (a * a + a * b + b * b) / 3)
-        self._below = [np.concatenate(([0.0], np.cumsum(part))) for part in parts]
+        # [3, bins + 1]: count, sum and sum of squares.
+        self._below = np.pad(np.cumsum(parts, axis=1), ((0, 0), (1, 0)))
         # One more bin for all values above; without density its start does not matter.
         self._start = edges
         self._half = np.append(density / 2, 0.0)
-        self._all = [float(part[-1]) for part in self._below]
+        self._all = self._below[:, -1]
 
     def __call__(self, low: Array64, high: Array64) -> Array64:
         """The mean squared error of each range."""
@@ -82,34 +79,27 @@ class SquaredError:
         bins = self._find_bins(points)
         m0 = self._below[0][bins]
         m1 = self._below[1][bins]
-        inside = np.maximum(points, self._least) - self._start[bins]
+        inside = np.maximum(points, self._start[0]) - self._start[bins]
         short = m1 - points * m0 - self._half[bins] * inside * inside
         top = values[:, -1]
         all0, all1, all2 = self._all
         # As if all values went to the highest level; then, for each border, those below it go one
         # level lower, which changes their squared errors by 2 · gap · (x - border).
-        return np.asarray(
-            all2
-            - 2 * top * all1
-            + top**2 * all0
-            + 2 * (np.diff(values, axis=1) * short).sum(axis=1)
-        )
+        lower = (np.diff(values, axis=1) * short).sum(axis=1)
+        return as_float64(all2 - 2 * top * all1 + top**2 * all0 + 2 * lower)
 
     def _outside_and_rounded(self, ends: Array64, scale: Array64) -> Array64:
         """Sum the cost of clipping to `ends` [n, 2], and s^2 / 12 for each value between them."""
         bins = self._find_bins(ends)
         a = self._start[bins]
-        t = np.maximum(ends, self._least)
-        powers = (t - a, (t * t - a * a) / 2, (t**3 - a**3) / 3)
-        below = [
-            part[bins] + 2 * self._half[bins] * power
-            for part, power in zip(self._below, powers, strict=True)
-        ]
-        pairs = zip(below, self._all, strict=True)
-        m0, m1, m2 = (np.stack((part[:, 0], total - part[:, 1]), axis=1) for part, total in pairs)
+        t = np.maximum(ends, self._start[0])
+        powers = np.stack((t - a, (t * t - a * a) / 2, (t**3 - a**3) / 3))
+        below = self._below[:, bins] + 2 * self._half[bins] * powers
+        above = self._all[:, None] - below[:, :, 1]
+        m0, m1, m2 = np.stack((below[:, :, 0], above), axis=2)
         outside = (m2 - 2 * ends * m1 + ends**2 * m0).sum(axis=1)
         inside = below[0][:, 1] - below[0][:, 0]
-        return np.asarray(outside + inside * scale**2 / 12)
+        return as_float64(outside + inside * scale**2 / 12)
 
     def _find_bins(self, points: Array64) -> NDArray[np.intp]:
         """Find the bin of each point; from the largest value on, one past the last, also for a point mass."""
@@ -119,5 +109,5 @@ class SquaredError:
             np.clip(places, self._first, self._first + count - 1, out=places).astype(np.intp)
             - self._first
         )
-        bins[points >= self._most] = count
+        bins[points >= self._start[-1]] = count
         return bins

@@ -13,9 +13,8 @@ Where it moves a DequantizeLinear through a node whose output a body (of If, Loo
 for that reader among the inputs of If, where it is not, and ends the process (ONNX Runtime 1.32).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
+from itertools import islice
 
 from onnxq.arrays import is_float
 from onnxq.backends import find_target
@@ -33,7 +32,7 @@ from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, name_part
 from onnxq.progress import Progress, silent
-from onnxq.sites import Edge, Names, TensorId
+from onnxq.sites import Edge, MaybeTensor, Names, TensorId
 from onnxq.spec import FloatType
 
 # ORT moves a DequantizeLinear through these, or they keep integers integers.
@@ -82,18 +81,11 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     return edit.export() if guards else proto
 
 
-def _from_pair(index: GraphIndex, tensor: TensorId | None) -> bool:
+def _from_pair(index: GraphIndex, tensor: MaybeTensor) -> bool:
     """True when a tensor is dequantized from something computed, directly or through nodes that pass it on."""
-    for _ in range(_REACH):
-        node = index.find_onnx_producer(tensor)
-        if node is None:
-            return False
-        if node.op_type == "DequantizeLinear":
-            return not index.has_constant(node, 0)
-        if node.op_type not in _TRANSPARENT:
-            return False
-        tensor = index.find_input(node, 0)
-    return False
+    *_, origin = (None, *islice(index.walk_back(tensor, _TRANSPARENT), _REACH))
+    node = index.find_onnx_producer(origin, "DequantizeLinear")
+    return node is not None and not index.has_constant(node, 0)
 
 
 def _is_quantized_behind(index: GraphIndex, node: NodeRef) -> bool:

@@ -1,7 +1,5 @@
 """The journal of a run: actions of passes and costs of stages, as frozen values. `report` alone makes text of them."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Collection

@@ -9,7 +9,7 @@ import math
 import statistics
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Generic, TypeVar
@@ -117,8 +117,8 @@ class Evaluator:
             _mean_db(left.results()) - _mean_db(right.results())
             for left, right in zip(*both, strict=True)
         ]
-        error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
-        return statistics.fmean(gains) < -error
+        mean, error = estimate_mean(gains)
+        return mean < -error
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +170,20 @@ class SampleSets:
 def _mean_db(outputs: Iterable[OutputAccuracy]) -> float:
     figures = [np.clip(output.sqnr_db, -_PERFECT_DB, _PERFECT_DB) for output in outputs]
     return float(np.mean(figures or [0.0]))
+
+
+def add_noises(first_db: float, second_db: float) -> float:
+    """The SQNR in dB with the noise of both, which know nothing of each other."""
+    # No noise on one side: 10 ** -inf would do, but not with both infinite.
+    if max(first_db, second_db) == math.inf:
+        return min(first_db, second_db)
+    return -10 * math.log10(10 ** (-first_db / 10) + 10 ** (-second_db / 10))
+
+
+def estimate_mean(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of some values, and its standard error; of a single one that is 0, as nothing tells."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.fmean(values), error
 
 
 @dataclass(frozen=True)
@@ -309,42 +323,3 @@ def ignore_rounding(plan: Plan) -> Plan:
     if not any(site.sum_orders for site in plan.sites):
         return plan
     return plan.with_sites(replace(site, sum_orders=()) for site in plan.sites)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchLimits:
-    """The candidates of one pass that are worth a trial.
-
-    least_gain: of the noise at the outputs, the least share that one must take away. most_left: share of the noise that
-    may be left by it. most_time, most_noise: of the network, relative. one_of: of so many operators or nodes one may
-    be taken. samples: that gains are predicted on.
-    """
-
-    least_gain: float = 0.0
-    most_left: float = math.inf
-    most_time: float = math.inf
-    most_noise: float = math.inf
-    one_of: int = 1
-    samples: int = 0
-
-
-# By the name of the pass.
-LIMITS: Mapping[str, SearchLimits] = {
-    # Of the best candidate's gain: for less an operator is not given up. Without a request not for more than half of
-    # the operators: a model beyond is no int8 model any more. Ranking runs hundreds of candidates on these samples.
-    "promotion": SearchLimits(least_gain=0.1, one_of=2, samples=8),
-    # An input that makes more than half of the noise is alone to blame; other samples, where shares differ by chance,
-    # must agree. A network of fewer than 24 operators has none to spare. The noise of activations is much alike on all
-    # samples.
-    "sensitive_ops": SearchLimits(least_gain=0.5, most_left=0.6, one_of=24, samples=2),
-    # Noise of the pair on scales of each run, beside the calibrated one.
-    "dynamic_scales": SearchLimits(most_left=0.5),
-    # A twentieth of the noise that all pairs make, each alone, and so much more time than the planner's choice takes.
-    "float_ops": SearchLimits(least_gain=0.05, most_time=1.15),
-    # Wide operators, with which the noise is this many times that of all in wide; fewer take what gains least, for half
-    # of the work. The noise of each rounding is measured on these samples; choices are judged on more.
-    "activation_bits": SearchLimits(most_noise=2.0, one_of=2, samples=4),
-    # Nodes in float32 beside float16: with more than half of the suspects there the type is not worth it. Ranges are
-    # measured on these samples, the extreme ones among them.
-    "high_precision": SearchLimits(one_of=2, samples=16),
-}

@@ -18,34 +18,10 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, are_finite, as_float64, is_float, list_other_axes
 from onnxq.graph import GraphIndex, NodeRef, NodeRefs
-from onnxq.numerics.rounding import round_to_type
-from onnxq.sites import TensorId
+from onnxq.sites import Edge, NameSet, TensorId
 
 # What values are multiplied by and what is added to them; None where that is not all that is done to them.
 Affine = tuple[Array64, Array64] | None
-
-
-def scale_outputs(weight: Array, factor: Array64, axis: int, groups: int) -> Array | None:
-    """a·W. factor: [channels] or []; axis: W's output axis (ConvTranspose: 1, where channels = groups * W.shape[1]).
-
-    None when the result does not fit W's type.
-    """
-    wide = as_float64(weight)
-    if factor.ndim == 0:
-        return round_to_type(wide * factor, weight.dtype)
-    # ConvTranspose has W [C, M / groups, kH, kW]: its first axis is groups times inputs of a group.
-    if groups > 1 and axis == 1:
-        split = wide.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
-        scaled = split * factor.reshape(groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
-        return round_to_type(scaled.reshape(weight.shape), weight.dtype)
-    shape = [1] * weight.ndim
-    shape[axis] = -1
-    return round_to_type(wide * factor.reshape(shape), weight.dtype)
-
-
-def sum_inputs(weight: Array, axis: int) -> Array64:
-    """ΣW, [channels along axis]: the increase of every output channel if all inputs grow by one."""
-    return np.asarray(as_float64(weight).sum(axis=list_other_axes(weight, axis)))
 
 
 def compute_batchnorm_scale(
@@ -86,33 +62,70 @@ class Linear:
     """y = L(weight, x) + bias.
 
     axis: the weight's output axis; channels: of y, along y's `channel_axis`; rank: y's, or its known minimum.
-    last: the node that writes y: `node`, or the Add that gives a MatMul its bias. bias_at: the (node, input) that holds
-    the bias or can take one; None for a MatMul without Add.
+    last: the node that writes y: `node`, or the Add that gives a MatMul its bias. bias_edge: the input that holds the
+    bias or can take one; None for a MatMul without Add.
     """
 
     node: NodeRef
     weight: Array
     axis: int
-    groups: int
     channels: int
     channel_axis: int
     rank: int
     rank_known: bool
     last: NodeRef
-    bias_at: tuple[NodeRef, int] | None
+    bias_edge: Edge | None
     bias: Array64
 
     def owns_constants(self, index: GraphIndex) -> bool:
         """True when nothing else reads its weight and its bias."""
-        places = [(self.node, 1)] + ([] if self.bias_at is None else [self.bias_at])
-        tensors = (index.find_input(node, k) for node, k in places)
-        return all(tensor is None or index.is_owned(tensor) for tensor in tensors)
+        edges = filter(None, (self.node.make_edge(1), self.bias_edge))
+        return all(map(index.is_owned, filter(None, map(index.find_at, edges))))
+
+    @property
+    def inputs(self) -> int:
+        """Number of input channels: axis 1 of a Conv's weight has those of one group."""
+        outer, inner = self.weight.shape[:2]
+        return int(outer if self.axis else inner * self.node.groups)
+
+    @property
+    def magnitudes(self) -> Array64:
+        """Largest |weight| over the kernel, [groups, outputs, inputs]."""
+        groups = self.node.groups
+        outer, inner = self.weight.shape[:2]
+        flat = np.abs(as_float64(self.weight)).reshape(groups, outer // groups, inner, -1)
+        largest = flat.max(axis=3)
+        return as_float64(largest.swapaxes(1, 2) if self.axis else largest)
+
+    def scale_weight(self, outputs: Array64, inputs: Array64 | None = None) -> Array64:
+        """weight · outputs / inputs, per channel ([channels] or [], [inputs]), in float64."""
+        groups = self.node.groups
+        divisor = np.ones(self.inputs) if inputs is None else inputs
+        multiplied = np.broadcast_to(outputs, self.channels).reshape(groups, -1, 1)
+        factor = multiplied / divisor.reshape(groups, 1, -1)
+        factor = factor.swapaxes(1, 2) if self.axis else factor
+        return as_float64(self.weight) * factor.reshape(
+            *self.weight.shape[:2], *[1] * (self.weight.ndim - 2)
+        )
+
+    def sum_inputs(self) -> Array64:
+        """ΣW, [channels]: the increase of every output channel if all inputs grow by one."""
+        return as_float64(as_float64(self.weight).sum(axis=list_other_axes(self.weight, self.axis)))
+
+    def multiply_constant(self, c: Array64) -> Array64:
+        """W·c, [channels]: added to the bias if the input is lowered everywhere by c, [inputs]."""
+        wide = as_float64(self.weight)
+        if self.axis:
+            return c @ wide
+        groups = self.node.groups
+        flat = wide.reshape(groups, wide.shape[0] // groups, wide.shape[1], -1).sum(axis=3)
+        return as_float64(np.einsum("goi,gi->go", flat, c.reshape(groups, -1)).reshape(-1))
 
     @property
     def has_plain_bias(self) -> bool:
         """True when it has a bias, or can take one, that may be any row of numbers: a Gemm's C is scaled by beta."""
         scaled = self.node.op_type == "Gemm" and self.node.read_float("beta", 1.0) != 1.0
-        return self.bias_at is not None and not scaled
+        return self.bias_edge is not None and not scaled
 
     @property
     def is_padded(self) -> bool:
@@ -136,13 +149,11 @@ class Linear:
             or node.read_float("alpha", 1.0) != 1.0
         ):
             return False
-        # Axis 1 of a Conv's weight has the inputs of one group.
-        inputs = self.weight.shape[1 - self.axis] * node.groups
         alike = self.rank == maker.rank
         # It reads channels along the last axis: those of another MatMul, or of any operator of rank 2.
         if node.op_type == "MatMul":
             alike = maker.channel_axis == -1 or maker.rank == 2
-        return inputs == maker.channels and alike
+        return self.inputs == maker.channels and alike
 
 
 def find_linear(index: GraphIndex, node: NodeRef) -> Linear | None:
@@ -167,18 +178,15 @@ def find_linear(index: GraphIndex, node: NodeRef) -> Linear | None:
 
 def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear | None:
     axis = 0 if node.op_type == "Conv" else 1
-    groups = node.groups if axis else 1
     # Axis 0 of Conv's weight has the outputs of all groups, axis 1 of ConvTranspose's those of one.
+    groups = node.groups if axis else 1
     channels = weight.shape[axis] * groups
-    if (
-        weight.ndim < 3
-        or weight.shape[0] % groups
-        or (bias is not None and bias.shape != (channels,))
-    ):
+    unlike = bias is not None and bias.shape != (channels,)
+    if weight.ndim < 3 or weight.shape[0] % groups or unlike:
         return None
     shift = np.zeros(()) if bias is None else as_float64(bias)
     return Linear(
-        node, weight, axis, groups, channels, 1, weight.ndim, True, node, (node, 2), shift
+        node, weight, axis, channels, 1, weight.ndim, True, node, node.make_edge(2), shift
     )
 
 
@@ -191,7 +199,9 @@ def _describe_gemm(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
         if column is None:
             return None
         shift = column * node.read_float("beta", 1.0)
-    return Linear(node, weight, axis, 1, weight.shape[axis], 1, 2, True, node, (node, 2), shift)
+    return Linear(
+        node, weight, axis, weight.shape[axis], 1, 2, True, node, node.make_edge(2), shift
+    )
 
 
 def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
@@ -199,10 +209,9 @@ def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
     out = node.result
     known = index.find_rank(out)
     # Without shapes the rank is that of the input at least: enough to tell a bias from a constant that broadcasts.
-    source = index.find_input(node, 0)
-    rank = known or max(1, index.find_least_rank(source) if source is not None else 1)
+    rank = known or max(1, index.find_least_rank(index.find_input(node, 0)))
     last = node
-    bias_at = None
+    bias_edge = None
     bias = np.zeros(())
     # With another reader the product is seen without the bias.
     reader = index.find_reader(out, "Add")
@@ -214,9 +223,9 @@ def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
         )
         if column is not None:
             last = add
-            bias_at = (add, 1 - k)
+            bias_edge = add.make_edge(1 - k)
             bias = column
-    return Linear(node, weight, 1, 1, channels, -1, rank, known is not None, last, bias_at, bias)
+    return Linear(node, weight, 1, channels, -1, rank, known is not None, last, bias_edge, bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +237,7 @@ class Followers:
     nodes: NodeRefs = ()
 
 
-def list_followers(index: GraphIndex, op: Linear, kinds: frozenset[str]) -> Followers:
+def list_followers(index: GraphIndex, op: Linear, kinds: NameSet) -> Followers:
     """The longest affine map of nodes of these kinds that alone read an operator's output."""
     followers = Followers(np.ones(()), np.zeros(()))
     tensor = op.last.result
@@ -242,7 +251,7 @@ def list_followers(index: GraphIndex, op: Linear, kinds: frozenset[str]) -> Foll
         # a'·(a·y + c) + c'.
         following = Followers(followers.a * a, followers.c * a + c, (*followers.nodes, node))
         # A bare MatMul has nowhere to put it.
-        if op.bias_at is None and np.any(following.c):
+        if op.bias_edge is None and np.any(following.c):
             break
         followers = following
         tensor = node.result

@@ -1,7 +1,5 @@
 """Patterns in a graph: the questions that they ask, and the edits that passes share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
@@ -21,19 +19,10 @@ from onnxq.graph.scopes import drop_absent_inputs, walk_from, walk_nodes
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.journal import PassReport
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.sites import Edge, Refusal, TensorId
+from onnxq.sites import Edge, NameSet, Refusal, TensorId
 
 # ORT's CPU provider has most kernels for these only; a chain of double may run where its single node does not.
 SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
-
-# A unit in the last place of these types; beside them some of float32.
-_TOLERANCES = {int(TensorProto.FLOAT16): 1e-3, int(TensorProto.BFLOAT16): 8e-3}
-
-
-def tolerance(dtype: int) -> float:
-    """How far a constant of this ONNX dtype may stand from its mathematical value by rounding (relative)."""
-    return _TOLERANCES.get(dtype, 1e-6)
-
 
 # Operators whose results hold the values that they read.
 _PARTS = (*MOVING_OPS, "Concat")
@@ -299,7 +288,7 @@ class Replacement:
     """
 
     last: NodeRef
-    nodes: frozenset[str]
+    nodes: NameSet
     op_type: str
     inputs: tuple[TensorId, ...]
     attrs: Attrs

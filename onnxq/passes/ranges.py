@@ -5,31 +5,28 @@ the whole range is not kept, and accuracy can drop suddenly with a percentile (V
 So all of them are candidates, and the error behind the operator that reads the tensor decides.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import onnx
-from onnx import NodeProto, helper
+from onnx import helper, parser
 from onnx.numpy_helper import from_array
 
-from onnxq.arrays import Array, Interval, as_float32, as_int32
+from onnxq.arrays import Array, Interval, Shape, as_float32, as_int32
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.constants import Numbers, find_tensor
 from onnxq.data import read_mask
 from onnxq.evaluation.accumulator import relative_noise
 from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, ensure_opset, get_index
-from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.numerics.machine import map_in_threads, share_cores
-from onnxq.observers.histogram import WHOLE, RangeCandidates
+from onnxq.observers.histogram import WHOLE, find_candidates
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import MEASURED, Outcome, PassReport, list_replaced
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
@@ -203,6 +200,12 @@ def _take_band(node: NodeRef, value: Array, place: float) -> tuple[Array, float]
     return np.ascontiguousarray(band), rows / taken
 
 
+def _drop_padding(feeds: Feeds, values: Array, shape: Shape) -> Array:
+    """Values at the positions of a tensor of this shape that are not padding."""
+    meant = read_mask(feeds, shape)
+    return values if meant is None else values[meant]
+
+
 class _RangeErrors:
     """The float model on its way through the graph; errors of every candidate so far."""
 
@@ -233,12 +236,13 @@ class _RangeErrors:
             ranges = {_PRESENT: site.qparams}
             # A vector has an axis for its channels and none for positions.
             if positions >= FEWEST_POSITIONS and values[0].ndim > 1:
-                others = RangeCandidates(site.spec)
-                for feeds, value in zip(self.feeds[: self.fitted], values, strict=False):
-                    # Without positions of padding.
-                    meant = read_mask(feeds, value.shape)
-                    others.add_sample(value if meant is None else value[meant])
-                ranges |= others.list_qparams(site.bound, site.qparams)
+                # Without positions of padding.
+                meant = (
+                    _drop_padding(feeds, value, value.shape)
+                    for feeds, value in zip(self.feeds[: self.fitted], values, strict=False)
+                )
+                step = float(site.qparams.scale)
+                ranges |= find_candidates(meant, site.spec, site.bound, step)
             self.candidates[site.site] = ranges
             self.errors[site.site] = dict.fromkeys(ranges, 0.0)
         candidates = self.candidates[site.site]
@@ -283,7 +287,14 @@ class _RangeErrors:
         """
         others: list[Array] = []
         stored = {"last": from_array(np.array([-1]), "last")}
-        nodes = list(_write_error(spec))
+        source = "clipped" if spec.is_narrow else "value"
+        texts = ["clipped = Clip(value, low, high)"] if spec.is_narrow else []
+        texts += [
+            f"codes = QuantizeLinear({source}, scale, zero)",
+            "rounded = DequantizeLinear(codes, scale, zero)",
+            "error = Sub(rounded, value)",
+        ]
+        nodes = [*map(parser.parse_node, texts)]
         error = "error"
         operand = self.index.find_input(node, 1 - k) if node.op_type in _RUN and k < 2 else None
         if operand is not None and not node.domain:
@@ -296,8 +307,8 @@ class _RangeErrors:
             names = ("error", "other")[:: -1 if k else 1]
             nodes.append(helper.make_node(node.op_type, names, ["output"], **node.attrs))
             error = "output"
-        nodes.append(helper.make_node("Mul", [error, error], ["squares"]))
-        nodes.append(helper.make_node("ReduceSum", ["squares", "last"], ["noise"], keepdims=0))
+        nodes.append(parser.parse_node(f"squares = Mul({error}, {error})"))
+        nodes.append(parser.parse_node("noise = ReduceSum <keepdims = 0> (squares, last)"))
         bounds = ("low", "high") if spec.is_narrow else ()
         floats = ("value", "scale", *bounds, *(("other",) if others else ()))
         types = dict.fromkeys(floats, TENSOR_TYPES["float"]) | {"zero": TENSOR_TYPES[spec.storage]}
@@ -316,21 +327,10 @@ class _RangeErrors:
             feeds |= zip(bounds, clip_bounds(qparams, spec), strict=False)
             rows = session.run(feeds)["noise"]
             # A mask is of positions, and tensors that it fits have an axis of channels behind them.
-            meant = read_mask(self.feeds[sample], (*rows.shape, 1))
-            return weight * float((rows if meant is None else rows[meant]).sum(dtype=np.float64))
+            meant = _drop_padding(self.feeds[sample], rows, (*rows.shape, 1))
+            return weight * float(meant.sum(dtype=np.float64))
 
         return measure_noise
-
-
-def _write_error(spec: QuantSpec) -> Iterator[NodeProto]:
-    """Nodes that compute "error", what a pair changes "value" by. Scale, zero point and bounds are inputs."""
-    source = "value"
-    if spec.is_narrow:
-        source = "clipped"
-        yield helper.make_node("Clip", ["value", "low", "high"], [source])
-    yield helper.make_node(QUANTIZE, [source, "scale", "zero"], ["codes"])
-    yield helper.make_node(DEQUANTIZE, ["codes", "scale", "zero"], ["rounded"])
-    yield helper.make_node("Sub", ["rounded", "value"], ["error"])
 
 
 # An average pool leaves one vector of an image. Of 28 images the largest value is chance, and of new ones some reach

@@ -1,7 +1,5 @@
 """All passes in the order in which they run, and the first stage of them, the rewrites, which need no samples."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, cast
 
@@ -14,6 +14,7 @@ from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement
 from onnxq.runtime import Rest
 from onnxq.sites import Names
+from onnxq.wording import list_fields
 
 T = TypeVar("T")
 StateT = TypeVar("StateT", bound="FloatState")
@@ -21,7 +22,7 @@ StateT = TypeVar("StateT", bound="FloatState")
 
 def extend(kind: type[T], base: Any, /, **more: Any) -> T:
     """An object of a dataclass, with the fields of an object of one of its base classes, and more of them."""
-    return kind(**{**{entry.name: getattr(base, entry.name) for entry in fields(base)}, **more})
+    return kind(**{**list_fields(base), **more})
 
 
 @dataclass(frozen=True, eq=False)

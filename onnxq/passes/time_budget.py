@@ -5,8 +5,6 @@ for the state before it; calibration takes fewer samples, promotion keeps the st
 fewer samples. Always done: loading, planning, a calibration on some samples, writing, a check on one.
 """
 
-from __future__ import annotations
-
 import math
 import resource
 import sys
@@ -163,22 +161,20 @@ def _watch_clock(
     return watching
 
 
+@dataclass(frozen=True)
 class _Watched:
-    def __init__(
-        self, task: Task, clock: Callable[[], float], deadline: float, count: list[int] | None
-    ) -> None:
-        self._task = task
-        self._clock = clock
-        self._deadline = deadline
-        self._count = count
+    task: Task
+    clock: Callable[[], float]
+    deadline: float
+    count: list[int] | None
 
     def advance(self, steps: int = 1) -> None:
         """Count, then look at the clock."""
-        self._task.advance(steps)
-        if self._count is not None:
-            self._count[0] += steps
+        self.task.advance(steps)
+        if self.count is not None:
+            self.count[0] += steps
         # Only here: work that cannot report a step cannot be stopped either.
-        if self._clock() > self._deadline:
+        if self.clock() > self.deadline:
             raise OutOfTime
 
 

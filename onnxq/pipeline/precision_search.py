@@ -25,7 +25,7 @@ from onnxq.graph import ModelLike, widen_model
 from onnxq.graph.light import measure_size
 from onnxq.passes import FloatState, PlacedState, Timers, build_file, build_quantized, give_types
 from onnxq.passes.base import EqualizeContext, Stage, run_stage
-from onnxq.passes.mixed_precision.candidates import list_quantized_ops
+from onnxq.passes.mixed_precision.candidates import SwitchedPlan, list_quantized_ops
 from onnxq.passes.mixed_precision.cross_validation import estimate_new
 from onnxq.passes.mixed_precision.precisions import (
     FLOAT,
@@ -36,8 +36,7 @@ from onnxq.passes.mixed_precision.precisions import (
     measure_precision,
 )
 from onnxq.passes.mixed_precision.program import Costs, PrecisionProgram, Precisions
-from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
-from onnxq.passes.mixed_precision.search import SwitchedPlan
+from onnxq.passes.mixed_precision.promotion_search import Rescaling, bisect_noise
 from onnxq.pipeline import check
 from onnxq.pipeline.quantize_model import calibrate_run, draft_placement, list_passes
 from onnxq.progress import silent
@@ -223,7 +222,7 @@ class PrecisionSearch:
             if not self.timed or best.confirmed:
                 return best
             again = max(best.measured.time, self._time(self._write(best.state)))
-            better = replace(best, measured=replace(best.measured, time=again), confirmed=True)
+            better = replace(best, measured=best.measured._replace(time=again), confirmed=True)
             self.points[self.points.index(best)] = better
 
     def _miss(self, point: _Point) -> float:

@@ -17,7 +17,7 @@ from onnxq.annotate import inspect_model
 from onnxq.commands.search import SearchResult
 from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import MetricModel
-from onnxq.passes.mixed_precision.rescaling import Rescaling
+from onnxq.passes.mixed_precision.promotion_search import Rescaling
 from onnxq.report.record import read_record
 from tests.cli.kit import run
 from tests.pipeline.models import EVERYTHING, images, residual

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from onnxq.numerics import quantize_dynamic
 from tests.cpus.kernels import Array, Multiply, multiply_exactly
+from tests.numerics.reference import quantize_dynamic
 
 
 def multiply_dynamic(x: Array, weight: Array, scale: Array, multiply: Multiply) -> Array:

@@ -1,11 +1,32 @@
-"""Products of integers as ONNX Runtime's kernels on CPUs without VNNI compute them, and floats hard to round."""
+"""DynamicQuantizeLinear, products of integers as ONNX Runtime's kernels without VNNI compute them, hard floats."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from onnxq.numerics import dequantize, quantize
+from onnxq.spec import QParams, QuantSpec
+
+# The only spec that the operator has.
+DYNAMIC = QuantSpec(signed=False, symmetric=False, dynamic=True)
 _INT16 = np.iinfo(np.int16)
+
+
+def quantize_dynamic(x: ArrayLike) -> tuple[NDArray[np.uint8], QParams]:
+    """Quantize float32 values on the scale that they give; bit-identical to ONNX Runtime, also for zeros alone."""
+    values = np.asarray(x, np.float32)
+    low, high = np.minimum(values.min(initial=0.0), 0), np.maximum(values.max(initial=0.0), 0)
+    with np.errstate(over="ignore"):
+        scale = np.float32(1) if low == high else np.float32((high - low) / np.float32(255))
+        zero = np.rint(np.clip(-low / scale, 0, 255))
+    qparams = QParams(np.asarray(scale), np.asarray(zero, np.int32), "this run")
+    return quantize(values, qparams, DYNAMIC), qparams
+
+
+def fake_quant_dynamic(x: ArrayLike) -> NDArray[np.float32]:
+    """Quantize float32 values on the scale that they give, then dequantize."""
+    return dequantize(*quantize_dynamic(x), DYNAMIC)
 
 
 def multiply_saturating(x: ArrayLike, w: ArrayLike) -> NDArray[np.int32]:

@@ -174,15 +174,15 @@ def test_threads_are_one_inside_and_as_before_afterwards() -> None:
         pytest.skip("this numpy has no library whose threads can be set")
     with controller.limit(limits=2):
         before = threads()
-        with host.use_one_blas_thread():
-            with host.use_one_blas_thread():
+        with host.use_blas_threads(one=True):
+            with host.use_blas_threads(one=True):
                 assert threads() == {1}
             assert threads() == {1}
-            with host.use_all_blas_threads():
+            with host.use_blas_threads(one=False):
                 assert threads() == {usual}
             assert threads() == {1}
         assert threads() == before
-        with pytest.raises(ZeroDivisionError), host.use_one_blas_thread():
+        with pytest.raises(ZeroDivisionError), host.use_blas_threads(one=True):
             raise ZeroDivisionError
         assert threads() == before
 
@@ -191,7 +191,7 @@ def test_threads_are_one_inside_and_as_before_afterwards() -> None:
 def test_the_wheel_of_numpy_is_understood() -> None:
     if np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"] == "scipy-openblas":
         assert threads()
-    with host.use_one_blas_thread():
+    with host.use_blas_threads(one=True):
         assert np.ones(3) @ np.ones(3) == 3
 
 

@@ -14,10 +14,10 @@ from onnxq.annotate import find_saturating
 from onnxq.errors import ConfigError
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.graph.integer_products import read_integer_products
-from onnxq.numerics import fake_quant_dynamic
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import Role
+from tests.numerics.reference import fake_quant_dynamic
 from tests.passes.kit import ops, parse, random_weights
 from tests.pipeline.models import assert_faithful, find_worst_db, images, quantize, residual, to_bytes
 from tests.pipeline.requantized import kernels

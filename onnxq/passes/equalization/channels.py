@@ -1,10 +1,10 @@
 """Channels followed through a graph: one walk for every change of their basis that the weights around can take in.
 
 A flow gives each tensor that a linear operator writes a label, and visits the nodes in the order they run. The rule of
-an operator (`operators.RULES`) passes labels on, joins them, or ends them in a weight that reads them. A label that
+an operator passes labels on, joins them, or ends them in a weight that reads them. A label that
 meets a node without a rule, or leaves the nodes, is held: its channels stay as they are. There is a flow for each
 change: factors per channel between weights and constants that are added per channel (here), and orthogonal matrices
-(`streams`).
+(`streams`, `stream_rules`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from onnxq.arrays import Array64, Mask
+from onnxq.arrays import Mask
 from onnxq.graph import GraphIndex, NodeRef
-from onnxq.passes.equalization.cross_layer_core import Labels, group_by_label, merge_labels
 from onnxq.passes.linear import Linear, find_linear
-from onnxq.sites import Names, TensorId
+from onnxq.sites import MaybeTensor, Names, TensorId
 
 Flags = Mask
+Labels = NDArray[np.intp]
 LabelT = TypeVar("LabelT")
 
 
@@ -35,9 +36,9 @@ class ChannelFlow(Generic[LabelT]):
     def __init__(self, index: GraphIndex) -> None:
         self.index = index
         # Of None, an input that is left out, there is none.
-        self.labels: dict[TensorId | None, LabelT] = {}
+        self.labels: dict[MaybeTensor, LabelT] = {}
 
-    def visit_nodes(self, rules: Mapping[str, Callable[[Any, NodeRef], bool] | None]) -> None:
+    def visit_nodes(self, rules: Mapping[str, Callable[[Any, NodeRef], bool]]) -> None:
         """Visit every node of every scope. rules: by operator; each returns False where it cannot pass a label on."""
         for node in self.index.nodes:
             rule = rules.get(node.op_type) if node.domain in self.domains else None
@@ -75,6 +76,23 @@ class ChannelFlow(Generic[LabelT]):
         raise NotImplementedError
 
 
+def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
+    """[count] labels after uniting the two sides of every pair; the label of a class is its lowest member."""
+    labels = np.arange(count, dtype=np.intp)
+    united = list(pairs)
+    changed = True
+    while changed:
+        before = labels.copy()
+        for left, right in united:
+            lowest = np.minimum(labels[left], labels[right])
+            np.minimum.at(labels, left, lowest)
+            np.minimum.at(labels, right, lowest)
+        # Pointers to pointers, so that long chains take few rounds.
+        labels = labels[labels]
+        changed = not np.array_equal(before, labels)
+    return labels
+
+
 @dataclass(frozen=True, eq=False)
 class ScaledLinear:
     """A linear operator: labels of its output channels, and of its input channels (None: not scalable)."""
@@ -82,27 +100,6 @@ class ScaledLinear:
     linear: Linear
     rows: Labels
     columns: Labels | None
-
-    @property
-    def inputs(self) -> int:
-        """Number of input channels."""
-        # Of a ConvTranspose, whose weight has the inputs of all groups, there is one group.
-        return int(self.linear.weight.shape[1 - self.linear.axis] * self.groups)
-
-    @property
-    def groups(self) -> int:
-        """Of the weight as `group_by_label` sees it."""
-        return self.linear.node.groups
-
-    @property
-    def output_first(self) -> bool:
-        """True when axis 0 of the weight is the output."""
-        return self.linear.axis == 0
-
-    @property
-    def largest(self) -> Array64:
-        """|W| as [groups, outputs, inputs]."""
-        return group_by_label(self.linear.weight, self.groups, self.output_first)
 
 
 class ScaledChannels(ChannelFlow[Labels]):
@@ -170,7 +167,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
     if op is None or node.transposes_data or not op.owns_constants(index):
         return False
     # Axis 1 of its weight has the outputs of one group, so that rows of labels do not lie along it.
-    if node.op_type == "ConvTranspose" and op.groups > 1:
+    if node.op_type == "ConvTranspose" and node.groups > 1:
         return False
     x = index.find_input(node, 0)
     y = op.last.result
@@ -179,7 +176,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
         rank = index.find_rank(x)
         along = rank is not None and flow.axes[x] == op.channel_axis % rank
         # Columns of another number, or along another axis, as behind a Reshape: no factor fits them.
-        if scaled.columns.size != scaled.inputs or not along:
+        if scaled.columns.size != op.inputs or not along:
             flow.end_labels(node)
             scaled = ScaledLinear(op, scaled.rows, None)
     flow.ops.append(scaled)
@@ -223,15 +220,10 @@ def _write_alike(flow: ScaledChannels, node: NodeRef, k: int, labels: Labels) ->
 
 def scale_clip(flow: ScaledChannels, node: NodeRef) -> bool:
     """A Clip that is a Relu, or nothing at all."""
-    for k, (name, neutral) in enumerate((("min", (0.0, -np.inf)), ("max", (np.inf,))), start=1):
-        if flow.index.find_input(node, k) is None:
-            bound = node.attrs.get(name, neutral[-1])
-        else:
-            value = flow.index.read_scalar(node, k)
-            bound = None if value is None else value[0]
-        # Exporters write the largest float32 for no bound.
-        if bound is None or (bound not in neutral and abs(float(bound)) < 3.4e38):
-            return False
+    ends = flow.index.read_clip(node)
+    # Exporters write the largest float32 for no bound.
+    if ends is None or (ends[0] and abs(ends[0]) < 3.4e38) or abs(ends[1]) < 3.4e38:
+        return False
     return pass_scales(flow, node)
 
 
@@ -334,6 +326,35 @@ def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     return flow.write_labels(node.result, np.repeat(labels, int(np.prod(sizes[1:]))), 1)
 
 
+_SCALE_RULES = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), scale_linear),
+    "Add": scale_add,
+    "Mul": scale_product,
+    "Div": scale_product,
+    # A ReLU right behind the maker of a tensor belongs to that: see `shift_linear`.
+    **dict.fromkeys((*_BENT, "Identity", "Dropout"), pass_scales),
+    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool"), pass_scales),
+    "Clip": scale_clip,
+    "Pad": scale_pad,
+    "Resize": scale_resize,
+    "Concat": scale_concat,
+    "Flatten": scale_flat,
+    "Reshape": scale_flat,
+}
+
+
+def find_scaled_channels(index: GraphIndex, fixed: Iterable[TensorId] = ()) -> ScaledChannels:
+    """The channels of every scope that may be multiplied, and the weights that make and read them.
+
+    fixed: tensors that keep their values.
+    """
+    flow = ScaledChannels(index)
+    flow.visit_nodes(_SCALE_RULES)
+    for tensor in set(fixed) & flow.labels.keys():
+        flow.hold_label(flow.labels[tensor], f"a rule gives the range of {tensor.name}")
+    return flow.finish()
+
+
 @dataclass(eq=False)
 class ShiftSource:
     """A tensor that may be lowered.
@@ -364,10 +385,6 @@ class ShiftedChannels(ChannelFlow[Mapping[TensorId, int]]):
         super().write_label(tensor, label)
         if not self.index.list_consumers(tensor):
             self.hold_label(label, "")
-
-    def list_free(self) -> list[ShiftSource]:
-        """The sources whose constants layers take back on every way."""
-        return [source for source in self.sources.values() if source.readers and not source.fixed]
 
 
 def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
@@ -410,3 +427,16 @@ def _joins_alike(index: GraphIndex, node: NodeRef, op: Linear) -> bool:
         if len(shape) != op.rank or shape[op.channel_axis] != op.channels:
             return False
     return op.rank_known
+
+
+_SHIFT_RULES = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), shift_linear),
+    "Add": shift_add,
+}
+
+
+def list_shift_sources(index: GraphIndex) -> list[ShiftSource]:
+    """Every tensor that may be lowered, with the layers that take the constants back, in the order the model runs."""
+    flow = ShiftedChannels(index)
+    flow.visit_nodes(_SHIFT_RULES)
+    return [source for source in flow.sources.values() if source.readers and not source.fixed]

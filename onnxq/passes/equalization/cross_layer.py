@@ -1,27 +1,85 @@
 """The data-free methods of Nagel et al. (2019) in the graph: channels made alike by factors, and centred by biases.
 
-Where one operator makes a tensor its weights say by how much (Nagel et al. 2019, arXiv 1906.04721); where an Add or a
-Concat joins several, the largest values of each channel on a few samples do. The channels that may be scaled are found
-by `channels`, the factors in `cross_layer_core`. The float function stays as it is, and so does the graph: only
-weights and biases change.
-"""
+Where one operator makes a tensor its weights say by how much; where an Add or a Concat joins several, the largest
+values of each channel on a few samples do. The channels that may be scaled are found by `channels`. The float function
+stays as it is, and so does the graph: only weights and biases change.
 
-from __future__ import annotations
+Cross-layer equalization (Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
+https://arxiv.org/abs/1906.04721, section 4.1): with f(s·x) = s·f(x) for s > 0, channel c of the first operator may be
+multiplied by s_c and the same channel of the second divided by it. r1_c is the largest weight of the first operator's
+row c, r2_c that of the second's column c; s_c = sqrt(r1_c · r2_c) / r1_c makes both equal.
+
+Where a tensor has several producers (an Add, a Concat) the weights say little about its values. There s_c is
+(channel maximum / tensor maximum) ** -0.5 of the tensors themselves.
+
+Both are divided by their geometric mean, so that a group as a whole keeps its size. Channels without weights or
+without values (below 1e-6 of the largest) keep 1, and nothing is scaled by more than 2**12 either way.
+"""
 
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Floats, as_float32, as_float64
+from onnxq.arrays import Array64, Floats, Mask, as_float32, as_float64
 from onnxq.errors import PlanError
-from onnxq.graph import ModelLike, NodeRef, get_index
-from onnxq.passes.equalization import cross_layer_core
-from onnxq.passes.equalization.channels import ScaledChannels, ShiftSource
-from onnxq.passes.equalization.operators import find_scaled_channels, find_shifted_channels
-from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
+from onnxq.graph import ModelLike, get_index
+from onnxq.passes.equalization.channels import (
+    Labels,
+    ScaledChannels,
+    find_scaled_channels,
+    list_shift_sources,
+)
+from onnxq.passes.equalization.smoothquant import ChannelStatistics
 from onnxq.passes.linear import Linear
 from onnxq.passes.patterns import Edit
+from onnxq.planner.sums import read_constant
 from onnxq.sites import TensorId
+
+# Share of the largest channel below which a channel counts as empty.
+_DEAD = 1e-6
+# Most that a channel is scaled by, up or down.
+_FARTHEST = 2.0**12
+# Of a channel's distance from the largest, in decibels, the share that goes.
+_STRENGTH = 0.5
+
+
+def equalize_weights(rows: Array64, columns: Array64, groups: Labels) -> Array64:
+    """s = sqrt(rows · columns) / rows, [channels] each, normalized within each group."""
+    alive = _find_alive(rows, groups) & _find_alive(columns, groups)
+    s = np.ones_like(rows)
+    s[alive] = np.sqrt(columns[alive] / rows[alive])
+    return _normalize_factors(s, alive, groups)
+
+
+def equalize_values(largest: Array64, groups: Labels) -> Array64:
+    """s = (largest / the group's largest) ** -0.5, [channels], normalized within each group."""
+    alive = _find_alive(largest, groups)
+    s = np.ones_like(largest)
+    s[alive] = (largest[alive] / _find_largest(largest, groups)[alive]) ** -_STRENGTH
+    return _normalize_factors(s, alive, groups)
+
+
+def _find_largest(values: Array64, groups: Labels) -> Array64:
+    top = np.zeros(int(groups.max(initial=-1)) + 1)
+    np.maximum.at(top, groups, values)
+    return top[groups]
+
+
+def _find_alive(values: Array64, groups: Labels) -> Mask:
+    return np.isfinite(values) & (values > _DEAD * _find_largest(values, groups))
+
+
+def _normalize_factors(s: Array64, alive: Mask, groups: Labels) -> Array64:
+    """s divided by its geometric mean over the channels of each group that are not empty, within the limits."""
+    members = groups[alive]
+    logs = np.log(s[alive])
+    # Of a group without members nobody asks for the mean.
+    mean = np.bincount(members, logs) / np.maximum(np.bincount(members), 1)
+    out = np.ones_like(s)
+    out[alive] = np.exp(np.clip(logs - mean[members], -np.log(_FARTHEST), np.log(_FARTHEST)))
+    # Plans store these numbers in float32, and applying a plan later must repeat them to the bit.
+    return as_float64(as_float32(out))
+
 
 Factors = Mapping[TensorId, Floats]
 # Below this a factor moves nothing that eight bits could tell.
@@ -64,7 +122,7 @@ def _compute_by_root(flow: ScaledChannels, largest: Mapping[TensorId, Array64]) 
     columns = np.zeros(count)
     values = np.zeros(count)
     for op in flow.ops:
-        size = op.largest
+        size = op.linear.magnitudes
         # `at`: several rows may have one root.
         np.maximum.at(rows, root[op.rows], size.max(axis=2, initial=0.0).reshape(-1))
         if op.columns is not None:
@@ -77,11 +135,9 @@ def _compute_by_root(flow: ScaledChannels, largest: Mapping[TensorId, Array64]) 
     single = roots[flow.rectified[roots]]
     joint = roots[~flow.rectified[roots]]
     factors = np.ones(count)
-    factors[single] = cross_layer_core.equalize_weights(
-        rows[single], columns[single], flow.group[single]
-    )
+    factors[single] = equalize_weights(rows[single], columns[single], flow.group[single])
     if largest:
-        factors[joint] = cross_layer_core.equalize_values(values[joint], flow.group[joint])
+        factors[joint] = equalize_values(values[joint], flow.group[joint])
     return factors
 
 
@@ -113,19 +169,17 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
     edit = Edit(proto)
     changed = False
     for op in flow.ops:
+        linear = op.linear
         rows = s[root[op.rows]]
-        columns = np.ones(op.inputs) if op.columns is None else s[root[op.columns]]
+        columns = np.ones(linear.inputs) if op.columns is None else s[root[op.columns]]
         if (rows == 1.0).all() and (columns == 1.0).all():
             continue
-        linear = op.linear
         changed = True
-        weight = cross_layer_core.scale_weight(
-            linear.weight, op.groups, op.output_first, rows, columns
-        )
+        weight = linear.scale_weight(rows, columns)
         edit.set_rounded(linear.node.make_edge(1), weight, linear.weight.dtype)
-        bias = None if linear.bias_at is None else index.input_value(*linear.bias_at)
-        if linear.bias_at is not None and bias is not None:
-            edge = NodeRef.make_edge(*linear.bias_at)
+        edge = linear.bias_edge
+        bias = None if edge is None else read_constant(index, edge)
+        if edge is not None and bias is not None:
             edit.set_rounded(edge, as_float64(bias) * rows, bias.dtype)
     return edit.export() if changed else proto
 
@@ -172,32 +226,17 @@ def _measure_width(low: Array64, high: Array64) -> float:
     return float(max(high.max(initial=0.0), 0.0) - min(low.min(initial=0.0), 0.0))
 
 
-def absorb_shifts(weight: Array, c: Array64, axis: int, groups: int) -> Array64:
-    """W·c, [output channels]: added to the bias if the input is lowered everywhere by c, [input channels].
-
-    axis: W's output axis, 0 for Conv ([out, in / groups, kernel…]) and a transposed Gemm, 1 for [in, out] matrices.
-    """
-    wide = as_float64(weight)
-    if axis:
-        return c @ wide
-    flat = wide.reshape(groups, wide.shape[0] // groups, wide.shape[1], -1).sum(axis=3)
-    return np.asarray(np.einsum("goi,gi->go", flat, c.reshape(groups, -1)).reshape(-1))
-
-
-def list_sources(proto: ModelLike) -> list[ShiftSource]:
-    """Every tensor that may be lowered, in the order the model runs."""
-    return find_shifted_channels(get_index(proto)).list_free()
-
-
 def list_shift_axes(proto: ModelLike) -> dict[TensorId, int]:
     """The channel axis of each tensor that `choose_shifts` wants the values of."""
-    return {source.tensor: source.op.channel_axis for source in list_sources(proto)}
+    return {
+        source.tensor: source.op.channel_axis for source in list_shift_sources(get_index(proto))
+    }
 
 
 def choose_shifts(proto: ModelLike, observed: Mapping[TensorId, ChannelStatistics]) -> Factors:
     """Shifts to lower tensors by, [channels] each; {} where none gains. observed: tensors on samples."""
     shifts = {}
-    for source in list_sources(proto):
+    for source in list_shift_sources(get_index(proto)):
         if source.tensor in observed:
             values = observed[source.tensor]
             c = compute_shifts(values.low, values.high)
@@ -212,7 +251,7 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
     Raises PlanError for a tensor that cannot be lowered this way.
     """
     index = get_index(proto)
-    sources = {source.tensor: source for source in list_sources(proto)}
+    sources = {source.tensor: source for source in list_shift_sources(index)}
     # Operators whose bias grows, and by how much: one may make a tensor that is lowered and read another.
     gains: dict[str, tuple[Linear, Array64]] = {}
 
@@ -228,13 +267,12 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
         wide = as_float64(c)
         add_gain(source.op, -wide)
         for reader, times in source.readers.values():
-            groups = reader.node.groups
-            add_gain(reader, times * absorb_shifts(reader.weight, wide, reader.axis, groups))
+            add_gain(reader, times * reader.multiply_constant(wide))
     edit = Edit(proto)
     for op, value in gains.values():
-        assert op.bias_at is not None
-        edge = NodeRef.make_edge(*op.bias_at)
-        stored = index.input_value(*op.bias_at)
+        assert op.bias_edge is not None
+        edge = op.bias_edge
+        stored = read_constant(index, edge)
         bias = np.broadcast_to(op.bias, (op.channels,)) + value
         if stored is None:
             edit.set_rounded(edge, bias, op.weight.dtype)

@@ -1,7 +1,5 @@
 """The equalization passes: observe channels, choose factors, write and replay them, prove the function unchanged."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +14,17 @@ from onnxq.evaluation.trials import measure_models
 from onnxq.graph import ModelLike, get_index, infer_shapes, is_large_model
 from onnxq.passes.base import EqualizeContext, Pass, Stage, has_real_samples
 from onnxq.passes.equalization import cross_layer, rotation, smoothquant
-from onnxq.passes.equalization.smoothquant_core import ChannelStatistics, RunningStatistics
+from onnxq.passes.equalization.smoothquant import ChannelStatistics, RunningStatistics
 from onnxq.passes.equalization.token_scales import find_token_layers, write_token_scales
 from onnxq.passes.journal import Outcome, PassReport
-from onnxq.passes.judging import THRESHOLDS, Trial, has_few_bits, ignore_rounding, make_trial
+from onnxq.passes.judging import (
+    THRESHOLDS,
+    Trial,
+    add_noises,
+    has_few_bits,
+    ignore_rounding,
+    make_trial,
+)
 from onnxq.passes.state import FloatState, FloatStep, Note
 from onnxq.plan import Plan, Rotation, Scaling
 from onnxq.planner.recognize import Recognized
@@ -102,12 +107,11 @@ def write_factors(
 
     ids: structural identities in the model that the plan will be applied to, before any scaling.
     """
-    single = {tensor: np.asarray(s, np.float32) for tensor, s in factors.items()}
     records = [
         Scaling(name=name, tensor=tensor, factors=s, anchor=ids.get(tensor, ""))
-        for tensor, s in single.items()
+        for tensor, s in factors.items()
     ]
-    model = infer_shapes(_WRITERS[name](state.model, single))
+    model = infer_shapes(_WRITERS[name](state.model, factors))
     return _record(replace(state, model=model), records)
 
 
@@ -199,7 +203,7 @@ def score_rotated(ctx: EqualizeContext, state: FloatState) -> float | None:
     weights = _score(ctx, state, _keep_few_bits)
     if activations is None or weights is None:
         return activations
-    return -10.0 * math.log10(10.0 ** (-activations / 10) + 10.0 ** (-(weights + _ROUNDED_DB) / 10))
+    return add_noises(activations, weights + _ROUNDED_DB)
 
 
 def gains_by_rotation(ctx: EqualizeContext, before: float, after: float) -> bool:
@@ -302,15 +306,14 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Channels of streams rotated, the best of a few seeds, QuaRot, Ashkboos et al. 2024."""
     fixed = rotation.list_fixed(state.model)
     possible = rotation.list_rotations(state.model, 0)
-    before = score_rotated(ctx, state) if possible else None
+    first = score_rotated(ctx, state) if possible else None
     best = state
-    highest = before
+    before = highest = -math.inf if first is None else first
     line = f"{fixed[0].subject} {fixed[0].reason}" if fixed else ""
     # A model too large for memory is written anew for each of them.
     seeds = 1 if is_large_model(state.model) else _SEEDS
-    for seed in range(ctx.config.data.seed, ctx.config.data.seed + seeds):
-        if highest is None:
-            break
+    for k in range(0 if first is None else seeds):
+        seed = ctx.config.data.seed + k
         rotations = [replace(draft, seed=seed) for draft in possible]
         model, copied = rotation.write_rotations(state.model, rotations)
         records = [replace(one, anchor=ctx.base.ids.get(one.tensor, "")) for one in rotations]
@@ -330,7 +333,7 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
         elif best is state:
             # Signs move the gain by less than there is to gain.
             break
-    if before is None or highest is None or best is state:
+    if best is state:
         return state, PassReport(ROTATION, (line,) if line else (), fixed, Outcome.NO_GAIN)
     if not gains_by_rotation(ctx, before, highest):
         return state, PassReport(ROTATION, (), fixed, Outcome.WORSE, (before, highest))

@@ -6,8 +6,6 @@ QuaRot (Ashkboos et al. 2024, arXiv 2404.00456), and products are made of additi
 stands for the same bytes on every machine; no matrix is stored.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +15,13 @@ import numpy as np
 
 from onnxq.arrays import Array, Array64, Integers, as_float64
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef, get_index
-from onnxq.passes.equalization.operators import find_streams
+from onnxq.graph import GraphIndex, ModelLike, get_index
+from onnxq.passes.equalization.stream_rules import find_streams
 from onnxq.passes.equalization.streams import ChannelConstant, StreamReader
 from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import Edit
 from onnxq.plan.model import Rotation
+from onnxq.planner.sums import read_constant
 from onnxq.sites import Edge, Lines, Names, Refusal, Refusals
 
 # Largest matrix that is multiplied row by row; larger ones are made of it by doubling.
@@ -185,7 +184,7 @@ def _sum_rows(values: Array64) -> Array64:
         half = len(values) // 2
         rest = values[2 * half :]
         values = np.concatenate([values[:half] + values[half : 2 * half], rest])
-    return np.asarray(values[0])
+    return as_float64(values[0])
 
 
 def multiply_row(row: Array64, matrix: Array) -> Array64:
@@ -277,7 +276,7 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
 
 
 def _read_constant(index: GraphIndex, edge: Edge) -> Array:
-    value = index.input_value(index.find_node(edge.node), edge.index)
+    value = read_constant(index, edge)
     assert value is not None
     return value
 
@@ -319,12 +318,12 @@ def _move_shifts(
         # The weight as [inputs, outputs], which transB stores transposed.
         gain = multiply_row(shift, weight if reader.axis == -2 else weight.T)
         linear = find_linear(index, node)
-        place = None if linear is None else linear.bias_at
-        bias = None if place is None else index.input_value(*place)
+        place = None if linear is None else linear.bias_edge
+        bias = None if place is None else read_constant(index, place)
         if place is not None and bias is not None and bias.size == gain.size:
             # Gemm computes alpha·x·W + beta·C.
             factor = node.read_float("alpha", 1.0) / (node.read_float("beta", 1.0) or 1.0)
-            gains[NodeRef.make_edge(*place)] = gain * factor
+            gains[place] = gain * factor
             continue
         # A bias that is there is turned with its stream; one that is written now is turned here.
         for axis, matrix in recipes[edge].turns:

@@ -1,13 +1,11 @@
 """How each operator takes part in the streams of channels that may be rotated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 
 from onnxq.arrays import Shape
-from onnxq.graph import FLOAT_TENSORS, NodeRef
+from onnxq.graph import FLOAT_TENSORS, GraphIndex, NodeRef
 from onnxq.passes.equalization.streams import StreamLabel, Streams
 from onnxq.sites import Edge
 
@@ -113,7 +111,7 @@ def turn_gather(flow: Streams, node: NodeRef) -> bool:
     if x is None:
         return axis == 0 and _begin_of_constant(flow, node)
     # Axes count from the end, so that they hold where the rank is unknown or grows in front.
-    back = flow.count_back(flow.index.find_input(node, 0), axis)
+    back = flow.count_back(axis, flow.index.find_input(node, 0))
     # Of a tensor of one axis there is nothing but channels to gather.
     return (
         x.axis == -1
@@ -191,10 +189,7 @@ def turn_concat(flow: Streams, node: NodeRef) -> bool:
     """Tokens beside tokens."""
     tensors = flow.index.list_inputs(node)
     labels = flow.list_labels(tensors)
-    axis = node.read_int("axis", 0)
-    back = next(
-        (b for t in (*tensors, node.result) if (b := flow.count_back(t, axis)) is not None), None
-    )
+    back = flow.count_back(node.read_int("axis", 0), *tensors, node.result)
     # Channels beside channels would be two streams in one, and cannot be turned as either.
     if not labels or back is None or back == labels[0].axis:
         return False
@@ -210,7 +205,7 @@ def turn_slice(flow: Streams, node: NodeRef) -> bool:
     axes = flow.index.read_integers(node, "axes", 3)
     axis = -1 if label is None else label.axis
     tensor = flow.index.find_input(node, 0)
-    if axes is None or any(flow.count_back(tensor, int(sliced)) in (axis, None) for sliced in axes):
+    if axes is None or any(flow.count_back(int(sliced), tensor) in (axis, None) for sliced in axes):
         return False
     return _begin_of_constant(flow, node) if label is None else pass_stream(flow, node)
 
@@ -218,7 +213,7 @@ def turn_slice(flow: Streams, node: NodeRef) -> bool:
 def turn_split(flow: Streams, node: NodeRef) -> bool:
     """Tokens in parts."""
     label = flow.find_label(node, 0)
-    back = flow.count_back(flow.index.find_input(node, 0), node.read_int("axis", 0))
+    back = flow.count_back(node.read_int("axis", 0), flow.index.find_input(node, 0))
     return label is not None and back not in (label.axis, None) and pass_stream(flow, node)
 
 
@@ -253,16 +248,9 @@ def _is_row(shape: Shape, label: StreamLabel) -> bool:
 
 def turn_add(flow: Streams, node: NodeRef) -> bool:
     """Residual sums; a constant that is added follows the stream, or waits with a scale."""
-    a = flow.find_label(node, 0)
-    b = flow.find_label(node, 1)
-    if a is not None and b is not None:
-        # Both have to be turned alike, and scales that wait are each stream's own.
-        return not (a.waiting or b.waiting) and flow.pass_label(
-            node, flow.join_streams([a, b], node)
-        )
     pair = _find_pair(flow, node)
     if pair is None:
-        return False
+        return turn_sum(flow, node)
     label, other, shape = pair
     if label.waiting:
         if shape is None or node.op_type == "Sub" or not _is_row(shape, label):
@@ -281,10 +269,9 @@ def turn_add(flow: Streams, node: NodeRef) -> bool:
 
 def turn_sum(flow: Streams, node: NodeRef) -> bool:
     """An Add of any number of tensors."""
-    labels = flow.list_labels(flow.index.list_inputs(node))
-    if not labels or any(label.waiting for label in labels):
+    label = flow.join_plain(node, flow.index.list_inputs(node))
+    if label is None:
         return False
-    label = flow.join_streams(labels, node)
     flow.write_label(node.result, label)
     return flow.turn_others(node, label, range(len(node.inputs)))
 
@@ -341,7 +328,7 @@ def turn_mean(flow: Streams, node: NodeRef) -> bool:
     axes = np.array([2]) if pooled else flow.index.read_integers(node, "axes", 1)
     if label is None or axes is None or label.waiting or (pooled and flow.find_rank(tensor) != 3):
         return False
-    backs = {flow.count_back(tensor, int(axis)) for axis in axes}
+    backs = {flow.count_back(int(axis), tensor) for axis in axes}
     keeps_rank = bool(node.attrs.get("keepdims", 1))
     if backs == {label.axis}:
         stream = flow.find_stream(label)
@@ -370,7 +357,7 @@ _CENTRED = ("LayerNormalization", "SkipLayerNormalization")
 def turn_normalized(flow: Streams, node: NodeRef) -> bool:
     """LayerNormalization and RMSNormalization."""
     label = flow.find_label(node, 0)
-    back = flow.count_back(flow.index.find_input(node, 0), node.read_int("axis", -1))
+    back = flow.count_back(node.read_int("axis", -1), flow.index.find_input(node, 0))
     # Over several axes tokens share a length, which turning channels does not keep.
     return label is not None and back == -1 and _normalize(flow, node, label, 1)
 
@@ -395,14 +382,11 @@ def _normalize(flow: Streams, node: NodeRef, label: StreamLabel, k: int) -> bool
 
 def turn_normalized_sum(flow: Streams, node: NodeRef) -> bool:
     """The sum of two inputs and a bias, normalized, and the sum itself as fourth output."""
-    labels = flow.list_labels(flow.index.list_inputs(node)[:2])
     # The one without mean has no shift at input 3: inputs are x, skip, gamma, (beta,) bias.
     bias = 3 if node.op_type == "SkipSimplifiedLayerNormalization" else 4
-    if not labels or any(label.waiting for label in labels):
-        return False
-    label = flow.join_streams(labels, node)
+    label = flow.join_plain(node, flow.index.list_inputs(node)[:2])
     # Constants such as a position table are turned with the stream they are added to.
-    if not flow.turn_others(node, label, (0, 1, bias)):
+    if label is None or not flow.turn_others(node, label, (0, 1, bias)):
         return False
     if len(node.outputs) > 3 and node.outputs[3]:
         flow.write_label(node.make_result(3), label)
@@ -446,3 +430,41 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
     if len(node.outputs) > 2 and node.outputs[2]:
         flow.write_label(node.make_result(2), replace(label, width=width))
     return True
+
+
+_RULES = {
+    "Conv": turn_conv,
+    "Gemm": turn_gemm,
+    "MatMul": turn_matmul,
+    "Add": turn_add,
+    "Sub": turn_add,
+    "Sum": turn_sum,
+    "Mul": turn_product,
+    "Div": turn_product,
+    "Pow": turn_power,
+    **dict.fromkeys(("Neg", "Identity", "Dropout", "Cast"), pass_stream),
+    # Of [N, tokens, channels] a GlobalAveragePool is a mean over the channels.
+    **dict.fromkeys((*_MEANS, "ReduceL2", "ReduceSumSquare"), turn_mean),
+    "Concat": turn_concat,
+    **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), turn_reshape),
+    "Transpose": turn_transpose,
+    "Gather": turn_gather,
+    "Slice": turn_slice,
+    "Split": turn_split,
+    "Expand": turn_expand,
+    "Shape": ignore_values,
+    "Size": ignore_values,
+    "LayerNormalization": turn_normalized,
+    "RMSNormalization": turn_normalized,
+    "SimplifiedLayerNormalization": turn_normalized,
+    "SkipLayerNormalization": turn_normalized_sum,
+    "SkipSimplifiedLayerNormalization": turn_normalized_sum,
+    **dict.fromkeys(_HEADS, turn_attention),
+}
+
+
+def find_streams(index: GraphIndex) -> Streams:
+    """Every stream of the model, in the order the model runs in."""
+    flow = Streams(index)
+    flow.visit_nodes(_RULES)
+    return flow

@@ -10,8 +10,6 @@ LayerNormalization also takes the mean away: of its streams the matrix must leav
 that the mean of a row stays what it was; then the operator need not change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
@@ -21,7 +19,8 @@ import numpy as np
 from onnxq.arrays import Shape
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, NodeRef
 from onnxq.passes.equalization.channels import ChannelFlow
-from onnxq.sites import Edge, TensorId
+from onnxq.planner.sums import read_constant
+from onnxq.sites import Edge, MaybeTensor, TensorId
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Streams(ChannelFlow[StreamLabel]):
         # Tensors of one number for all channels of their row, where no shape says so.
         self.narrow = set[TensorId]()
         # Squares of a stream's tensors, for whoever takes their mean.
-        self.squares: dict[TensorId | None, StreamLabel] = {}
+        self.squares: dict[MaybeTensor, StreamLabel] = {}
         # By number of a label; joined streams are one object.
         self._streams: list[Stream] = []
 
@@ -101,7 +100,7 @@ class Streams(ChannelFlow[StreamLabel]):
         """Every stream, once."""
         return list({id(stream): stream for stream in self._streams}.values())
 
-    def list_labels(self, tensors: Iterable[TensorId | None]) -> list[StreamLabel]:
+    def list_labels(self, tensors: Iterable[MaybeTensor]) -> list[StreamLabel]:
         """The labels of those of these tensors that have one."""
         return [self.labels[tensor] for tensor in tensors if tensor in self.labels]
 
@@ -162,6 +161,13 @@ class Streams(ChannelFlow[StreamLabel]):
                 ]
         return first
 
+    def join_plain(self, node: NodeRef, tensors: Iterable[MaybeTensor]) -> StreamLabel | None:
+        """One stream of those that these inputs of a node have; None where a scale waits, which is each one's own."""
+        labels = self.list_labels(tensors)
+        if not labels or any(label.waiting for label in labels):
+            return None
+        return self.join_streams(labels, node)
+
     def turn_constant(self, label: StreamLabel, edge: Edge, shape: Sequence[int]) -> bool:
         """Let a constant that joins a stream follow it; False where its shape says nothing of channels."""
         axis = label.axis
@@ -198,7 +204,7 @@ class Streams(ChannelFlow[StreamLabel]):
         """The label behind a scale and a shift per channel, [width] or one number each."""
         waiting = label.waiting
         if scale is not None:
-            value = self.index.find_constant(self.index.find_at(scale))
+            value = read_constant(self.index, scale)
             # One number for all channels needs no turning.
             if value is None or not np.all(value == value.flat[0]):
                 waiting = (*waiting, ChannelConstant(scale))
@@ -216,19 +222,19 @@ class Streams(ChannelFlow[StreamLabel]):
         floats = self.index.find_dtype(tensor) in FLOAT_TENSORS
         return self.index.find_sizes(tensor) if floats and self.index.is_constant(tensor) else None
 
-    def is_narrow(self, tensor: TensorId | None) -> bool:
+    def is_narrow(self, tensor: MaybeTensor) -> bool:
         """True for a tensor that has one number for all channels of a row."""
         shape = self.index.find_shape(tensor)
         return tensor in self.narrow or (shape is not None and (not shape or shape[-1] == 1))
 
-    def find_rank(self, tensor: TensorId | None) -> int | None:
+    def find_rank(self, tensor: MaybeTensor) -> int | None:
         """The rank of a tensor, by its shape or its label; operators of ONNX Runtime have no shape inference."""
         label = self.labels.get(tensor)
         return self.index.find_rank(tensor) or (None if label is None else label.rank)
 
-    def count_back(self, tensor: TensorId | None, axis: int) -> int | None:
-        """An axis of a tensor, counted from the end; None where its rank is not known."""
-        rank = self.find_rank(tensor)
+    def count_back(self, axis: int, *tensors: MaybeTensor) -> int | None:
+        """An axis of tensors of one rank, counted from the end; None where that is not known of any."""
+        rank = next(filter(None, map(self.find_rank, tensors)), None)
         return axis if axis < 0 else None if rank is None else axis - rank
 
 

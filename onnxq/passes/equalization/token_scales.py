@@ -4,8 +4,6 @@ s = max|X| / steps along the last axis, at each run, as int8 checkpoints of lang
 -steps and steps whatever X is, so that its pair has the constant scale 1, and integer kernels run between the two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 import numpy as np

@@ -12,8 +12,6 @@ those of different tensors add up, as rounding errors do. The order is fixed by 
 models in which the first half, the first quarter … are narrow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -26,18 +24,18 @@ from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import MEASURED, Outcome, PassReport
-from onnxq.passes.judging import LIMITS, make_trial
+from onnxq.passes.judging import make_trial
 from onnxq.passes.mixed_precision.candidates import (
+    SwitchedPlan,
     carry_qparams,
     may_choose_widths,
     may_widen,
     replace_problem,
 )
 from onnxq.passes.mixed_precision.cross_validation import answer_samples, estimate_new, widen_ranges
-from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Edge, Names, Role, Site, TensorId
+from onnxq.sites import Edge, Names, NameSet, Role, Site, TensorId
 
 NAME = "activation_bits"
 WIDEN = "wide_activations"
@@ -47,6 +45,11 @@ _NARROW: Note[Plan] = Note(NAME)
 # ViT in 16 bits has 44 dB on new images, with it 56.
 _HEADROOM = 1.25
 _FINE_BITS = 16
+# Wide operators, with which the noise is this many times that of all in wide; fewer take what gains least, for half of
+# the work. The noise of each rounding is measured on these samples; choices are judged on more.
+_MOST_NOISE = 2.0
+_ONE_OF = 2
+_SAMPLES = 4
 # Below this outputs are so far from float's that answers change.
 _GOOD_DB = 20.0
 
@@ -95,8 +98,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     narrow_plan = _NARROW.find(state)
     if narrow_plan is None:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
-    limits = LIMITS[NAME]
-    calibration = ctx.take_samples(limits.samples)
+    calibration = ctx.take_samples(_SAMPLES)
     samples = calibration.joined(ctx.data.validation)
     floats = answer_samples(ctx, state, samples)
     # There are hundreds of roundings: each alone is measured on fewer samples than a choice is judged on.
@@ -123,14 +125,14 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
             return measure_models([make_trial(state, plan)], floats, ctx.crew, task)[0].noise()
 
     wanted = ctx.request.min_sqnr
-    allowed = limits.most_noise * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
+    allowed = _MOST_NOISE * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
 
     def estimate_plan(count: int) -> float:
         return estimate_new(ctx, replace(state, plan=place(order, count)))
 
     choosable = len(order) - len(wide)
     # What is asked for may take all; by default no more than some are wide.
-    most_wide = len(order) // limits.one_of
+    most_wide = len(order) // _ONE_OF
     fewest = 0 if wanted is not None else min(choosable, len(order) - most_wide)
     low = _find_most(fewest, choosable, lambda count: measure(place(order, count)) <= allowed)
     if wanted is not None:
@@ -252,7 +254,7 @@ def _measure_noises(
     return {key: error.noise() for key, error in zip(settings, errors, strict=True)}
 
 
-def _list_always_wide(state: PlacedState, narrow: Plan) -> frozenset[str]:
+def _list_always_wide(state: PlacedState, narrow: Plan) -> NameSet:
     """The operators whose kernels in the fewest bits are poorer than their results there."""
     results = {
         site.quantized_tensor: site.qparams for site in narrow.sites if site.role.is_measured
@@ -270,7 +272,7 @@ def _list_always_wide(state: PlacedState, narrow: Plan) -> frozenset[str]:
 
 
 def _order_operators(
-    state: PlacedState, work: Mapping[str, float], noises: _Noises, wide: frozenset[str]
+    state: PlacedState, work: Mapping[str, float], noises: _Noises, wide: NameSet
 ) -> Names:
     """The operators in the order in which they are narrowed: those first that make the least noise for their work.
 

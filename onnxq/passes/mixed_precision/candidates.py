@@ -5,8 +5,6 @@ make or read it. Which others no longer pay then (or are left without a partner)
 promotion is planned anew with its rules, and its cost and gain are read off the plan.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict
@@ -16,16 +14,18 @@ from functools import cached_property, partial
 from typing import Any
 
 from onnxq.errors import CalibrationError
+from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.metric import FLOAT, UINT16
-from onnxq.evaluation.toggled import Setting, ToggledModel
+from onnxq.evaluation.toggled import Setting, Switch, ToggledModel, measure_settings, toggle_model
 from onnxq.graph import GraphIndex
+from onnxq.passes.assembly import write_pairs
 from onnxq.passes.base import SampledContext
 from onnxq.passes.mixed_precision.float_parts import PLAIN
 from onnxq.passes.state import PlacedState
 from onnxq.plan import BiasPlan, PlacementMethod, Plan, SitePlan
 from onnxq.planner import Choice, OnnxPlacement, bind_sums
 from onnxq.planner.cut import CutProblem, PlacementCosts
-from onnxq.sites import Edge, LeftFloat, Names, Refusal, Role, Site, Unquantized
+from onnxq.sites import Edge, LeftFloat, Names, NameSet, Refusal, Role, Site, Unquantized
 from onnxq.spec import QuantSpec
 
 # The cost of all operators beside that of all time: one that gains no time costs something, since int8 was asked for.
@@ -33,7 +33,7 @@ LEAST_COST = 0.1
 # From here on QuantizeLinear writes 16 bits.
 _OPSET_16 = 21
 # Names of operators, or for uint16 of sites.
-Keys = frozenset[str]
+Keys = NameSet
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +57,11 @@ class Ways:
         groups: dict[str, Keys] = {}
         for site in self.plan.sites:
             if self._widens(site):
-                alike = [
-                    other for other in self.plan.sites if site.group and other.group == site.group
-                ] or [site]
-                keys = frozenset(one.name for one in alike)
+                keys = frozenset(
+                    other.name
+                    for other in self.plan.sites
+                    if other is site or (site.group and other.group == site.group)
+                )
                 # Named by the first in order, so that the name does not depend on which site came
                 # up first.
                 groups.setdefault(min(keys), keys)
@@ -160,7 +161,7 @@ class Ways:
         return max(statistics.fmean(shares), 0.0) + weights + ops
 
     @cached_property
-    def _clocks(self) -> Sequence[tuple[Callable[[frozenset[str]], float], float, float]]:
+    def _clocks(self) -> Sequence[tuple[Callable[[NameSet], float], float, float]]:
         """For each kind of CPU: microseconds by the operators in integers; those of the plan, and of float."""
         problem = self.problem
         clocks = []
@@ -231,7 +232,7 @@ def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> Names:
     )
 
 
-def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
+def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> NameSet:
     """All operators whose weight, or whose every activation, is quantized."""
     weights = {
         edge.node for site in plan.sites if site.role.is_weight for edge in site.named_consumers
@@ -249,7 +250,7 @@ def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> frozenset[str]:
     return frozenset(whole | weights)
 
 
-def _sum_float_times(costs: PlacementCosts, chosen: frozenset[str]) -> float:
+def _sum_float_times(costs: PlacementCosts, chosen: NameSet) -> float:
     """Microseconds in float of the operators that are not chosen."""
     return sum(cost.float_us for name, cost in costs.ops.items() if name not in chosen)
 
@@ -312,7 +313,7 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
     """
     problem = state.problem
     plan = state.plan
-    known = frozenset[str]()
+    known = NameSet()
     left = problem
     reasons = dict[str, Refusal]()
     while missing := [site for site in plan.sites if not site.complete]:
@@ -360,3 +361,63 @@ def may_choose_widths(ctx: SampledContext, state: PlacedState) -> bool:
 def may_widen(ctx: SampledContext, state: PlacedState) -> bool:
     """True where samples gave ranges, for an engine that takes whole graphs."""
     return state.problem.engine.whole and bool(state.plan.sites) and not ctx.data.synthetic
+
+
+# The search that all choices between float, more bits and other scales share: predict, try, keep what pays.
+#
+# A pass lists candidates, and predicts by switched pairs what each gains and by the planner what it costs. Its limits
+# say which are worth a trial; `take_paying` keeps those that pay together. The plan that comes of it is judged by the
+# runner (`judging.THRESHOLDS`), or, where somebody asked for an accuracy, by that.
+
+# Names of operators, or of sites.
+_Keys = NameSet
+
+
+def take_paying(
+    start: _Keys,
+    candidates: Iterable[_Keys],
+    pays: Callable[[_Keys], bool],
+    change: Callable[[_Keys, _Keys], _Keys] = frozenset.union,
+) -> _Keys:
+    """The keys after each candidate in order has been taken, by `change`, where the result pays."""
+    for candidate in candidates:
+        changed = change(start, candidate)
+        if pays(changed):
+            start = changed
+    return start
+
+
+class SwitchedPlan:
+    """A calibrated plan whose pairs and rounded constants can be switched off, to see what each costs the outputs."""
+
+    def __init__(self, ctx: SampledContext, state: PlacedState, plan: Plan) -> None:
+        self._ctx = ctx
+        self._model = state.model
+        with ctx.progress("putting every pair behind a switch"):
+            pairs = write_pairs(state, plan)
+            self.toggled = toggle_model(state.model, pairs, threads=ctx.config.verify.threads)
+
+    def list_pairs(self, *roles: Role) -> list[Switch]:
+        """The switches of these roles, in the order the model runs."""
+        return [switch for switch in self.toggled.switches if switch.role in roles]
+
+    def measure_settings(
+        self, settings: Sequence[Setting], floats: FloatOutputs, title: str
+    ) -> list[ModelErrors]:
+        """The errors with these switches on and all others off, by setting."""
+        ctx = self._ctx
+        return measure_settings(
+            self.toggled, floats, settings, progress=ctx.progress, title=title, crew=ctx.crew
+        )
+
+    def measure_alone(self) -> dict[str, float]:
+        """Noise at the outputs of each pair of an activation alone, by the nodes that read it."""
+        pairs = self.list_pairs(Role.ACTIVATION)
+        floats = self._ctx.data.judge.float_outputs(self._model)
+        settings = [frozenset([pair]) for pair in pairs]
+        errors = self.measure_settings(settings, floats, "trying scales of each run")
+        return {
+            name: error.noise()
+            for pair, error in zip(pairs, errors, strict=True)
+            for name in pair.readers
+        }

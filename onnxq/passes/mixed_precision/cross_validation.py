@@ -5,8 +5,6 @@ a small ResNet has 43 dB on the 32 images it was calibrated with, 41 on each wit
 2,000 new ones. The samples held back have fewer errors, too, as the extreme ones are never among them, and are few.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -4,8 +4,6 @@ Ranges and errors of every tensor say which nodes stay in float32 (`planner.prec
 judged beside the same one in float32; where it answers worse, the nodes that lose most stay in float32 as well.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict
@@ -22,7 +20,7 @@ from onnxq.graph import SourceTypes, emulate_types, find_opset, get_index, infer
 from onnxq.passes.assembly import write_pairs
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import PassReport, TrialFigures
-from onnxq.passes.judging import LIMITS, THRESHOLDS
+from onnxq.passes.judging import THRESHOLDS, estimate_mean
 from onnxq.passes.rounding.passes import ROUNDED, round_again
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import AttentionChoice, AttentionKind, Plan, PrecisionPlan
@@ -31,6 +29,10 @@ from onnxq.planner.precision.reasons import PrecisionProblem
 from onnxq.spec import FloatType
 
 _TYPES = "high_precision"
+# Nodes in float32 beside float16: with more of the suspects there than one of so many the type is not worth it. Ranges
+# are measured on so many samples, the extreme ones among them.
+_ONE_OF = 2
+_SAMPLES = 16
 # What float types may cost the outputs, dB: rounding falls out otherwise here and there, by some tenths on few samples.
 _MAY_COST_DB = 0.5
 # Above these a loss changes no answers, with pairs and without.
@@ -73,7 +75,7 @@ def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def _state_problem(ctx: SampledContext, state: PlacedState, kind: FloatType) -> PrecisionProblem:
     model = infer_shapes(state.model)
-    samples = ctx.take_samples(LIMITS[_TYPES].samples)
+    samples = ctx.take_samples(_SAMPLES)
     errors = measure_float_errors(model, kind, samples.samples(), progress=ctx.progress)
     io = _find_io(ctx.config)
     values = (*model.graph.input, *model.graph.output)
@@ -121,7 +123,7 @@ def _try_types(
             return tried, figures
         # Doubling takes few trials, and leaves at most twice as many in float32 as are needed.
         count = max(1, 2 * count)
-        if count > len(suspects) // LIMITS[_TYPES].one_of:
+        if count > len(suspects) // _ONE_OF:
             return chosen, first
         more = {suspect.node: suspect for suspect in suspects[:count]}
         tried = replace(choose_types(problem, more=more), io=chosen.io)
@@ -148,11 +150,9 @@ def _is_worse(before: Sequence[ModelErrors], after: Sequence[ModelErrors], good:
         first, second = map(_read_decibels, sample)
         for name in first.keys() & second.keys():
             losses[name].append(min(first[name], most) - min(second[name], most))
-    for lost in losses.values():
-        error = statistics.stdev(lost) / math.sqrt(len(lost)) if len(lost) > 1 else 0.0
-        if statistics.fmean(lost) > max(_MAY_COST_DB, error):
-            return True
-    return False
+    return any(
+        mean > max(_MAY_COST_DB, error) for mean, error in map(estimate_mean, losses.values())
+    )
 
 
 def _read_decibels(errors: ModelErrors) -> dict[str, float]:

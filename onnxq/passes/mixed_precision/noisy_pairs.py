@@ -14,8 +14,6 @@ audio encoder: 39.4 dB with its three in int8, 52.0 without, in nearly the same 
 are taken, as far as the predicted time on each kind of CPU allows, and stay where the outputs gain enough for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -27,17 +25,18 @@ from onnxq.evaluation.profile import noise_to_db
 from onnxq.evaluation.toggled import Setting, Switch
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import MEASURED, Outcome, PassReport
-from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial, ignore_rounding
+from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, ignore_rounding
 from onnxq.passes.mixed_precision.candidates import (
+    SwitchedPlan,
     Ways,
     calibrate_missing,
     carry_qparams,
     list_quantized_ops,
     replace_problem,
+    take_paying,
 )
 from onnxq.passes.mixed_precision.cross_validation import answer_samples
 from onnxq.passes.mixed_precision.float_parts import PLAIN, has_attention_rules
-from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
 from onnxq.passes.ranges import fix_scales
 from onnxq.passes.state import PlacedState, PlacedStep
 from onnxq.plan import Plan
@@ -45,7 +44,7 @@ from onnxq.planner import OnnxPlacement
 from onnxq.planner.choose import choose_ops, compare_times, predict_times
 from onnxq.planner.cut import CutProblem
 from onnxq.planner.requests import Requests
-from onnxq.sites import Lines, Names, Role, TensorId
+from onnxq.sites import Lines, Names, NameSet, Role, TensorId
 from onnxq.spec import QuantSpec
 
 SENSITIVE = "sensitive_ops"
@@ -53,6 +52,18 @@ DYNAMIC = "dynamic_scales"
 FLOAT_NAME = "float_ops"
 _SENSITIVE_REASON = "its input alone makes most of the noise at the outputs"
 _FLOAT_REASON = "it gains little time, and what it reads makes much of the noise at the outputs"
+# An input that makes more than half of the noise is alone to blame; other samples, where shares differ by chance, must
+# agree: so much of it may be left. A network of fewer operators has none to spare. The noise of activations is much
+# alike on all samples.
+_MOST_NOISE = 0.5
+_MOST_LEFT = 0.6
+_ONE_OF = 24
+_SAMPLES = 2
+# Noise of the pair on scales of each run, beside the calibrated one.
+_DYNAMIC_LEFT = 0.5
+# A twentieth of the noise that all pairs make, each alone, and so much more time than the planner's choice takes.
+_LOUD = 0.05
+_MOST_TIME = 1.15
 # The spec of activations that may have scales of each run instead.
 _STATIC = QuantSpec(signed=False, symmetric=False)
 # Decibels that the outputs must gain for each percent of time that `float_ops` adds.
@@ -68,7 +79,7 @@ def exclude_sensitive_ops(ctx: SampledContext, state: PlacedState) -> PlacedStep
     from the runs.
     """
     lines: Lines = ()
-    spare = len(list_quantized_ops(state.problem, state.plan)) // LIMITS[SENSITIVE].one_of
+    spare = len(list_quantized_ops(state.problem, state.plan)) // _ONE_OF
     while len(lines) < spare:
         excluded = _exclude_next(ctx, state)
         if excluded is None:
@@ -81,10 +92,9 @@ def exclude_sensitive_ops(ctx: SampledContext, state: PlacedState) -> PlacedStep
 def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, str] | None:
     problem = state.problem
     plan = state.plan
-    limits = LIMITS[SENSITIVE]
     switched = SwitchedPlan(ctx, state, fix_scales(ctx, state, plan))
     pairs = switched.list_pairs(*MEASURED)
-    floats = answer_samples(ctx, state, ctx.take_samples(limits.samples))
+    floats = answer_samples(ctx, state, ctx.take_samples(_SAMPLES))
 
     def measure_noises(settings: Sequence[Setting], floats: FloatOutputs = floats) -> list[float]:
         return [
@@ -92,7 +102,7 @@ def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
             for errors in switched.measure_settings(settings, floats, "looking for the noise")
         ]
 
-    culprit = _find_loudest(pairs, limits.least_gain, measure_noises)
+    culprit = _find_loudest(pairs, measure_noises)
     if culprit is None:
         return None
     # Readers that only move values make no noise by themselves.
@@ -109,7 +119,7 @@ def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
     before, after = measure_noises(
         [frozenset(pairs), rest], ctx.data.judge.float_outputs(state.model)
     )
-    if not after <= limits.most_left * before:
+    if not after <= _MOST_LEFT * before:
         return None
     figures = f"{noise_to_db(before):.1f} -> {noise_to_db(after):.1f} dB in a trial"
     line = f"{min(keys)} stays float: activations alone {figures}"
@@ -118,8 +128,8 @@ def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState,
     ), line
 
 
-def _find_loudest(pairs: Sequence[Switch], share: float, measure: MeasureNoises) -> Switch | None:
-    """The pair that alone makes more than this share of the noise of all."""
+def _find_loudest(pairs: Sequence[Switch], measure: MeasureNoises) -> Switch | None:
+    """The pair that alone makes more than half of the noise of all."""
     (whole,) = measure([frozenset(pairs)])
     while len(pairs) > 1:
         middle = len(pairs) // 2
@@ -127,7 +137,7 @@ def _find_loudest(pairs: Sequence[Switch], share: float, measure: MeasureNoises)
         noises = measure([frozenset(half) for half in halves])
         largest = max(noises)
         # Noise that no half makes alone comes from several, and no single operator mends it.
-        if not largest > share * whole:
+        if not largest > _MOST_NOISE * whole:
             return None
         pairs = halves[noises.index(largest)]
     return pairs[0] if pairs else None
@@ -144,7 +154,7 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         for names in readers.values():
             # A pair in the file serves all readers, one of each run a single reader.
             noise = sum(dynamic.get(name, 0.0) for name in names)
-            if noise < LIMITS[DYNAMIC].most_left * static.get(names[0], 0.0):
+            if noise < _DYNAMIC_LEFT * static.get(names[0], 0.0):
                 better.append(names)
     if not better:
         return state, PassReport(DYNAMIC, outcome=Outcome.NO_GAIN)
@@ -198,19 +208,18 @@ def make_dynamic(ctx: SampledContext, state: PlacedState, nodes: Iterable[Names]
 def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan without the operators that read the loudest pairs, as far as time allows. Deterministic."""
     problem = state.problem
-    limits = LIMITS[FLOAT_NAME]
     noise = SwitchedPlan(ctx, state, state.plan).measure_alone()
     ways = Ways(problem, state.plan, FLOAT, has_attention_rules(ctx, state), _FLOAT_REASON)
-    least = limits.least_gain * sum(noise.values())
+    least = _LOUD * sum(noise.values())
     loud = [
         name for name in list_quantized_ops(problem, state.plan) if noise.get(name, 0.0) > least
     ]
     loudest_first = sorted(loud, key=lambda name: -noise[name])
     before = predict_times(problem, choose_ops(problem).chosen)
 
-    def pays(keys: frozenset[str]) -> bool:
+    def pays(keys: NameSet) -> bool:
         after = predict_times(problem, choose_ops(ways.leave_float(keys)).chosen)
-        return compare_times(before, after) <= limits.most_time
+        return compare_times(before, after) <= _MOST_TIME
 
     def is_forced(name: str) -> bool:
         op = problem.ops.by_name[name]

@@ -6,8 +6,6 @@ of a precision is that of corrected numbers. Bytes are those of the numbers in t
 places by.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +20,11 @@ from onnxq.config import Config, Rule, RuleSet
 from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.passes.journal import MEASURED
-from onnxq.passes.mixed_precision.candidates import find_integer_ops, list_quantized_ops
+from onnxq.passes.mixed_precision.candidates import (
+    SwitchedPlan,
+    find_integer_ops,
+    list_quantized_ops,
+)
 from onnxq.passes.mixed_precision.program import (
     Condition,
     Costs,
@@ -30,14 +32,13 @@ from onnxq.passes.mixed_precision.program import (
     PrecisionProgram,
     SharedCosts,
 )
-from onnxq.passes.mixed_precision.search import SwitchedPlan
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan, SitePlan
 from onnxq.planner import OnnxPlacement
 from onnxq.planner.cut import CutProblem, PlacementCosts, add_costs
 from onnxq.planner.problem import QuantizableOp
 from onnxq.planner.sums import read_constant
-from onnxq.sites import JsonObject, Role, Settings, Site
+from onnxq.sites import JsonObject, NameSet, Role, Settings, Site
 from onnxq.spec import name_int
 
 FLOAT = "float"
@@ -125,7 +126,7 @@ class MeasuredPrecision:
     """A precision in the plan that gives it to all operators that take it, their names among `operators`."""
 
     precision: Precision
-    operators: frozenset[str]
+    operators: NameSet
     state: PlacedState
     # Noise at the outputs: of each operator's weights with its bias; of each tensor, by its site as reports call it.
     weights: Mapping[str, float]
@@ -152,9 +153,7 @@ def lacks_kernel(engine: Target, sites: Iterable[SitePlan], op_type: str) -> boo
     return any(row is not None and bool(row.warning) for row in rows)
 
 
-def find_takers(
-    problem: OnnxPlacement, before: Plan, after: Plan, precision: Precision
-) -> frozenset[str]:
+def find_takers(problem: OnnxPlacement, before: Plan, after: Plan, precision: Precision) -> NameSet:
     """The operators that compute with the precision in the plan `after`, which asked for it everywhere."""
     if not (precision.weights or precision.activations):
         return frozenset(list_quantized_ops(problem, after))
@@ -247,7 +246,7 @@ class ProgramBuilder:
         }
 
     @cached_property
-    def _static(self) -> frozenset[str]:
+    def _static(self) -> NameSet:
         """The precisions whose operators read and write the integers of the configuration's own pairs."""
         if self.engine.dynamic or self.problem.config.mode == "weight-only":
             return frozenset()
@@ -308,7 +307,7 @@ class ProgramBuilder:
     def _dynamic_costs(self) -> PlacementCosts:
         return self._predict_costs(self.own.operators)
 
-    def _predict_costs(self, apart: frozenset[str]) -> PlacementCosts:
+    def _predict_costs(self, apart: NameSet) -> PlacementCosts:
         """The mean of kinds of CPU, and of engines, where there are several."""
         cut = CutProblem(self.problem.ops, self.engine.dynamic, apart)
         tables = list_costs(self.engine, self.cpu)

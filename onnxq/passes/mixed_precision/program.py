@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 # Distance from the optimum at which the solver stops, as a share of it, and nodes that it visits at most: both the same
 # on every machine, where a time limit would not be.
@@ -30,8 +30,7 @@ _LEAST = 1e-9
 _SLACK = 1e-9
 
 
-@dataclass(frozen=True)
-class Costs:
+class Costs(NamedTuple):
     """noise: power at the outputs over theirs. size: bytes in the file. time: predicted microseconds."""
 
     noise: float = 0.0
@@ -39,7 +38,8 @@ class Costs:
     time: float = 0.0
 
 
-QUANTITIES = ("noise", "size", "time")
+QUANTITIES = Costs._fields
+_FREE = Costs()
 # The name of the precision that each operator has, by the name of the operator.
 Precisions = Mapping[str, str]
 
@@ -85,14 +85,14 @@ class PrecisionProgram:
     operators: Mapping[str, Mapping[str, Costs]]
     shared: Sequence[SharedCosts] = ()
     ties: Sequence[Implication] = ()
-    fixed: Costs = Costs()
+    fixed: Costs = _FREE
 
     def add_costs(self, chosen: Precisions) -> Costs:
         """The costs of all with these precisions."""
         parts = [self.fixed]
         parts += [options[chosen[name]] for name, options in self.operators.items()]
         parts += [shared.costs for shared in self.shared if shared.is_paid(chosen)]
-        return Costs(*(math.fsum(getattr(part, name) for part in parts) for name in QUANTITIES))
+        return Costs(*map(math.fsum, zip(*parts, strict=True)))
 
     def sum_noise(self, chosen: Precisions, precision: str) -> float:
         """The noise of the operators that have one of the precisions."""
@@ -103,7 +103,7 @@ class PrecisionProgram:
         """The programme with the noise of operators times a factor by precision, and that of shared costs by one."""
 
         def scale(costs: Costs, factor: float) -> Costs:
-            return replace(costs, noise=costs.noise * factor)
+            return costs._replace(noise=costs.noise * factor)
 
         operators = {
             name: {one: scale(costs, factors.get(one, 1.0)) for one, costs in options.items()}
@@ -187,10 +187,8 @@ class PrecisionProgram:
             for one in precisions
         ]
         return {
-            name: min(
-                (cost for costs in uniform if (cost := getattr(costs, name)) > 0), default=1.0
-            )
-            for name in QUANTITIES
+            name: min((cost for cost in costs if cost > 0), default=1.0)
+            for name, *costs in zip(QUANTITIES, *uniform, strict=True)
         }
 
 

@@ -5,8 +5,6 @@ bytes; finished plans are judged. For an SQNR that was asked for, all samples ju
 in, and new ones must have it all but surely.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -16,14 +14,14 @@ from onnxq.evaluation.metric import UINT16, AccuracyRequest, Metric, has_whole_b
 from onnxq.passes.assembly import build_quantized, give_types
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion
-from onnxq.passes.judging import LIMITS, THRESHOLDS, Threshold, Trial
+from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
 from onnxq.passes.mixed_precision.cross_validation import estimate_new, split_folds, widen_ranges
 from onnxq.passes.mixed_precision.promotion_search import PromotionSearch
 from onnxq.passes.rounding.passes import NAME as ROUNDING
 from onnxq.passes.rounding.passes import round_again
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan
-from onnxq.sites import Role
+from onnxq.sites import NameSet, Role
 
 NAME = "promotion"
 AGAIN = "rounding_after_promotion"
@@ -31,6 +29,8 @@ PROMOTED: Note[Promotion] = Note(NAME)
 # By how much ranges may reach further than the samples, of which there are so many at most.
 _HEADROOM = 1.1
 _FEW_SAMPLES = 64
+# Without a request no more than one of so many operators: a model beyond is no int8 model any more.
+_ONE_OF = 2
 _UNASKED = f"no output below {LOST_DB:g} dB (the default)"
 _TOO_SLOW = f"to look for operators to blame would take long in a network this slow; `min_sqnr={LOST_DB:g}` does it"
 
@@ -143,7 +143,7 @@ def _add_headroom(search: PromotionSearch, plan: Plan, account: Promotion) -> Pr
 def _mend_lost(search: PromotionSearch) -> PromotedPlan:
     if not search.sample_count:
         return _account_for(search, frozenset(), _UNASKED, _TOO_SLOW, LOST_DB)
-    most = max(1, search.count // LIMITS[NAME].one_of)
+    most = max(1, search.count // _ONE_OF)
     met = search.meet_figure(lambda keys: search.judge_keys(keys).likely_db(), LOST_DB)
     # So much in float is no int8 model.
     if met.holds and len(search.list_promoted(met.keys)) <= most:
@@ -164,7 +164,7 @@ def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metr
     threads = ctx.config.verify.threads
     least = request.max_drop.least(request.float_value)
 
-    def run_metric(keys: frozenset[str]) -> float:
+    def run_metric(keys: NameSet) -> float:
         with ctx.progress(f"running {metric.name} with {len(search.list_promoted(keys))} promoted"):
             # The file itself: the functions of users open it, and it has no switches.
             model = build_quantized(state, search.finish_plan(keys))
@@ -181,7 +181,7 @@ def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metr
 
 
 def _account_for(
-    search: PromotionSearch, keys: frozenset[str], asked: str, note: str, least: float
+    search: PromotionSearch, keys: NameSet, asked: str, note: str, least: float
 ) -> PromotedPlan:
     """The plan with these promotions, and the account; whether the request is met is for the finished model to say."""
     lost = len(search.list_promoted(keys))

@@ -7,6 +7,7 @@ that holds was judged. Operators go to float; for uint16 it is tensors that get 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -21,14 +22,11 @@ from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
 from onnxq.passes.assembly import build_quantized
 from onnxq.passes.base import SampledContext
 from onnxq.passes.journal import PromotionStep
-from onnxq.passes.judging import LIMITS
 from onnxq.passes.mixed_precision import candidates, precisions
-from onnxq.passes.mixed_precision.candidates import Keys
+from onnxq.passes.mixed_precision.candidates import Keys, SwitchedPlan, take_paying
 from onnxq.passes.mixed_precision.cross_validation import Fold, answer_samples, find_optimism
 from onnxq.passes.mixed_precision.float_parts import has_attention_rules
 from onnxq.passes.mixed_precision.program import Condition, Costs, Implication, PrecisionProgram
-from onnxq.passes.mixed_precision.rescaling import Rescaling, bisect_noise
-from onnxq.passes.mixed_precision.search import SwitchedPlan, take_paying
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.planner.cut import CutProblem
@@ -40,7 +38,8 @@ _APART_DB = 1.0
 # Plans that are judged for a request, and steps that their account has, at most.
 _ROUNDS = 8
 _STEPS = 8
-# Runs that measure the noise of each part take so long, by prediction.
+# The noise of each part, of which there are hundreds, is measured on so many samples, which take so long by prediction.
+_SAMPLES = 8
 _MOST_MICROSECONDS = 6e8
 _KEPT = "integers"
 # Noise of nothing, where logarithms are taken. Proposals up to what failed.
@@ -150,7 +149,7 @@ class PromotionSearch:
         run = max((cut.time_us(kind, frozenset()) for kind in costs), default=0.0)
         # Of each operator the weight and about one tensor.
         whole = max(2 * self.count * run, 1.0)
-        return int(min(LIMITS["promotion"].samples, _MOST_MICROSECONDS / whole))
+        return int(min(_SAMPLES, _MOST_MICROSECONDS / whole))
 
     @cached_property
     def program(self) -> PrecisionProgram:
@@ -373,6 +372,71 @@ def _weigh_costs(program: PrecisionProgram, count: int) -> PrecisionProgram:
         kept = weigh(options[_KEPT])
         left = weigh(options[FLOAT])
         # One that gains time in float is no bargain for it.
-        operators[name] = {_KEPT: kept, FLOAT: replace(left, time=max(left.time, kept.time) + each)}
+        operators[name] = {_KEPT: kept, FLOAT: left._replace(time=max(left.time, kept.time) + each)}
     shared = [replace(share, costs=weigh(share.costs)) for share in program.shared]
     return replace(program, operators=operators, shared=shared)
+
+
+# A rising curve through predictions and measurements of some models, which tells of others.
+# Of a curve where measurements do not rise: that it can be read either way.
+_SLOPE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Rescaling:
+    """A rising curve from what was predicted to what was measured, through logarithms of both, at these points."""
+
+    predicted: Sequence[float] = (0.0,)
+    measured: Sequence[float] = (0.0,)
+
+    @classmethod
+    def fit_pairs(cls, pairs: Iterable[tuple[float, float]]) -> Rescaling:
+        """The rising curve nearest to pairs of predicted and measured (pool adjacent violators, Barlow et al. 1972)."""
+        finite = ((a, b) for a, b in pairs if 0 < a < math.inf and 0 < b < math.inf)
+        logs = sorted((math.log(a), math.log(b)) for a, b in finite)
+        # Leftmost and rightmost prediction, mean of the measurements, and their number.
+        blocks = []
+        for at, value in logs:
+            blocks.append((at, at, value, 1))
+            while len(blocks) > 1 and (
+                blocks[-2][2] >= blocks[-1][2] or blocks[-2][1] >= blocks[-1][0]
+            ):
+                (left, _, low, n), (_, right, high, m) = blocks[-2:]
+                blocks[-2:] = [(left, right, (low * n + high * m) / (n + m), n + m)]
+        ends = [
+            (at, value + slope)
+            for left, right, value, _ in blocks
+            for at, slope in {left: 0.0, right: _SLOPE * (right - left)}.items()
+        ]
+        return cls(*zip(*ends, strict=True)) if ends else cls()
+
+    def expect_measurement(self, value: float) -> float:
+        """The measurement to expect at a prediction."""
+        return _follow_curve(value, self.predicted, self.measured)
+
+    def find_prediction(self, value: float) -> float:
+        """The prediction at which so much is to be expected."""
+        return _follow_curve(value, self.measured, self.predicted)
+
+
+def _follow_curve(value: float, x: Sequence[float], y: Sequence[float]) -> float:
+    """Between points by a line, beyond them in proportion."""
+    if not 0 < value < math.inf:
+        return value
+    at = math.log(value)
+    # Beyond the ends nothing was measured: the last ratio holds.
+    inside = min(max(at, x[0]), x[-1])
+    return math.exp(float(np.interp(inside, x, y)) + at - inside)
+
+
+def bisect_noise(failing: Sequence[float], holding: Sequence[float]) -> float:
+    """A prediction between the least at which something fails and the most below at which it holds.
+
+    For figures that are no smooth function of the noise. Infinite where nothing fails.
+    """
+    high = min(failing, default=math.inf)
+    low = max((noise for noise in holding if noise < high), default=0.0)
+    if high == math.inf:
+        return math.inf
+    # The middle in dB, or 6 dB less.
+    return math.sqrt(low * high) if low else high / 4

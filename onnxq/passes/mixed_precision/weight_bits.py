@@ -6,8 +6,6 @@ nearly uncorrelated). So the gain of a width follows from one measurement. The g
 relaxed problem; with whole weights it misses that by at most one weight.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,7 +23,7 @@ from onnxq.evaluation.trials import score_settings
 from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index, is_large_model, rebuild
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport, TrialFigures
-from onnxq.passes.judging import THRESHOLDS
+from onnxq.passes.judging import THRESHOLDS, add_noises
 from onnxq.passes.rounding.layerwise import augment_samples
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.passes import NAME as ROUNDING
@@ -361,14 +359,6 @@ def _explain_loss(tables: Sequence[Table], before: float, after: float) -> list[
     reason = f"in int8 the embeddings cost too much: {after:.1f} dB at the outputs, {before:.1f} dB without"
     nodes = [table.lookups[0].node for table in tables]
     return [LeftFloat(node, reason, EMBEDDING_ROWS, "F109") for node in nodes]
-
-
-def add_noises(first_db: float, second_db: float) -> float:
-    """The SQNR in dB with the noise of both, which know nothing of each other."""
-    # No noise on one side: 10 ** -inf would do, but not with both infinite.
-    if max(first_db, second_db) == math.inf:
-        return min(first_db, second_db)
-    return -10 * math.log10(10 ** (-first_db / 10) + 10 ** (-second_db / 10))
 
 
 def _add_tables(

@@ -20,14 +20,17 @@ from onnxq.backends import find_target
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.base import RunContext
 from onnxq.passes.linear import ARITHMETIC, read_arithmetic
-from onnxq.passes.patterns import SINGLE, Replacement, apply_replacements, tolerance
+from onnxq.passes.patterns import SINGLE, Replacement, apply_replacements
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.sites import TensorId
+from onnxq.sites import MaybeTensor, TensorId
 
 # Gelu's two forms, Hendrycks and Gimpel 2016 (https://arxiv.org/abs/1606.08415): x/2·(1 + erf(x/√2)), and
 # x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
 _ERF = {1: 1 / math.sqrt(2)}
 _TANH = {1: math.sqrt(2 / math.pi), 3: math.sqrt(2 / math.pi) * 0.044715}
+# How far a constant may stand from its mathematical value by rounding (relative): a unit in the last place of these
+# types; of float32 some.
+_TOLERANCES: Mapping[int, float] = {TensorProto.FLOAT16: 1e-3, TensorProto.BFLOAT16: 8e-3}
 _CLAMPS = ("Clip", "Relu", "Min", "Max")
 # Clip's bounds default to the type's own limits, which are no bounds.
 _MOST = 1e30
@@ -112,21 +115,13 @@ def _find_clamp(index: GraphIndex, node: NodeRef, used: Used) -> _Anchor | None:
     high = math.inf
     at = node
     inner = None
-    while True:
-        bounds = _read_bounds(index, at)
-        if bounds is None:
-            break
+    while (bounds := _read_bounds(index, at)) is not None:
         # The bounds of a clamp as those behind it let them through.
         low, high = min(max(bounds[0], low), high), min(max(bounds[1], low), high)
         used.add_node(at, bounds[3])
         inner = index.find_input(at, bounds[2])
         before = index.find_onnx_producer(inner, *_CLAMPS)
-        if (
-            inner is None
-            or before is None
-            or before.scope != node.scope
-            or index.find_reader(inner) is None
-        ):
+        if before is None or before.scope != node.scope or index.find_reader(inner) is None:
             break
         at = before
     if inner is None or math.isinf(low) or math.isinf(high):
@@ -136,18 +131,13 @@ def _find_clamp(index: GraphIndex, node: NodeRef, used: Used) -> _Anchor | None:
 
 def _read_bounds(index: GraphIndex, node: NodeRef) -> tuple[float, float, int, int] | None:
     """(low, high, data input, rank of the constant) of one clamping node with constant bounds."""
-    if node.op_type == "Relu":
-        return 0.0, math.inf, 0, 0
-    if node.op_type == "Clip":
-        ends = []
-        for k, name, missing in ((1, "min", -math.inf), (2, "max", math.inf)):
-            given = index.read_scalar(node, k)
-            if given is None and index.find_input(node, k) is not None:
-                return None
-            value = given[0] if given else node.read_float(name, missing)
-            # Exporters write the largest float where there is no bound.
-            ends.append(value if abs(value) < _MOST else math.copysign(math.inf, value))
-        return ends[0], ends[1], 0, 0
+    if node.op_type in ("Relu", "Clip"):
+        ends = index.read_clip(node)
+        if ends is None:
+            return None
+        # Exporters write the largest float where there is no bound.
+        low, high = (end if abs(end) < _MOST else math.copysign(math.inf, end) for end in ends)
+        return low, high, 0, 0
     if node.op_type not in ("Min", "Max") or len(node.inputs) != 2:
         return None
     k, bound = index.read_operands(node)
@@ -176,12 +166,11 @@ def _match_activation(
             last = reading.last
             used = reading.used
             # Constants that broadcast x would be lost, and tensors that others read must stay.
-            whole = used.rank <= index.find_least_rank(x) and index.are_private(
-                used.tensors - {last.result}, used.nodes
-            )
+            nodes = frozenset(used.results)
+            inner = {*used.results.values()} - {last.result}
+            whole = used.rank <= index.find_least_rank(x) and index.are_private(inner, nodes)
             name = f"{single.domain}.{single.op_type}".lstrip(".")
             if whole and name not in unknown:
-                nodes = frozenset(used.nodes)
                 return Replacement(
                     last, nodes, single.op_type, (x,), single.attrs, single.domain, single.opset
                 )
@@ -209,7 +198,7 @@ def _recognise(
     """
     if dtype not in SINGLE:
         return None
-    tol = tolerance(computes or dtype)
+    tol = _TOLERANCES.get(computes or dtype, 1e-6)
     if anchor.kind == "clamp":
         return _recognise_clamp(anchor, tail, product, tol)
     if not product:
@@ -263,28 +252,25 @@ _MAX_DEPTH = 10
 
 @dataclass
 class Used:
-    """The sources of a formula: nodes of one scope, the tensors they write, the largest rank of a constant."""
+    """The sources of a formula: nodes of one scope with the tensors they write, the largest rank of a constant."""
 
     scope: str
-    nodes: set[str] = field(default_factory=set)
-    tensors: set[TensorId] = field(default_factory=set)
+    results: dict[str, TensorId] = field(default_factory=dict)
     rank: int = 0
 
     def add_node(self, node: NodeRef, rank: int = 0) -> None:
         """Add a node; rank: of the constant it reads."""
-        self.nodes.add(node.name)
-        self.tensors.add(node.result)
+        self.results[node.name] = node.result
         self.rank = max(self.rank, rank)
 
     def add_formula(self, other: Used) -> None:
         """Add all that another formula was read from."""
-        self.nodes |= other.nodes
-        self.tensors |= other.tensors
+        self.results |= other.results
         self.rank = max(self.rank, other.rank)
 
 
 def read_polynomial(
-    index: GraphIndex, at: TensorId | None, x: TensorId, used: Used, depth: int = 0
+    index: GraphIndex, at: MaybeTensor, x: TensorId, used: Used, depth: int = 0
 ) -> Poly | None:
     """`at` as {power: coefficient} in x, up to x³; None when it is anything else."""
     if at is None or depth > _MAX_DEPTH:
@@ -377,7 +363,7 @@ class Tail:
     last: NodeRef
     scale: float
     shift: float
-    factor: TensorId | None
+    factor: MaybeTensor
     poly: Poly
     used: Used
 

@@ -4,8 +4,6 @@ No other engine has them, and none has an integer kernel for their weights. ONNX
 again when it loads the file. The first node keeps its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -9,10 +9,10 @@ and every activation; left alone they cost a float kernel and hide the convoluti
 A BatchNormalization in front of a Conv stays: it evens out channels that share one activation scale.
 """
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -28,66 +28,74 @@ from onnxq.passes.linear import (
     find_linear,
     find_scalar_source,
     list_followers,
-    scale_outputs,
-    sum_inputs,
 )
 from onnxq.passes.patterns import Edit, Replacement, apply_replacements
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import MaybeTensor, NameSet, Refusal, TensorId
 
 _BATCHNORM = frozenset({"BatchNormalization"})
 # TensorFlow's exporter writes the mean of rows of three axes as the latter.
 _MEANS = ("ReduceMean", "GlobalAveragePool")
 
 
+# The nodes that an operator takes in, and whether its constants hold the result; None where there are none.
+_TakenIn = tuple[NodeRefs, bool] | None
+
+
 def fold_batchnorm(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Every BatchNormalization that alone reads a linear operator with constant weights."""
-    return _fold_behind(state, "batchnorm", _BATCHNORM)
+    return _fold_affine(state, "batchnorm", partial(_take_in_behind, kinds=_BATCHNORM))
 
 
 def fold_scalars(ctx: RunContext, state: FloatState) -> FloatStep:
     """Every scalar or per-channel Mul, Div, Add, Sub behind a linear operator, and scalar ones in front of one."""
     # A BatchNormalization behind such arithmetic comes into reach only now.
     kinds = ARITHMETIC if "batchnorm" in ctx.skip else ARITHMETIC | _BATCHNORM
-    state, behind = _fold_behind(state, "scalars", kinds)
-    state, front = _fold_in_front(state)
+    state, behind = _fold_affine(state, "scalars", partial(_take_in_behind, kinds=kinds))
+    state, front = _fold_affine(state, "scalars", _take_in_front)
     return state, PassReport(
         "scalars", behind.changed + front.changed, behind.skipped + front.skipped
     )
 
 
-def _fold_behind(state: FloatState, name: str, kinds: frozenset[str]) -> FloatStep:
+def _fold_affine(
+    state: FloatState, name: str, take_in: Callable[[Edit, Linear], _TakenIn]
+) -> FloatStep:
     edit = Edit(state.model)
-    index = edit.index
     changed = []
     skipped = []
-    for node in index.nodes:
-        op = find_linear(index, node)
-        if op is None:
+    for node in edit.index.nodes:
+        op = find_linear(edit.index, node)
+        taken = None if op is None else take_in(edit, op)
+        if op is None or taken is None:
             continue
-        affine = list_followers(index, op, kinds)
-        if not affine.nodes:
+        row = ", ".join(follower.name for follower in taken[0])
+        if taken[1]:
+            changed.append(f"{node.name}: took in {row}")
             continue
-        row = ", ".join(follower.name for follower in affine.nodes)
-        weight = scale_outputs(op.weight, affine.a, op.axis, op.groups)
-        if not _write_constants(edit, op, weight, affine.a * op.bias + affine.c):
-            skipped.append(_refuse_overflow(op, row, name))
-            continue
-        edit.absorb_chain(op.last, affine.nodes)
-        changed.append(f"{node.name}: took in {row}")
+        reason = f"folding {row} into it overflows {op.weight.dtype}"
+        fix = "nothing to do; the nodes stay as they are"
+        skipped.append(Refusal(node.name, reason, fix, name, "R112"))
     return edit.finish_pass(state, name, changed, skipped)
 
 
-def _refuse_overflow(op: Linear, row: str, name: str) -> Refusal:
-    reason = f"folding {row} into it overflows {op.weight.dtype}"
-    return Refusal(op.node.name, reason, "nothing to do; the nodes stay as they are", name, "R112")
+def _take_in_behind(edit: Edit, op: Linear, kinds: NameSet) -> _TakenIn:
+    affine = list_followers(edit.index, op, kinds)
+    if not affine.nodes:
+        return None
+    weight = round_to_type(op.scale_weight(affine.a), op.weight.dtype)
+    fits = _write_constants(edit, op, weight, affine.a * op.bias + affine.c)
+    if fits:
+        edit.absorb_chain(op.last, affine.nodes)
+    return affine.nodes, fits
 
 
 def _write_constants(edit: Edit, op: Linear, weight: Array | None, bias: Array64) -> bool:
     """Give an operator another weight and bias; False, and no change, where one of them overflows its type."""
     if weight is None:
         return False
-    if op.bias_at is None or (not np.any(bias) and edit.index.find_input(*op.bias_at) is None):
+    edge = op.bias_edge
+    if edge is None or (not np.any(bias) and edit.index.find_at(edge) is None):
         # No bias of zeros where there was none.
         edit.set_constant(op.node.make_edge(1), weight)
         return True
@@ -95,51 +103,38 @@ def _write_constants(edit: Edit, op: Linear, weight: Array | None, bias: Array64
     if narrow is None:
         return False
     edit.set_constant(op.node.make_edge(1), weight)
-    holder, k = op.bias_at
-    edit.set_constant(holder.make_edge(k), narrow)
-    if holder.op_type == "Gemm" and holder.read_float("beta", 1.0) != 1.0:
+    edit.set_constant(edge, narrow)
+    if op.node.op_type == "Gemm" and op.node.read_float("beta", 1.0) != 1.0:
         # The bias holds it now.
-        edit.set_attrs(holder, {"beta": 1.0})
+        edit.set_attrs(op.node, {"beta": 1.0})
     return True
 
 
-def _fold_in_front(state: FloatState) -> FloatStep:
-    edit = Edit(state.model)
-    index = edit.index
-    changed = []
-    skipped = []
-    for node in index.nodes:
-        op = find_linear(index, node)
-        source = None if op is None else find_scalar_source(index, op)
-        if op is None or source is None:
-            continue
-        move = _move_source(op, source)
-        if move is None:
-            continue
-        row = ", ".join(leader.name for leader in source.nodes)
-        bias, rest = move
-        fits = round_to_type(np.array(rest), op.weight.dtype) is not None
-        weight = round_to_type(as_float64(op.weight) * source.s, op.weight.dtype)
-        if not fits or not _write_constants(edit, op, weight, bias):
-            skipped.append(_refuse_overflow(op, row, "scalars"))
-            continue
-        x = source.x.name
-        if rest != 0.0:
-            shift = edit.add_constant(
-                node.scope, f"{node.name}/shift", np.array(rest, dtype=op.weight.dtype)
-            )
-            x = edit.insert_before(node, "Add", (x, shift), f"{x}/shifted")
-        edit.read(node.make_edge(0), x)
-        changed.append(f"{node.name}: took in {row}")
-    return edit.finish_pass(state, "scalars", changed, skipped)
+def _take_in_front(edit: Edit, op: Linear) -> _TakenIn:
+    node = op.node
+    source = find_scalar_source(edit.index, op)
+    move = None if source is None else _move_source(op, source)
+    if source is None or move is None:
+        return None
+    bias, rest = move
+    shift = round_to_type(np.array(rest), op.weight.dtype)
+    weight = round_to_type(as_float64(op.weight) * source.s, op.weight.dtype)
+    if shift is None or not _write_constants(edit, op, weight, bias):
+        return source.nodes, False
+    x = source.x.name
+    if rest != 0.0:
+        constant = edit.add_constant(node.scope, f"{node.name}/shift", shift)
+        x = edit.insert_before(node, "Add", (x, constant), f"{x}/shifted")
+    edit.read(node.make_edge(0), x)
+    return source.nodes, True
 
 
 def _move_source(op: Linear, source: ScalarSource) -> tuple[Array64, float] | None:
     """How s·x + t enters an operator: its new bias, and the term still added to x (t/s) where padding is zero."""
     if source.t == 0.0:
         return op.bias, 0.0
-    if op.bias_at is not None and not op.is_padded:
-        sums = sum_inputs(op.weight, op.axis) * op.node.read_float("alpha", 1.0)
+    if op.bias_edge is not None and not op.is_padded:
+        sums = op.sum_inputs() * op.node.read_float("alpha", 1.0)
         return op.bias + source.t * sums, 0.0
     # One node for one node would gain nothing, and t/s loses digits where s is small.
     if len(source.nodes) < 2 or abs(source.s) < 1e-6:
@@ -231,7 +226,7 @@ def _inside(index: GraphIndex, root: NodeRef) -> tuple[_Centred, float, list[Nod
     return _Centred(base, axes, (centre,)), epsilon[0], [*nodes, difference, squared]
 
 
-def _match_square(index: GraphIndex, tensor: TensorId | None) -> NodeRef | None:
+def _match_square(index: GraphIndex, tensor: MaybeTensor) -> NodeRef | None:
     """The node that squares its first input, if one makes the tensor."""
     square = index.find_onnx_producer(tensor, "Pow", "Mul")
     if square is None:
@@ -292,7 +287,7 @@ def _match_spread(index: GraphIndex, root: NodeRef, d: _Centred) -> _Behind | No
     return None
 
 
-def _other_input(index: GraphIndex, node: NodeRef, maker: NodeRef) -> TensorId | None:
+def _other_input(index: GraphIndex, node: NodeRef, maker: NodeRef) -> MaybeTensor:
     """The operand of a node of two that another node does not make."""
     k = 1 if index.find_input(node, 0) == maker.result else 0
     return index.find_input(node, k)
@@ -319,7 +314,7 @@ def _match_normalized(index: GraphIndex, root: NodeRef) -> tuple[list[NodeRef], 
     return None if d is None else (nodes, d)
 
 
-def _match_centred(index: GraphIndex, tensor: TensorId | None) -> _Centred | None:
+def _match_centred(index: GraphIndex, tensor: MaybeTensor) -> _Centred | None:
     sub = index.find_onnx_producer(tensor, "Sub")
     x = index.find_input(sub, 0)
     mean = index.find_onnx_producer(index.find_input(sub, 1), *_MEANS)

@@ -6,8 +6,6 @@ products, those that the result has not are summed over, and all others are rows
 right one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -210,7 +208,7 @@ def _read_stack(index: GraphIndex, node: NodeRef, k: int) -> Array | None:
     """The constant matrices that a node alone reads as its input k; None for others, and for small ones."""
     tensor = index.find_input(node, k)
     stack = index.input_value(node, k)
-    if tensor is None or stack is None or stack.ndim < 3 or index.is_output(tensor):
+    if stack is None or stack.ndim < 3 or index.is_output(tensor):
         return None
     # It may be one of the graph around, as of a loop over layers.
     if len(index.list_consumers(tensor)) > 1:

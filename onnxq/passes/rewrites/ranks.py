@@ -5,8 +5,6 @@ several. A node that works along one axis does so on [axes in front, axis, axes 
 axes that both have, or one repeats itself along. Reshapes behind each other are one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field

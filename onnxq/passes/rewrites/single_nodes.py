@@ -1,7 +1,5 @@
 """Rewrites of single nodes, and of a node and its neighbour: what ORT has faster, or quantized, kernels for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,7 +25,7 @@ from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import SINGLE, Edit, rewrite_nodes
 from onnxq.passes.state import FloatState, FloatStep
-from onnxq.sites import TensorId
+from onnxq.sites import MaybeTensor, TensorId
 
 # Of padding: at the beginnings of all axes, then at their ends.
 Amounts = tuple[int, ...]
@@ -71,7 +69,7 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
     return (replace(state, model=result) if changed else state), PassReport("dead", tuple(changed))
 
 
-def _find_repeated(index: GraphIndex, node: NodeRef) -> TensorId | None:
+def _find_repeated(index: GraphIndex, node: NodeRef) -> MaybeTensor:
     """The tensor a node merely repeats."""
     # A Dropout's mask, where somebody looks at it.
     extra = [out for out in node.results if out != node.result]
@@ -96,7 +94,7 @@ def _find_repeated(index: GraphIndex, node: NodeRef) -> TensorId | None:
     return _find_neutral(index, node) if op_type in _NEUTRAL else None
 
 
-def _find_ordered(index: GraphIndex, node: NodeRef, x: TensorId) -> TensorId | None:
+def _find_ordered(index: GraphIndex, node: NodeRef, x: TensorId) -> MaybeTensor:
     """The tensor that a Gather of all places in order repeats: its input, or the one flattened in front of it.
 
     torch's exporter writes `as_strided` so, behind each global mean; the NPU's compiler crashes on it.
@@ -122,12 +120,12 @@ def _is_inference(index: GraphIndex, node: NodeRef) -> bool:
     return training is not None and not np.any(training)
 
 
-def _find_neutral(index: GraphIndex, node: NodeRef) -> TensorId | None:
+def _find_neutral(index: GraphIndex, node: NodeRef) -> MaybeTensor:
     # x - 0 and x / 1 are neutral, 0 - x and 1 / x are not.
     for k in (0, 1) if node.op_type in ("Mul", "Add") else (0,):
         constant = index.read_scalar(node, 1 - k)
         x = index.find_input(node, k)
-        if constant is None or x is None or index.is_constant(x):
+        if constant is None or index.is_constant(x):
             continue
         # A zero of more axes than x still gives the sum these axes.
         if constant[0] == _NEUTRAL[node.op_type] and constant[1] <= index.find_least_rank(x):
@@ -170,20 +168,20 @@ def replace_prelu(edit: Edit, node: NodeRef) -> Iterator[str]:
     index = edit.index
     x = index.find_input(node, 0)
     slope = index.input_value(node, 1) if node.is_onnx("PRelu") else None
-    if x is None or slope is None or not slope.size or index.find_dtype(x) not in SINGLE:
+    if slope is None or not slope.size or index.find_dtype(x) not in SINGLE:
         return
     wide = as_float64(slope)
     if not are_finite(wide) or slope.ndim > index.find_least_rank(x):
         return
     if np.all(wide == wide.flat[0]):
-        edit.replace_node(node, "LeakyRelu", (x.name,), {"alpha": float(wide.flat[0])})
+        edit.replace_node(node, "LeakyRelu", node.inputs[:1], {"alpha": float(wide.flat[0])})
         yield f"{node.name}: LeakyRelu, its slopes are one"
         return
     # Max would choose the other branch for x < 0 where a slope exceeds 1; with infinities a slope of 0 gives NaN.
     if wide.max() > 1 or np.any(wide == 0):
         return
     scaled = edit.insert_before(node, "Mul", node.inputs, f"{node.outputs[0]}/scaled")
-    edit.replace_node(node, "Max", (x.name, scaled))
+    edit.replace_node(node, "Max", (node.inputs[0], scaled))
     yield f"{node.name}: Max(x, slope·x)"
 
 
@@ -194,14 +192,14 @@ def replace_reduce_mean(edit: Edit, node: NodeRef) -> Iterator[str]:
     For float [N, C, spatial...] tensors of known rank that hold no squares. Without kept dims it becomes
     GlobalAveragePool and Flatten (a passthrough on integers).
     """
-    x = find_pooled_axes(edit.index, node)
-    if x is None:
+    if find_pooled_axes(edit.index, node) is None:
         return
+    data = node.inputs[:1]
     if node.attrs.get("keepdims", 1):
-        edit.replace_node(node, "GlobalAveragePool", (x.name,))
+        edit.replace_node(node, "GlobalAveragePool", data)
     else:
         # The node's own name and output go to the last of the two.
-        made = edit.insert_before(node, "GlobalAveragePool", (x.name,), f"{node.outputs[0]}/pooled")
+        made = edit.insert_before(node, "GlobalAveragePool", data, f"{node.outputs[0]}/pooled")
         edit.replace_node(node, "Flatten", (made,), {"axis": 1})
     yield f"{node.name}: GlobalAveragePool instead of ReduceMean"
 
@@ -217,8 +215,7 @@ def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
         return
     if node.is_transposed:
         # A matrix for each of several readers, such as the steps of a cell, would not be smaller.
-        matrix = edit.index.find_input(node, 1)
-        if matrix is None or not edit.index.is_owned(matrix):
+        if not edit.index.is_owned(edit.index.find_input(node, 1)):
             return
         edit.set_constant(node.make_edge(1), op.weight.T)
     edit.replace_node(node, "MatMul", node.inputs[:2])
@@ -227,14 +224,14 @@ def write_out_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
     yield f"{node.name}: MatMul instead of Gemm"
 
 
-def find_pooled_axes(index: GraphIndex, node: NodeRef) -> TensorId | None:
+def find_pooled_axes(index: GraphIndex, node: NodeRef) -> MaybeTensor:
     """The tensor that a ReduceMean takes the mean of over all spatial axes; None for anything else."""
     if not node.is_onnx("ReduceMean"):
         return None
     x = index.find_input(node, 0)
     rank = index.find_rank(x)
     axes = index.read_integers(node, "axes", 1)
-    if x is None or rank is None or rank < 3 or axes is None or index.find_dtype(x) not in SINGLE:
+    if rank is None or rank < 3 or axes is None or index.find_dtype(x) not in SINGLE:
         return None
     # A mean of squares is a step of a norm, which ORT makes one kernel of (RMSNorm, of rank 3 too).
     maker = index.find_onnx_producer(x, "Pow", "Mul")
@@ -254,25 +251,23 @@ def fold_pad(edit: Edit, node: NodeRef) -> Iterator[str]:
     match = _match_pad(edit.index, node)
     if match is None:
         return
-    x, readers, amounts = match
+    readers, amounts = match
     for reader in readers:
-        edit.read(reader.make_edge(0), x.name)
+        edit.read(reader.make_edge(0), node.inputs[0])
         # VALID would leave the pads out.
         edit.set_attrs(reader, {"pads": _add_pads(reader, amounts), "auto_pad": None})
         yield f"{reader.name}: pads of {node.name}"
     edit.remove_node(node)
 
 
-def _match_pad(index: GraphIndex, node: NodeRef) -> tuple[TensorId, NodeRefs, Amounts] | None:
-    """(padded tensor, what reads it, spatial amounts: begins, then ends) of a Pad that can go."""
+def _match_pad(index: GraphIndex, node: NodeRef) -> tuple[NodeRefs, Amounts] | None:
+    """(what reads it, spatial amounts: begins, then ends) of a Pad that can go."""
     if not node.is_onnx("Pad") or node.attrs.get("mode", "constant") != "constant":
         return None
-    x = index.find_input(node, 0)
     out = node.result
     edges = index.list_consumers(out)
     if (
-        x is None
-        or not edges
+        not edges
         or index.is_kept(out)
         or any(edge.scope != node.scope or edge.index for edge in edges)
     ):
@@ -295,7 +290,7 @@ def _match_pad(index: GraphIndex, node: NodeRef) -> tuple[TensorId, NodeRefs, Am
         return None
     value = _find_pad_value(index, node)
     pads_alike = all(_pads_with(reader, value, spatial) for reader in readers)
-    return (x, readers, spatial) if pads_alike else None
+    return (readers, spatial) if pads_alike else None
 
 
 def _pads_with(reader: NodeRef, value: float, amounts: Amounts) -> bool:

@@ -1,7 +1,5 @@
 """Rewrites for targets that take a whole graph in integers: forms of operators whose integer kernels are exact."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -188,14 +186,14 @@ def replace_reciprocals(edit: Edit, node: NodeRef) -> Iterator[str]:
     docs/engines.md).
     """
     index = edit.index
-    x = index.find_input(node, 0) if node.is_onnx("Reciprocal") else None
-    if x is None or index.find_dtype(x) != TensorProto.FLOAT:
+    floats = index.find_dtype(index.find_input(node, 0)) == TensorProto.FLOAT
+    if not (node.is_onnx("Reciprocal") and floats):
         return
     product, at = index.find_reader(node.result, "Mul") or (None, 0)
     if product is None:
-        edit.replace_node(node, "Div", [edit.add_float(node, "one", 1.0), x.name])
+        edit.replace_node(node, "Div", [edit.add_float(node, "one", 1.0), node.inputs[0]])
     else:
-        edit.replace_node(product, "Div", [product.inputs[1 - at], x.name])
+        edit.replace_node(product, "Div", [product.inputs[1 - at], node.inputs[0]])
         edit.remove_node(node)
     yield f"{(product or node).name}: a division"
 
@@ -254,7 +252,7 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
     matrices: dict[TensorId, str] = {}
     for node in index.nodes:
         op = find_linear(index, node) if node.is_onnx("MatMul") else None
-        if op is None or op.bias_at is None:
+        if op is None or op.bias_edge is None:
             continue
         last = op.last
         shape = index.find_sizes(last.result)

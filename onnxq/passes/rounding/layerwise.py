@@ -5,10 +5,8 @@ model, and decisions at one node show in the values of the next. Where the worke
 tensors are in files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count, repeat
 from pathlib import Path
@@ -26,16 +24,21 @@ from onnxq.graph.scopes import iterate_subgraphs, list_reads
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.passes.judging import has_few_bits
-from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor, write_tensor
-from onnxq.passes.rounding.statistics import MomentsRequest
+from onnxq.passes.rounding.operators import Geometry
+from onnxq.passes.rounding.shared_work import (
+    SharedWork,
+    Tensor,
+    TensorFile,
+    read_tensor,
+    write_tensor,
+)
 from onnxq.passes.state import PlacedState
 from onnxq.plan import Plan
 from onnxq.runtime import Feeds, Session, tap_tensors
 from onnxq.runtime.crew import SharedModel, open_model
-from onnxq.sites import Names, TensorId
+from onnxq.sites import MaybeTensor, Names, TensorId
 
 R = TypeVar("R")
-Tensor = Array | TensorFile
 # Of a name between two pieces: a tensor, or those of a sequence.
 Value = Tensor | list[Tensor]
 Sample = Arrays | Mapping[str, TensorFile]
@@ -108,22 +111,20 @@ class LayerwiseRunner:
 
     def values(self, tensor: TensorId) -> Iterator[Tensor]:
         """The tensor's value for each sample, here; empty arrays where its branch did not run or nobody can look."""
-        if not tensor.scope:
-            for live in self._live:
-                value = live[tensor.name]
-                assert not isinstance(value, list)
-                yield value
-            return
-        # Inside a body nothing can be kept between two pieces, so the node that holds it runs whole, with a tap.
-        node = self._nodes[self._at]
-        whole = infer_shapes(self._cut_piece([node], list(filter(None, node.output))))
-        tapped = tap_tensors(whole, [tensor], only=True)
-        if tensor not in tapped.outputs:
-            # A branch in a loop runs in some iterations only.
-            yield from (np.zeros(0, np.float32) for _ in self._live)
-            return
-        name = tapped.outputs[tensor]
-        for outputs in self._evaluate_piece(tapped.proto, [name]):
+        name = tensor.name
+        results: PieceOutputs = self._live
+        if tensor.scope:
+            # Inside a body nothing can be kept between two pieces, so the node that holds it runs whole, with a tap.
+            node = self._nodes[self._at]
+            whole = infer_shapes(self._cut_piece([node], list(filter(None, node.output))))
+            tapped = tap_tensors(whole, [tensor], only=True)
+            if tensor in tapped.outputs:
+                name = tapped.outputs[tensor]
+                results = self._evaluate_piece(tapped.proto, [name])
+            else:
+                # A branch in a loop runs in some iterations only.
+                results = repeat({name: np.zeros(0, np.float32)}, len(self._live))
+        for outputs in results:
             value = outputs[name]
             assert not isinstance(value, list)
             yield value
@@ -295,6 +296,37 @@ def _open_session(model: SharedModel, threads: int) -> Session:
     return Session(open_model(model), fuse_pairs=False, threads=threads)
 
 
+# Largest H and C: two of 2**25 float64 are half a GiB. Operators beyond keep nearest rounding.
+_MATRIX = 1 << 25
+
+
+@dataclass(frozen=True)
+class MomentsRequest:
+    """Request for the moments of one tensor.
+
+    reader: a node that reads the tensors. shape: (groups, K). second: of H and C too; halves: those of each half of the
+    samples in any case, not only where a re-fit is possible.
+    """
+
+    reader: str = field(compare=False)
+    data: TensorId
+    paired: MaybeTensor
+    geometry: Geometry
+    shape: tuple[int, int]
+    second: bool
+    halves: bool
+
+    @property
+    def rounded(self) -> bool:
+        """True where H is wanted and not too large."""
+        return self.second and self.volume <= _MATRIX
+
+    @property
+    def volume(self) -> int:
+        """Values of H."""
+        return self.shape[0] * self.shape[1] ** 2
+
+
 @dataclass(frozen=True, eq=False)
 class PairedRunner:
     """The float and the quantized model on their way through the graph, side by side on the same samples.
@@ -325,7 +357,7 @@ class PairedRunner:
             if wanted.paired is not None:
                 self.quantized.reach(wanted.paired, wanted.reader, later=later)
 
-    def has_tensors(self, real: TensorId, quantized: TensorId | None, node: str) -> bool:
+    def has_tensors(self, real: TensorId, quantized: MaybeTensor, node: str) -> bool:
         """True where these tensors, which the node reads, can still be had."""
         return (
             quantized is not None

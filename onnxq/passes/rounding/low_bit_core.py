@@ -13,8 +13,6 @@ descend_values     AdaRound's objective (Nagel et al. 2020, arXiv 2004.10568: th
                    of its relaxation, coordinate descent: the best change of one integer by 1 per row, until none helps.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -5,23 +5,32 @@ tensors of a shape. Means over every position need no unfolding: the sum of a ta
 over the elements that the tap reads, so one product per axis with a matrix of counts gives all taps.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Axes, Floats, Integers, Mask, Shape, as_float32, as_int64
+from onnxq.arrays import (
+    Array,
+    Array64,
+    Axes,
+    Floats,
+    Integers,
+    Mask,
+    Shape,
+    as_float32,
+    as_float64,
+    as_int64,
+)
 from onnxq.graph import GraphIndex, NodeRef
+from onnxq.passes.linear import find_linear
 from onnxq.passes.rewrites.single_nodes import find_pooled_axes
 from onnxq.plan import Plan, SitePlan
+from onnxq.planner.sums import read_constant
 from onnxq.sites import Edge, TensorId
 
-# The input that reads a bias, and its values.
-_Bias = tuple[Edge | None, Array | None]
 # A number for each axis of a kernel, or two for both its ends.
 PerAxis = tuple[int, ...]
 
@@ -44,56 +53,42 @@ class Geometry:
     upsample: PerAxis = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Places:
-    """Gather indices of chosen positions of an input.
+def gather_columns(tensors: Iterable[Array], geometry: Geometry, chosen: Integers) -> list[Floats]:
+    """Columns of tensors of one shape at some positions: [groups, K, n], K in the order of the flattened weight.
 
-    index: int64 [taps, n] into the values of one channel, samples of the batch one after the other; without a kernel
-    [n]. outside: flat indices into `index` of entries that lie in padding.
+    Positions are counted over output pixels, samples one after the other.
     """
-
-    geometry: Geometry
-    index: Integers
-    outside: Integers
-
-    def gather_columns(self, x: Array) -> Floats:
-        """Columns of x, of the shape they were made for: [groups, K, n], K in the order of the flattened weight."""
-        values = as_float32(x)
-        if not self.geometry.kernel:
-            # One group, K along the last axis of the input.
-            return values.reshape(-1, values.shape[-1])[self.index].T[None]
-        # [N, C, H, W] to [C, N·H·W]: one index serves all channels, samples one behind the other.
-        flat = np.moveaxis(values, 0, 1).reshape(values.shape[1], -1)
-        columns = flat.take(self.index.reshape(-1), axis=1)
-        # Their indices point somewhere into the input.
-        if self.outside.size:
-            columns[:, self.outside] = 0
-        taps, count = self.index.shape
-        return columns.reshape(
-            self.geometry.groups, len(flat) // self.geometry.groups * taps, count
-        )
-
-
-def compute_gather_indices(shape: Shape, geometry: Geometry, chosen: Integers) -> Places:
-    """Gather indices of the positions `chosen` of an input of this shape."""
+    values = [as_float32(tensor) for tensor in tensors]
+    shape = values[0].shape
     if not geometry.kernel:
-        return Places(geometry, chosen, chosen[:0])
-    # Positions are counted over output pixels, each of which reads one window.
-    batch, *at = np.unravel_index(chosen, (shape[0], *_find_output(shape[2:], geometry)))
+        # One group, K along the last axis of the input.
+        return [value.reshape(-1, shape[-1])[chosen].T[None] for value in values]
+    # Each position reads one window.
+    reads = _list_reads(shape[2:], geometry)
+    outputs = (read.shape[1] for read in reads)
+    batch, *at = np.unravel_index(chosen, (shape[0], *outputs))
     rank = len(at)
-    places = math.prod(shape[2:])
     # Axes [kH, kW, n] are added up by broadcasting: no index of all windows exists before the end.
-    index = as_int64(batch).reshape((1,) * rank + (-1,)) * places
+    index = as_int64(batch).reshape((1,) * rank + (-1,)) * math.prod(shape[2:])
     inside = np.ones((1,) * (rank + 1), bool)
-    for axis, output in enumerate(at):
-        read, there = _find_reads(axis, shape[2 + axis], shape[2:], geometry, output)
+    for axis, read in enumerate(reads):
         aligned = [1] * rank + [len(chosen)]
         aligned[axis] = len(read)
-        step = math.prod(shape[3 + axis :])
-        index = index + (read * step).reshape(aligned)
-        inside = inside & there.reshape(aligned)
+        element = read[:, at[axis]].reshape(aligned)
+        index = index + np.maximum(element, 0) * math.prod(shape[3 + axis :])
+        inside = inside & (element >= 0)
     outside = np.flatnonzero(~np.broadcast_to(inside, (*geometry.kernel, len(chosen))))
-    return Places(geometry, index.reshape(math.prod(geometry.kernel), len(chosen)), outside)
+    gathered = []
+    for value in values:
+        # [N, C, H, W] to [C, N·H·W]: one index serves all channels and all tensors.
+        flat = np.moveaxis(value, 0, 1).reshape(shape[1], -1)
+        columns = flat.take(index.reshape(-1), axis=1)
+        # Indices in padding point somewhere into the input.
+        if outside.size:
+            columns[:, outside] = 0
+        size = shape[1] // geometry.groups * math.prod(geometry.kernel)
+        gathered.append(columns.reshape(geometry.groups, size, len(chosen)))
+    return gathered
 
 
 # OpenBLAS may leave a flag of lanes that it fills up and does not use.
@@ -111,7 +106,7 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
         # A sample that is all padding has no position: its mean is 0, not NaN.
         total = np.maximum(counted.sum(axis=1, dtype=np.float64), 1)
         # [entries, 1, positions] @ [entries, positions, K].
-        return np.asarray((counted[:, None] @ rows) / total[:, None, None])
+        return as_float64((counted[:, None] @ rows) / total[:, None, None])
     # Padding counts as zeros that were read, as the convolution itself sees it.
     total = np.maximum(gather_positions(values.shape, geometry) / max(entries, 1), 1)
     spatial = values.shape[2:]
@@ -127,14 +122,14 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
             sums = (taps.T @ sums.reshape(-1, size, sums.shape[-1])).reshape(
                 -1, taps.shape[1] * sums.shape[-1]
             )
-    return np.asarray(sums.reshape(entries, geometry.groups, -1) / total)
+    return as_float64(sums.reshape(entries, geometry.groups, -1) / total)
 
 
 def gather_positions(shape: Shape, geometry: Geometry) -> int:
     """Number of columns of an input of this shape: output pixels, or the product of all axes but the last."""
     if not geometry.kernel:
         return math.prod(shape[:-1])
-    return shape[0] * math.prod(_find_output(shape[2:], geometry))
+    return shape[0] * math.prod(len(read[0]) for read in _list_reads(shape[2:], geometry))
 
 
 def sample_positions(total: int, limit: int, seed: int) -> Integers:
@@ -149,70 +144,51 @@ def sample_positions(total: int, limit: int, seed: int) -> Integers:
     )
 
 
-def _find_reads(
-    axis: int, size: int, spatial: Shape, geometry: Geometry, output: Array
-) -> tuple[Integers, Mask]:
-    """(index along the axis that each tap reads for each output, True where it is inside the input), both [taps, n]."""
-    taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
-    before, _ = _find_padding(spatial, geometry)[axis]
-    read = taps + as_int64(output)[None] * geometry.strides[axis] - before
-    step = geometry.upsample[axis] if geometry.upsample else 1
-    # Between the values of an upsampled input are zeros, which count as padding.
-    there = (read >= 0) & (read < size * step) & (read % step == 0)
-    return np.where(there, read // step, 0), there
-
-
 # All samples of one operator have one shape or few, and the next operator others.
+@lru_cache(maxsize=4)
+def _list_reads(spatial: Shape, geometry: Geometry) -> tuple[Integers, ...]:
+    """For each axis the element that each tap reads for each output, [taps, outputs]; -1 outside of the input."""
+    reads = []
+    for axis, (size, (before, after)) in enumerate(
+        zip(spatial, _find_padding(spatial, geometry), strict=True)
+    ):
+        stride = geometry.strides[axis]
+        step = geometry.upsample[axis] if geometry.upsample else 1
+        # With step - 1 zeros between each two values, which count as padding, and none behind the last.
+        spread = (size - 1) * step + 1
+        taps = np.arange(geometry.kernel[axis])[:, None] * geometry.dilations[axis]
+        outputs = max((spread + before + after - int(taps[-1, 0]) - 1) // stride + 1, 0)
+        read = taps + np.arange(outputs) * stride - before
+        there = (read >= 0) & (read < spread) & (read % step == 0)
+        reads.append(np.where(there, read // step, -1))
+    return tuple(reads)
+
+
 @lru_cache(maxsize=4)
 def _count_reads(spatial: Shape, geometry: Geometry) -> tuple[Floats, ...]:
     """For each axis the number of outputs that read each element by each tap: [elements, taps]."""
     every = []
-    for axis, size in enumerate(spatial):
-        read, there = _find_reads(
-            axis, size, spatial, geometry, np.arange(_find_output(spatial, geometry)[axis])
-        )
+    for size, read in zip(spatial, _list_reads(spatial, geometry), strict=True):
         counts = np.zeros((size, len(read)), np.float32)
-        tap = np.broadcast_to(np.arange(len(read))[:, None], read.shape)
-        counts[read[there], tap[there]] = 1
+        tap, output = np.nonzero(read >= 0)
+        counts[read[tap, output], tap] = 1
         every.append(counts)
     return tuple(every)
-
-
-def _spread_out(spatial: Shape, geometry: Geometry) -> Shape:
-    if not geometry.upsample:
-        return spatial
-    # n values with step - 1 zeros between each two, and none behind the last.
-    return tuple(
-        (n - 1) * step + 1 if n else 0 for n, step in zip(spatial, geometry.upsample, strict=True)
-    )
-
-
-def _find_output(spatial: Shape, geometry: Geometry) -> Shape:
-    # Elements from the first to the last tap of a dilated kernel.
-    reach = [(k - 1) * d + 1 for k, d in zip(geometry.kernel, geometry.dilations, strict=True)]
-    ends = _find_padding(spatial, geometry)
-    return tuple(
-        max((n + low + high - r) // s + 1, 0)
-        for n, (low, high), r, s in zip(
-            _spread_out(spatial, geometry), ends, reach, geometry.strides, strict=True
-        )
-    )
 
 
 def _find_padding(spatial: Shape, geometry: Geometry) -> list[tuple[int, int]]:
     """(before, after): padding of each spatial axis."""
     rank = len(geometry.kernel)
     if geometry.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        pads = []
-        for n, k, d, s in zip(
-            spatial, geometry.kernel, geometry.dilations, geometry.strides, strict=True
-        ):
-            # As in ONNX: ceil(n / s) outputs, and the odd pad at the end (SAME_UPPER) or in front.
-            total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
-            small = total // 2
-            large = total - total // 2
-            pads.append((small, large) if geometry.auto_pad == "SAME_UPPER" else (large, small))
-        return pads
+        # As in ONNX: ceil(n / s) outputs, and the odd pad at the end (SAME_UPPER) or in front.
+        sizes = (spatial, geometry.kernel, geometry.dilations, geometry.strides)
+        totals = [
+            max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+            for n, k, d, s in zip(*sizes, strict=True)
+        ]
+        odd_in_front = geometry.auto_pad == "SAME_LOWER"
+        befores = [(total + odd_in_front) // 2 for total in totals]
+        return [(before, total - before) for before, total in zip(befores, totals, strict=True)]
     return [(geometry.pads[k], geometry.pads[k + rank]) for k in range(rank)]
 
 
@@ -335,11 +311,16 @@ def _describe_operator(
         return None
     rows_first = node.op_type == "Conv" or node.is_transposed
     outputs = weight.shape[0] if rows_first else weight.shape[1] * geometry.groups
-    bias_edge, bias = _find_bias(index, node, outputs)
-    if bias is None:
-        bias = np.zeros(outputs)
-    if bias_edge in fixed:
-        bias_edge = None
+    bias_edge = None
+    bias = np.zeros(())
+    linear = find_linear(index, node)
+    # One that is computed, scaled, or differs by row, takes no correction.
+    if linear is not None and linear.has_plain_bias:
+        bias = linear.bias
+        # Behind a MatMul a single number cannot take one for each output.
+        single = node.op_type == "MatMul" and bias.size != outputs
+        bias_edge = None if single or linear.bias_edge in fixed else linear.bias_edge
+    stored = None if bias_edge is None else read_constant(index, bias_edge)
     # One input channel a group: W is [C, 1, kH, kW].
     depthwise = geometry.groups > 1 and weight.shape[1] == 1
     return Operator(
@@ -348,9 +329,9 @@ def _describe_operator(
         site,
         weight,
         geometry,
-        np.broadcast_to(bias.reshape(-1), outputs).astype(np.float64),
+        np.array(np.broadcast_to(bias, outputs)),
         bias_edge,
-        bias.shape if bias.size == outputs else (outputs,),
+        stored.shape if stored is not None and stored.size == outputs else (outputs,),
         biases.get(bias_edge) if bias_edge is not None else None,
         alone,
         "depthwise Conv" if depthwise else node.op_type,
@@ -400,39 +381,6 @@ def _turn_transposed(node: NodeRef, geometry: Geometry) -> Geometry | None:
         auto_pad="NOTSET",
         upsample=geometry.strides,
     )
-
-
-def _find_bias(index: GraphIndex, node: NodeRef, outputs: int) -> _Bias:
-    """(input that reads the bias, its values): the node's own, or that of the Add behind a MatMul."""
-    if node.op_type == "MatMul":
-        return _find_added_bias(index, node, outputs)
-    # A correction would have to be divided by it, and the model's own C is not its bias.
-    if node.op_type == "Gemm" and node.read_float("beta", 1.0) != 1.0:
-        return None, None
-    edge = node.make_edge(2)
-    if index.find_input(node, 2) is None:
-        return edge, None
-    value = index.input_value(node, 2)
-    # A C that is computed, or differs by row, takes no correction.
-    return (None, None) if value is None or not _is_row(value, outputs) else (edge, value)
-
-
-def _find_added_bias(index: GraphIndex, node: NodeRef, outputs: int) -> _Bias:
-    reader = index.find_reader(node.result, "Add")
-    # Others would read the product without the corrected bias.
-    if reader is None:
-        return None, None
-    add, k = reader
-    value = index.input_value(add, 1 - k)
-    # A single number cannot take one correction for each output.
-    if value is None or value.size != outputs or not _is_row(value, outputs):
-        return None, None
-    return add.make_edge(1 - k), value
-
-
-def _is_row(value: Array, outputs: int) -> bool:
-    """One value an output, or one for all."""
-    return value.size == 1 or (value.size == outputs and value.shape[-1] == outputs)
 
 
 def find_pooling(index: GraphIndex, operator: Operator) -> tuple[NodeRef, TensorId] | None:

@@ -13,8 +13,6 @@ model come nearer to float on samples held back from both. The engine knows noth
     register_rounder("brecq", rounder)          # then: onnxq.quantize(model, data, effort="high")
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +37,7 @@ from onnxq.passes.time_budget import Timers
 from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.planner.sums import count_saturating
 from onnxq.runtime import Feeds
-from onnxq.sites import Edge, Lines, Role, Site
+from onnxq.sites import Edge, Lines, NameSet, Role, Site
 from onnxq.spec import QParams
 
 
@@ -188,7 +186,7 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     score = judges.score(state, plan, progress=ctx.progress)
     if ctx.config.effort != "high" and score >= _GOOD_DB:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
-    chosen = frozenset[str]()
+    chosen = NameSet()
     best: SequentialRounding | None = None
     operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
     round_layers = _prepare_rounding(ctx, state)
@@ -294,7 +292,7 @@ def _report_rounding(state: PlacedState, before: Plan, rounding: SequentialRound
     return ROUNDED.write(replace(state, plan=plan), note), PassReport(NAME, ("; ".join(lines),))
 
 
-def _cut_segments(operators: Sequence[Operator]) -> list[frozenset[str]]:
+def _cut_segments(operators: Sequence[Operator]) -> list[NameSet]:
     """Operators of one kind together where there are several kinds, else segments of the network, last first."""
     # One kind may lose by it where another gains, wherever they stand.
     kinds = {operator.kind for operator in operators}

@@ -9,10 +9,8 @@ bias correction needs them; H and C converge with few, so some positions are eno
 Products are float32 BLAS on blocks of columns shifted by the first sample's mean, sums float64: no cancellation.
 """
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -117,8 +115,9 @@ class Block:
     shift: tuple[Array, Array]
     cross: bool
 
-    def multiply_columns(self, workspace: Workspace) -> Iterator[Array]:
-        """Sums of y, y y^T and, with C, of x and x y^T, float32, one after the other: each may be large."""
+    def multiply_columns(self, workspace: Workspace | None = None) -> list[Array]:
+        """Sums of y, y y^T and, with C, of x and x y^T, float32, in the order of `Accumulator.add_products`."""
+        workspace = workspace or Workspace()
         taken = [
             columns.take_columns(first, last, both=self.cross)
             for columns, first, last in self.slices
@@ -126,12 +125,11 @@ class Block:
         b = workspace.shift_columns(0, [columns[0] for columns in taken], self.shift[1])
         ones = np.ones(b.shape[2], np.float32)
         turned = b.transpose(0, 2, 1)
-        yield b @ ones
-        yield b @ turned
+        products = [b @ ones, b @ turned]
         if self.cross:
             a = workspace.shift_columns(1, [columns[1] for columns in taken], self.shift[0])
-            yield a @ ones
-            yield a @ turned
+            products += [a @ ones, a @ turned]
+        return products
 
 
 class Accumulator:
@@ -198,10 +196,7 @@ class Accumulator:
             total += product
 
     def make_moments(self) -> Moments:
-        """The first and second moments of all samples added."""
-        workspace = Workspace()
-        for block in self.take_blocks():
-            self.add_products(block.multiply_columns(workspace))
+        """The first and second moments of all samples whose products were added."""
         if self._shift is None:
             x, y = np.zeros_like(self._sums)
             return Moments(self._h, self._c, x, y, 0)

@@ -33,7 +33,7 @@ from onnxq.passes.rounding.gptq_core import (
     correct_bias,
     refit_weight,
 )
-from onnxq.passes.rounding.layerwise import Changes, PairedRunner, make_runners
+from onnxq.passes.rounding.layerwise import Changes, MomentsRequest, PairedRunner, make_runners
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import (
     POINTWISE,
@@ -43,13 +43,14 @@ from onnxq.passes.rounding.operators import (
     list_operators,
 )
 from onnxq.passes.rounding.shared_work import SharedWork
-from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, gather_statistics
+from onnxq.passes.rounding.statistics import OperatorStatistics, gather_statistics
 from onnxq.passes.rounding.strategies import PosedWeight, pose_weight, searches_scales
 from onnxq.plan import BiasPlan, Plan, SitePlan, to_json
+from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds
 from onnxq.runtime.crew import Crew, hash_feeds, hash_model, hash_run
-from onnxq.sites import Edge, Names, Role, TensorId
+from onnxq.sites import Edge, Names, NameSet, Role, TensorId
 from onnxq.spec import QParams
 from onnxq.workers import Journal, register_packed
 
@@ -66,7 +67,7 @@ class RoundingOptions:
     alone: each operator for itself, in the float model, to learn its cost.
     """
 
-    nodes: frozenset[str] | None = None
+    nodes: NameSet | None = None
     biases: bool = True
     thorough: bool = False
     alone: bool = False
@@ -223,8 +224,9 @@ class _Walk:
         self.done: list[OperatorRounding] = []
         self.skipped: list[str] = []
         self.thin: list[str] = []
-        # Without statistics where an earlier run had them.
-        self.latest: tuple[MomentsRequest, OperatorStatistics | None] | None = None
+        # The latest, without statistics where an earlier run had them.
+        self.request: MomentsRequest | None = None
+        self.statistics: OperatorStatistics | None = None
 
     def visit_operator(self, operator: Operator) -> _Visit | None:
         """Statistics of the operator's input and the problem of its weight; None where an earlier run solved it, or
@@ -234,11 +236,11 @@ class _Walk:
         request = self._make_request(operator, pool)
         if finished is not None:
             # The models are to stand where `_gather` would have left them.
-            if self.latest is None or self.latest[0] != request:
+            if self.request != request:
                 self.samples.pass_by(request)
                 if finished.scarce:
                     self.others.pass_by(request)
-                self.latest = request, None
+                self.request, self.statistics = request, None
             self._write_numbers(operator, finished)
             return None
         statistics = self._gather(request)
@@ -250,7 +252,7 @@ class _Walk:
             return None
         target = operator.to_rows(operator.weight)
         # In front of a pooling there is no re-fit: the pooling takes the mean of the noise too.
-        if statistics.halves is not None and pool is None:
+        if statistics.halves and pool is None:
             ridge = choose_ridge(target, *statistics.halves)
             if ridge is not None:
                 target = refit_weight(target, moments, ridge=ridge)
@@ -361,15 +363,14 @@ class _Walk:
 
     def _gather(self, request: MomentsRequest) -> OperatorStatistics:
         """Statistics of all samples; operators that read the same tensors share it."""
-        if self.latest is None or self.latest[0] != request or self.latest[1] is None:
+        if self.request != request or self.statistics is None:
             # Let go of the old ones first: two of the largest at a time would be a GiB.
-            self.latest = None
-            statistics = gather_statistics(
+            self.statistics = None
+            self.statistics = gather_statistics(
                 self.samples, self.others, request, self.work, threads=self.threads
             )
-            self.latest = request, statistics
-            return statistics
-        return self.latest[1]
+            self.request = request
+        return self.statistics
 
     def _write_bias(self, operator: Operator, site: SitePlan, bias: Array) -> None:
         """Put the bias where it belongs: int32 values of its site, or a float in its place."""
@@ -407,11 +408,10 @@ class _Walk:
             if site.values is not None and self.index.is_looped(site.site.scope)
         }
         for k, site in enumerate(sites):
-            if not site.role.is_weight or site.values is not None:
-                continue
             # The step in front of a loop, see `list_operators`.
-            twin = looped.get(site.quantized_tensor)
-            if twin is not None and (twin.spec, twin.sum_orders) == (site.spec, site.sum_orders):
+            twin = looped.get(site.quantized_tensor, site)
+            alike = (twin.spec, twin.sum_orders) == (site.spec, site.sum_orders)
+            if site.role.is_weight and site.values is None and alike:
                 sites[k] = replace(site, qparams=twin.qparams, values=twin.values)
         # By these a plan finds the operators in another export, which may name them otherwise.
         ids = compute_structural_ids(prepared) if self.biases else {}
@@ -430,7 +430,7 @@ def _list_rounded(plan: Plan, index: GraphIndex) -> Iterator[tuple[Edge, Array]]
         if site.role not in (Role.WEIGHT, Role.BIAS) or site.qparams is None:
             continue
         for edge in site.named_consumers:
-            value = index.input_value(index.find_node(edge.node), edge.index)
+            value = read_constant(index, edge)
             if value is not None:
                 shaped = value.reshape(-1) if site.role.is_bias else value
                 yield edge, dequantize_constant(site, shaped)

@@ -4,8 +4,6 @@ The unit of work is one sample, or one block of a sum: it depends on neither the
 whoever adds results up does so in the order of the units. So the bytes are those of one process.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -45,7 +43,10 @@ class TensorFile:
         return math.prod(self.shape)
 
 
-def read_tensor(value: Array | TensorFile) -> Array:
+Tensor = Array | TensorFile
+
+
+def read_tensor(value: Tensor) -> Array:
     """The values, read where they are in a file."""
     if not isinstance(value, TensorFile):
         return value

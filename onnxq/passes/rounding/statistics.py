@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from onnxq.arrays import Array, Floats, Mask, Shape, are_finite
 from onnxq.data import read_mask
 from onnxq.numerics.machine import count_cores, map_in_threads
 from onnxq.passes.rounding.gptq_core import POSITIONS_PER_COLUMN, ErrorFeedback, factor_hessian
+from onnxq.passes.rounding.layerwise import MomentsRequest, PairedRunner
 from onnxq.passes.rounding.low_bit_core import shrink_moments
 from onnxq.passes.rounding.operators import (
     Geometry,
-    compute_gather_indices,
+    gather_columns,
     gather_positions,
     sample_positions,
     window_means,
@@ -31,48 +32,18 @@ from onnxq.passes.rounding.second_moments import (
     merge_moments,
     position_limit,
 )
-from onnxq.passes.rounding.shared_work import SharedWork, TensorFile, read_tensor
+from onnxq.passes.rounding.shared_work import SharedWork, Tensor, TensorFile, read_tensor
 from onnxq.runtime import Feeds
-from onnxq.sites import TensorId
 
-# `SharedWork.map`: a title, a function, and what it is called with; its results in order.
-Spread = Callable[[str, Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+T = TypeVar("T")
+R = TypeVar("R")
 
-# Largest H and C: two of 2**25 float64 are half a GiB. Operators beyond keep nearest rounding.
-_MATRIX = 1 << 25
 # Largest for which there are two of each, to re-fit weights on one half of the samples and judge them on the other.
 _FITTED = 1 << 22
 # Values of the products that wait at a time, half a GiB: one of each thread.
 _AT_A_TIME = 1 << 27
 # Small samples are looked at together, up to so many values: one by one, Python takes longer than the arithmetic.
 _TOGETHER = 1 << 17
-
-
-@dataclass(frozen=True)
-class MomentsRequest:
-    """Request for the moments of one tensor.
-
-    reader: a node that reads the tensors. shape: (groups, K). second: of H and C too; halves: those of each half of the
-    samples in any case, not only where a re-fit is possible.
-    """
-
-    reader: str = field(compare=False)
-    data: TensorId
-    paired: TensorId | None
-    geometry: Geometry
-    shape: tuple[int, int]
-    second: bool
-    halves: bool
-
-    @property
-    def rounded(self) -> bool:
-        """True where H is wanted and not too large."""
-        return self.second and self.volume <= _MATRIX
-
-    @property
-    def volume(self) -> int:
-        """Values of H."""
-        return self.shape[0] * self.shape[1] ** 2
 
 
 class OperatorStatistics:
@@ -82,7 +53,7 @@ class OperatorStatistics:
     """
 
     def __init__(
-        self, moments: Moments, halves: tuple[Moments, Moments] | None, *, scarce: bool = False
+        self, moments: Moments, halves: Sequence[Moments] = (), *, scarce: bool = False
     ) -> None:
         self.moments = moments
         self.halves = halves
@@ -96,7 +67,7 @@ class OperatorStatistics:
         if (damping, agreed) not in self._factors:
             h = self.moments.h
             # With one sample a half is empty, and there is nothing to compare the other with.
-            if agreed and self.halves is not None and all(half.count for half in self.halves):
+            if agreed and self.halves and all(half.count for half in self.halves):
                 h = shrink_moments(h, *(half.h for half in self.halves))
             self._factors[damping, agreed] = factor_hessian(h, damping=damping)
         return self._factors[damping, agreed]
@@ -111,8 +82,8 @@ class _Sample:
 
     number: int
     real: bool
-    x: Array | TensorFile
-    y: Array | TensorFile
+    x: Tensor
+    y: Tensor
     shape: Shape
     meant: Mask | None
 
@@ -181,8 +152,7 @@ class _Group:
         if self._meant is not None:
             # Positions were drawn among those that the mask means.
             chosen = np.flatnonzero(self._meant)[chosen]
-        at = compute_gather_indices(tensors[0].shape, self.geometry, chosen[first:last])
-        return [at.gather_columns(tensor) for tensor in tensors]
+        return gather_columns(tensors, self.geometry, chosen[first:last])
 
     @property
     def _meant(self) -> Mask | None:
@@ -190,24 +160,9 @@ class _Group:
         return np.concatenate(masks) if masks else None
 
 
-class StatisticsSource(Protocol):
-    """Samples to gather from, with the tensors that an operator reads of each."""
-
-    @property
-    def feeds(self) -> Sequence[Feeds]:
-        """The samples."""
-        ...
-
-    def iterate_tensors(
-        self, wanted: MomentsRequest
-    ) -> Iterable[tuple[Feeds, Array | TensorFile, Array | TensorFile]]:
-        """Feeds, tensor in the float model, tensor in the quantized one."""
-        ...
-
-
 def gather_statistics(
-    samples: StatisticsSource,
-    others: StatisticsSource,
+    samples: PairedRunner,
+    others: PairedRunner,
     wanted: MomentsRequest,
     work: SharedWork | None = None,
     *,
@@ -226,14 +181,7 @@ def gather_statistics(
     if gathering.scarce:
         for k, both in enumerate(others.iterate_tensors(wanted)):
             gathering.add_sample(k, *both, real=False)
-    if work is not None:
-        return gathering.make_statistics(work.map, multiply_block)
-
-    def map_here(_: str, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterator[Any]:
-        most = max(1, _AT_A_TIME // max(wanted.volume, 1))
-        return map_in_threads(function, tasks, threads=min(threads or count_cores(), most))
-
-    return gathering.make_statistics(map_here, partial(multiply_block, workspace=Workspace()))
+    return gathering.make_statistics(work, threads)
 
 
 class _Gathering:
@@ -250,9 +198,7 @@ class _Gathering:
         # Each with its half; nothing was read of them yet.
         self.groups: list[tuple[Accumulator, _Group]] = []
 
-    def add_sample(
-        self, number: int, feeds: Feeds, x: Array | TensorFile, y: Array | TensorFile, *, real: bool
-    ) -> None:
+    def add_sample(self, number: int, feeds: Feeds, x: Tensor, y: Tensor, *, real: bool) -> None:
         """One sample; others after those that are real."""
         # Computed values can decide a size, as behind a NonZero, and the models may differ in them.
         if not x.size or x.shape != y.shape:
@@ -314,40 +260,39 @@ class _Gathering:
         self.waiting[half].clear()
         self.groups.append((self.sums[half], group))
 
-    def make_statistics(
-        self, spread: Spread, multiply: Callable[[Block], list[Array]]
-    ) -> OperatorStatistics:
-        """Everything added: the means of all positions, and columns of at most `each`. multiply: `multiply_block`."""
+    def make_statistics(self, work: SharedWork | None, threads: int) -> OperatorStatistics:
+        """Everything added: the means of all positions, and columns of at most `each`; see `gather_statistics`."""
+
+        def spread(title: str, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+            if work is not None:
+                return work.map(title, function, tasks)
+            most = max(1, _AT_A_TIME // max(self.wanted.volume, 1))
+            return map_in_threads(function, tasks, threads=min(threads or count_cores(), most))
+
         for half, waiting in enumerate(self.waiting):
             if waiting:
                 self._close_group(half)
         if not self.sums:
-            return OperatorStatistics(
-                Accumulator(*self.wanted.shape, second=False).make_moments(), None
-            )
+            return OperatorStatistics(Accumulator(*self.wanted.shape, second=False).make_moments())
         groups = [group for _, group in self.groups]
         means = spread("rounding: means", _Group.average_positions, groups)
         for (sums, group), parts in zip(self.groups, means, strict=True):
             sums.add_columns(group, group.count, parts)
         blocks = [(sums, block) for sums in self.sums for block in sums.take_blocks()]
+        multiply = Block.multiply_columns
+        if work is None:
+            multiply = partial(multiply, workspace=Workspace())
         products = spread("rounding: second moments", multiply, [block for _, block in blocks])
         for (sums, _), block_products in zip(blocks, products, strict=True):
             # In the order of blocks, whoever computed them: float sums depend on it.
             sums.add_products(block_products)
-        whole, *others = [half.make_moments() for half in self.sums]
-        if not others:
-            return OperatorStatistics(whole, None, scarce=self.scarce)
+        halves = [half.make_moments() for half in self.sums]
         return OperatorStatistics(
-            merge_moments(whole, others[0]), (whole, others[0]), scarce=self.scarce
+            reduce(merge_moments, halves), halves if len(halves) > 1 else (), scarce=self.scarce
         )
 
 
-def multiply_block(block: Block, workspace: Workspace | None = None) -> list[Array]:
-    """The products of a block, in the order of `Accumulator.add_products`."""
-    return list(block.multiply_columns(workspace or Workspace()))
-
-
-def _is_finite(value: Array | TensorFile) -> bool:
+def _is_finite(value: Tensor) -> bool:
     return value.finite if isinstance(value, TensorFile) else are_finite(value)
 
 

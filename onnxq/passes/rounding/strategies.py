@@ -4,8 +4,6 @@
 second moments is rounded to nearest, as calibration leaves it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -11,8 +11,8 @@ import onnxq
 from onnxq.errors import PlanError
 from onnxq.graph import infer_shapes
 from onnxq.passes.equalization import cross_layer
-from onnxq.passes.equalization.cross_layer_core import equalize_values
-from onnxq.passes.equalization.smoothquant_core import ChannelStatistics
+from onnxq.passes.equalization.cross_layer import equalize_values
+from onnxq.passes.equalization.smoothquant import ChannelStatistics
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import TensorId
@@ -326,7 +326,7 @@ def test_shifts_never_widen_the_range(channels: list[tuple[float, float]]) -> No
 @pytest.mark.parametrize("why", LEFT)
 def test_what_is_left_alone(why: str) -> None:
     body, weights = LEFT[why]
-    assert cross_layer.list_sources(network(body, **weights)) == []
+    assert cross_layer.list_shift_axes(network(body, **weights)) == {}
 
 
 def test_gemm_and_matmul_take_it() -> None:

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex
 from onnxq.passes.equalization import rotation
-from onnxq.passes.equalization.operators import find_streams
+from onnxq.passes.equalization.stream_rules import find_streams
 from onnxq.plan import Rotation
 from onnxq.sites import TensorId
 from tests.networks import count_ops

@@ -16,7 +16,6 @@ from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, get_index, infer_shapes
 from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.passes.equalization import smoothquant
-from onnxq.passes.equalization import smoothquant_core as core
 from onnxq.passes.equalization.passes import observe_channels
 from onnxq.plan import Plan, SitePlan
 from onnxq.progress import silent
@@ -132,7 +131,7 @@ def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
     plan = Plan(target="ort", model="m", topology="", weights="", sites=sites)
     assert [group.tensor for group in smoothquant.find_quantized_groups(proto, plan)] == [TensorId("h")]
     rows = normal(50, 12, seed=1) * np.where(np.arange(12) == 5, 40, 1).astype(F)
-    seen = {TensorId("h"): core.ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows)}
+    seen = {TensorId("h"): smoothquant.ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows)}
     factors, _ = smoothquant.compute_smoothing_factors(proto, plan, seen)
     assert list(factors) == [TensorId("h")]
     assert factors[TensorId("h")].argmax() == 5
@@ -146,22 +145,22 @@ def test_weights_alone_are_scaled_too_where_it_is_free() -> None:
 U8, S8 = QuantSpec(signed=False, symmetric=False), QuantSpec(granularity=PerChannel(1))
 
 
-def outliers() -> tuple[core.ChannelStatistics, tuple[core.SmoothedWeight, ...]]:
+def outliers() -> tuple[smoothquant.ChannelStatistics, tuple[smoothquant.SmoothedWeight, ...]]:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((64, 32)).astype(F)
     rows[:, [3, 17]] *= 60
     weights = (rng.standard_normal((32, 16)).astype(F), rng.standard_normal((32, 8)).astype(F))
-    readers = tuple(core.SmoothedWeight(w, S8) for w in weights)
-    return core.ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows), readers
+    readers = tuple(smoothquant.SmoothedWeight(w, S8) for w in weights)
+    return smoothquant.ChannelStatistics(rows.min(axis=0), rows.max(axis=0), rows), readers
 
 
 def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
     seen, readers = outliers()
-    s, alpha, error, plain = core.search_smoothing_exponent(seen, readers, U8)
-    largest = np.maximum(-seen.low, seen.high)
+    s, alpha, error, plain = smoothquant.search_smoothing_exponent(seen, readers, U8)
+    largest, weights = np.maximum(-seen.low, seen.high), [r.weight for r in readers]
     by_alpha = {
-        a: core.measure_layer_error(seen, readers, U8, core.compute_smoothing(largest, [r.weight for r in readers], a))
-        for a in core.SMOOTHING_ALPHAS
+        a: smoothquant.measure_layer_error(seen, readers, U8, smoothquant.compute_smoothing(largest, weights, a))
+        for a in smoothquant.SMOOTHING_ALPHAS
     }
     assert error == min(by_alpha.values()) == by_alpha[alpha]
     assert error < plain / 10
@@ -171,23 +170,26 @@ def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
 
 def test_the_formula() -> None:
     weights = [np.array([[1.0, -4.0], [9.0, 0.0]], F), np.array([[2.0], [1.0]], F)]
-    s = core.compute_smoothing(np.array([8.0, 2.0]), weights, 0.5)
+    s = smoothquant.compute_smoothing(np.array([8.0, 2.0]), weights, 0.5)
     np.testing.assert_allclose(s[0] / s[1], np.sqrt(8 / 4) / np.sqrt(2 / 9), rtol=1e-6)
 
 
 def test_dead_channels_keep_their_size() -> None:
-    s = core.compute_smoothing(np.array([0.0, 4.0, 1.0, 2.0]), [np.array([[1.0], [1.0], [1.0], [0.0]], F)], 0.5)
+    s = smoothquant.compute_smoothing(np.array([0.0, 4.0, 1.0, 2.0]), [np.array([[1.0], [1.0], [1.0], [0.0]], F)], 0.5)
     assert s[0] == s[3] == 1.0
     np.testing.assert_allclose(s[1:3], [np.sqrt(2), np.sqrt(0.5)], rtol=1e-6)
-    assert (core.compute_smoothing(np.zeros(3), [np.zeros((3, 2), F)], 0.5) == 1.0).all()
+    assert (smoothquant.compute_smoothing(np.zeros(3), [np.zeros((3, 2), F)], 0.5) == 1.0).all()
 
 
 def test_awq_gives_room_to_weights_that_large_inputs_meet() -> None:
     rng = np.random.default_rng(3)
     rows = rng.standard_normal((200, 16)).astype(F) * np.where(np.arange(16) % 4 == 1, 30, 1).astype(F)
-    readers = [core.SmoothedWeight(normal(16, 9, seed=4), INT4), core.SmoothedWeight(normal(16, 5, seed=5), INT4)]
-    s, alpha, error, plain = core.search_awq_exponent(rows, readers)
-    assert alpha in core.AWQ_ALPHAS
+    readers = [
+        smoothquant.SmoothedWeight(normal(16, 9, seed=4), INT4),
+        smoothquant.SmoothedWeight(normal(16, 5, seed=5), INT4),
+    ]
+    s, alpha, error, plain = smoothquant.search_awq_exponent(rows, readers)
+    assert alpha in smoothquant.AWQ_ALPHAS
     assert error < 0.7 * plain
     assert set(np.argsort(s)[-4:] % 4) == {1}
     assert np.isclose(np.log(s).mean(), 0, atol=1e-5)
@@ -200,9 +202,9 @@ def test_awq_gives_room_to_weights_that_large_inputs_meet() -> None:
 
 def test_awq_leaves_dead_inputs_finite() -> None:
     rows = np.zeros((4, 8), F)
-    assert core.compute_awq_scaling(rows, 0.5).tolist() == [1.0] * 8
+    assert smoothquant.compute_awq_scaling(rows, 0.5).tolist() == [1.0] * 8
     rows[:, 2] = 3
-    s = core.compute_awq_scaling(rows, 0.5)
+    s = smoothquant.compute_awq_scaling(rows, 0.5)
     assert np.isfinite(s).all()
     assert s.argmax() == 2
 

@@ -8,7 +8,7 @@ import pytest
 
 import onnxq
 from onnxq.annotate import annotate_model, find_pairs
-from onnxq.passes.mixed_precision.weight_bits import add_noises
+from onnxq.passes.judging import add_noises
 from onnxq.spec import PerBlock, PerChannel
 from tests.tables import make_table, model, quantize, tokens, words
 

@@ -17,7 +17,7 @@ from onnxq.passes.mixed_precision.program import (
     PrecisionProgram,
     SharedCosts,
 )
-from onnxq.passes.mixed_precision.rescaling import bisect_noise
+from onnxq.passes.mixed_precision.promotion_search import bisect_noise
 
 PRECISIONS = ("float", "w8a8", "w4a8")
 INTEGERS = frozenset(PRECISIONS[1:])

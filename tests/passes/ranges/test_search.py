@@ -14,7 +14,7 @@ from onnxq.errors import CalibrationError
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
 from onnxq.observers import create_observer
-from onnxq.observers.histogram import RangeCandidates
+from onnxq.observers.histogram import find_candidates
 from onnxq.passes import ranges
 from onnxq.passes.base import Stage, run_stage
 from onnxq.passes.journal import Outcome
@@ -24,7 +24,7 @@ from onnxq.passes.state import FloatState
 from onnxq.plan import Plan
 from onnxq.progress import silent
 from onnxq.sites import Role, TensorId
-from onnxq.spec import ObserverSpec, QuantSpec
+from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from tests.passes.context import make_context, place
 from tests.passes.kit import parse
 from tests.passes.rounding.kit import ALL, calibrated
@@ -223,10 +223,11 @@ def test_weights_alone_have_no_ranges_to_choose() -> None:
 def test_candidates_are_those_of_the_observers_without_repeats() -> None:
     spec = QuantSpec(signed=False, symmetric=False)
     values = np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
-    ranges = RangeCandidates(spec)
-    ranges.add_sample(values[:20_000])
-    ranges.add_sample(values[20_000:])
-    found = ranges.list_qparams((None, None))
+
+    def find(*samples: np.ndarray, step: float = 0.0) -> dict[str, QParams]:
+        return find_candidates(samples, spec, (None, None), step)
+
+    found = find(values[:20_000], values[20_000:])
     assert set(found) == {"minmax", "percentile 99.999", "percentile 99.99", "mse", "entropy"}
     for name, one in (("mse", ObserverSpec("mse")), ("entropy", ObserverSpec("entropy"))):
         alone = create_observer(one, spec)
@@ -239,15 +240,13 @@ def test_candidates_are_those_of_the_observers_without_repeats() -> None:
         tried = {
             name
             for name, qparams in found.items()
-            if name in ranges.list_qparams((None, None), replace(qparams, scale=qparams.scale / np.float32(factor)))
+            if name in find(values, step=float(qparams.scale / np.float32(factor)))
         }
         assert tried & {"mse", "minmax", "entropy"} == names
-    few = RangeCandidates(spec)
-    few.add_sample(np.ones(3, np.float32))
-    assert len(few.list_qparams((None, None))) < 5
-    assert RangeCandidates(spec).list_qparams((None, None)) == {}
+    assert len(find(np.ones(3, np.float32))) < 5
+    assert find() == {}
     with pytest.raises(CalibrationError):
-        few.add_sample(np.array([np.nan], np.float32))
+        find(np.array([np.nan], np.float32))
 
 
 def test_a_range_must_be_better_by_more_than_chance() -> None:

@@ -68,6 +68,8 @@ def add_samples(sums: Accumulator, x: Array, y: Array, parts: Sequence[Part] | N
     if count and parts is None:
         parts = [(count, x.mean(axis=2, dtype=np.float64), y.mean(axis=2, dtype=np.float64))]
     sums.add_columns(_HeldColumns(x, y), count, parts or ())
+    for block in sums.take_blocks():
+        sums.add_products(block.multiply_columns())
 
 
 def pose(

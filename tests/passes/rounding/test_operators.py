@@ -62,7 +62,7 @@ def test_rows_times_weights_are_the_transposed_convolution(case: Any, seed: int)
     (one,) = operators(proto, {"x": x})
     total = forms.gather_positions(shape, one.geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
-    rows = forms.compute_gather_indices(shape, one.geometry, np.arange(total)).gather_columns(x).transpose(0, 2, 1)
+    rows = forms.gather_columns([x], one.geometry, np.arange(total))[0].transpose(0, 2, 1)
     np.testing.assert_allclose(forms.window_means(x, one.geometry).mean(axis=0), rows.mean(axis=1), atol=1e-5)
     got = rows @ one.to_rows(w).transpose(0, 2, 1)
     got = got.transpose(1, 0, 2).reshape(wanted.shape[0], *wanted.shape[2:], -1)
@@ -184,13 +184,11 @@ def test_rows_times_weights_are_the_convolution(case: Any, seed: int) -> None:
     )  # fmt: skip
     total = forms.gather_positions(shape, geometry)
     assert total == wanted.shape[0] * int(np.prod(wanted.shape[2:]))
-    rows = forms.compute_gather_indices(shape, geometry, np.arange(total)).gather_columns(x).transpose(0, 2, 1)
+    rows = forms.gather_columns([x], geometry, np.arange(total))[0].transpose(0, 2, 1)
     each = rows.reshape(len(rows), shape[0], -1, rows.shape[2]).mean(axis=2, dtype=np.float64)
     np.testing.assert_allclose(forms.window_means(x, geometry), each.transpose(1, 0, 2), atol=1e-5)
     some = np.flatnonzero(rng.integers(0, 2, total))
-    assert np.array_equal(
-        forms.compute_gather_indices(shape, geometry, some).gather_columns(x).transpose(0, 2, 1), rows[:, some]
-    )
+    assert np.array_equal(forms.gather_columns([x], geometry, some)[0].transpose(0, 2, 1), rows[:, some])
     groups = geometry.groups
     got = rows @ w.reshape(groups, weight[0] // groups, -1).transpose(0, 2, 1)
     got = got.transpose(1, 0, 2).reshape(wanted.shape[0], *wanted.shape[2:], weight[0])
@@ -211,7 +209,7 @@ def test_positions_are_chosen_alike_each_time_and_never_twice() -> None:
 def test_same_padding_splits_an_odd_pixel_as_asked(pad: str) -> None:
     x = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
     geometry = forms.Geometry(kernel=(2,), strides=(1,), dilations=(1,), auto_pad=pad)
-    rows = forms.compute_gather_indices(x.shape, geometry, np.arange(4)).gather_columns(x)[0].T
+    rows = forms.gather_columns([x], geometry, np.arange(4))[0][0].T
     wanted = {"SAME_UPPER": [[0, 1], [1, 2], [2, 3], [3, 0]], "SAME_LOWER": [[0, 0], [0, 1], [1, 2], [2, 3]]}
     assert rows.tolist() == wanted[pad]
 

@@ -14,9 +14,10 @@ from onnxq.config import TensorConfig
 from onnxq.data import load_data
 from onnxq.graph import GraphIndex
 from onnxq.passes.rounding import layerwise as sampling
+from onnxq.passes.rounding.layerwise import MomentsRequest
 from onnxq.passes.rounding.operators import Geometry, window_means
 from onnxq.passes.rounding.second_moments import Accumulator, merge_moments
-from onnxq.passes.rounding.statistics import MomentsRequest, OperatorStatistics, StatisticsSource, gather_statistics
+from onnxq.passes.rounding.statistics import OperatorStatistics, gather_statistics
 from onnxq.pipeline.prepared import load_state
 from onnxq.sites import TensorId
 from tests.passes.context import place
@@ -107,7 +108,7 @@ def test_moments_of_two_halves_are_those_of_all() -> None:
 
 
 @dataclass(frozen=True)
-class Given(StatisticsSource):
+class Given:
     """Tensors as they are."""
 
     values: Array
