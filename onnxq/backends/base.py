@@ -259,11 +259,6 @@ class Capability:
 Exclusion = Callable[[Candidate, Candidate | None], Reason]
 
 
-def _order_no_sums(node: NodeRef, shape: Shape) -> SumOrder | None:
-    """None: every kernel adds in 32 bits."""
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class OperatorTable:
     """The operators that a device beside an engine's usual one has kernels for, by names as in `Target.no_kernel`.
@@ -352,7 +347,7 @@ class Target:
     no_gain: Causes = field(default_factory=dict)
     # The int8 weights of a node that a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations, as
     # `numerics.weights` describes them; None where every kernel is exact.
-    sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _order_no_sums
+    sum_order: Callable[[NodeRef, Shape], SumOrder | None] = lambda _, __: None
 
     @property
     def attention_rules(self) -> frozenset[str]:
@@ -367,7 +362,7 @@ class Target:
     @property
     def saturates(self) -> bool:
         """True when kernels on some CPUs add products in 16 bits."""
-        return any(part.sum_order is not _order_no_sums for part in self.parts or (self,))
+        return any(part.sum_order is not Target.sum_order for part in self.parts or (self,))
 
     def list_sum_orders(self, node: NodeRef, shape: Shape) -> SumOrders:
         """The orders in which the kernels of all its engines read a node's weight."""
@@ -386,14 +381,14 @@ class Target:
             if types & _INTEGERS:
                 continue
             reason = rule.check(candidate) if types <= {TensorProto.FLOAT} else _NOT_FLOAT32
-            loss = rule.unpaid(candidate) if reason is None else None
-            if reason is None and loss is None:
-                return rule, None
             # The first reason holds, and one about time comes before one about kernels: a kernel is there then.
-            if loss is not None:
+            if reason is None:
+                loss = rule.unpaid(candidate)
+                if loss is None:
+                    return rule, None
                 unpaid = unpaid or LeftFloat(node.name, loss, rule.name)
-            elif reason is not None and rule.compute and refusal is None:
-                refusal = Refusal(node.name, reason, rule=rule.name, code="R102")
+            elif rule.compute:
+                refusal = refusal or Refusal(node.name, reason, rule=rule.name, code="R102")
         return None, unpaid or refusal
 
     def without_kernel(self, node: NodeRef) -> Unquantized | None:
@@ -405,25 +400,22 @@ class Target:
                 reason = f"{kind} has its weight in blocks for one CPU: {REMEDY}"
             return LeftFloat(node.name, reason, "custom-operator", "F108")
         name = name_operator(node)
-        if name in self.no_kernel:
-            return Refusal(node.name, self.no_kernel[name], rule="no-kernel", code="R101")
-        if name in self.no_gain:
+        cause = self.no_kernel.get(name)
+        if cause is None and name in self.no_gain:
             return LeftFloat(node.name, self.no_gain[name], "no-kernel")
         if name in WEIGHTED_OPS and not any(name in rule.ops for rule in self.rules):
-            reason = f"target {self.name} has no rule for {name}"
-            return Refusal(node.name, reason, rule="no-kernel", code="R101")
-        return None
+            cause = cause or f"target {self.name} has no rule for {name}"
+        if cause is None:
+            return None
+        return Refusal(node.name, cause, rule="no-kernel", code="R101")
 
     def capability(self, spec: QuantSpec, role: Role, op_type: str) -> Capability | None:
         """The first row of the table that accepts this spec; None without one."""
         return next((row for row in self._list_rows(role, op_type) if row.accepts_spec(spec)), None)
 
     def _list_rows(self, role: Role, op_type: str) -> list[Capability]:
-        return [
-            row
-            for row in self.capabilities
-            if row.role is role and (not row.ops or op_type in row.ops)
-        ]
+        rows = (row for row in self.capabilities if row.role is role)
+        return [row for row in rows if not row.ops or op_type in row.ops]
 
     def refuse(self, spec: QuantSpec, role: Role, node: NodeRef) -> Refusal | None:
         """The refusal of a spec that the target does not run, with those it takes instead; None where it runs."""

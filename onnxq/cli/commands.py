@@ -220,7 +220,7 @@ CALIBRATE = ModelCommand(
         make_output("The part. [default: MODEL.part.json beside MODEL]", metavar="PART.json"),
         FORCE,
     ],
-    function="shards:run_shard",
+    function="shards:calibrate_part",
     progress="calibrating {model}",
     takes="QUANTIZE",
     ending=".part.json",
@@ -242,7 +242,7 @@ MERGE = ModelCommand(
         make_output("The merged ranges.", metavar="RANGES.json"),
         FORCE,
     ],
-    function="shards:run_merge",
+    function="shards:merge_parts",
 )
 IMPORT = ModelCommand(
     "import-calibration",

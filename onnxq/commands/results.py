@@ -32,10 +32,9 @@ _MODULES = {
     "Report": "quantize",
     "SearchResult": "search",
     "Variants": "variants.result",
-    "WrittenPart": "shards",
 }
 # Results of functions that are not public.
-_INTERNAL = ("AppliedImport", "Kernels", "WrittenPart")
+_INTERNAL = ("AppliedImport", "Kernels")
 
 
 def find_form(result: object) -> ResultFormat[Any]:
