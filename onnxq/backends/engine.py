@@ -6,6 +6,7 @@ made where the library is not installed; every method has a default, for engines
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -54,10 +55,7 @@ class Tensor:
     @property
     def size(self) -> int:
         """Number of elements; dynamic axes count once."""
-        size = 1
-        for dim in self.shape:
-            size *= max(dim, 1)
-        return size
+        return math.prod(max(dim, 1) for dim in self.shape)
 
 
 Tensors = tuple[Tensor, ...]

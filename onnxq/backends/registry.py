@@ -86,8 +86,8 @@ def list_names() -> list[str]:
     return sorted({*BACKENDS, *_list_folders(), *entry_points(group=GROUP).names})
 
 
-def list_runnable(*, foreign: bool = True) -> list[str]:
-    """The names of backends with engines, whose models `diff` can run; foreign: those of other packages, too.
+def list_runnable() -> list[str]:
+    """The names of backends with engines, whose models `diff` can run.
 
     Onnxq's own have their engines in a module `engine`. They are not loaded for it: the help of commands lists these.
     """
@@ -98,7 +98,7 @@ def list_runnable(*, foreign: bool = True) -> list[str]:
         for name in own
         if (BACKENDS[name].engines if name in BACKENDS else (folder / name / "engine.py").exists())
     ]
-    others = list_backends(foreign=True) if foreign and set(list_names()) != set(own) else ()
+    others = list_backends(foreign=True) if list_names() != own else ()
     names += [backend.name for backend in others if backend.engines and backend.name not in own]
     return names
 
@@ -106,7 +106,7 @@ def list_runnable(*, foreign: bool = True) -> list[str]:
 def list_backends(*, foreign: bool = False) -> Iterator[Backend]:
     """Onnxq's own backends and those that a program added; foreign: then those of other packages that can be loaded."""
     own = sorted({*BACKENDS, *_list_folders()})
-    for name in (*own, *(name for name in (list_names() if foreign else ()) if name not in own)):
+    for name in dict.fromkeys([*own, *(list_names() if foreign else ())]):
         try:
             backend = load_backend(name)
         except ConfigError:  # whoever names it is told
@@ -475,16 +475,14 @@ def list_registered(kind: str) -> dict[str, str]:
 def _check_name(config: Config, path: str, name: str, names: Collection[str]) -> None:
     if name not in names:
         cause = f"{name!r} is not one of {', '.join(names)}"
-        place = (
-            config.find_place(path)
-            or config.find_place(path.partition("[")[0])
-            or Location(config.source)
-        )
-        raise ConfigError(place / path, cause, suggest_names(name, names), code="Q304")
+        fix = suggest_names(name, names)
+        raise ConfigError(_locate_field(config, path), cause, fix, code="Q304")
 
 
 def _locate_field(config: Config, path: str) -> Location:
     """`file:line: path` of the field. The line is that of its section, or of `target`, if the field was not written."""
+    # A list may be written as one text, whose words have no places of their own.
+    whole = path.partition("[")[0] if path.endswith("]") else path
     section = path.rpartition(".")[0]
-    places = map(config.find_place, (path, section, "target"))
-    return next((place for place in places if place is not None), Location("")) / path
+    places = map(config.find_place, (path, whole, section, "target"))
+    return next(filter(None, places), Location("")) / path

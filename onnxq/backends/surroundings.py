@@ -4,7 +4,6 @@ And what rules of several engines ask of a node alike.
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -111,17 +110,16 @@ def _find_gated(index: Graph, sources: list[TensorId]) -> TensorId | None:
 
 def measure_distances(index: Graph, tensor: TensorId) -> dict[TensorId, int]:
     """Every tensor that this one is computed from, with the least number of nodes between."""
-    found = {tensor: 0}
-    pending = deque([tensor])
-    while pending:
-        at = pending.popleft()
+    distances = {tensor: 0}
+    pending = [tensor]
+    for at in pending:
         node = index.find_producer(at)
         # Breadth first: the first way to a tensor is the shortest.
         for source in list_computed_inputs(index, node) if node is not None else ():
-            if source not in found:
-                found[source] = found[at] + 1
+            if source not in distances:
+                distances[source] = distances[at] + 1
                 pending.append(source)
-    return found
+    return distances
 
 
 def find_skip_input(index: Graph, node: NodeRef) -> int | None:

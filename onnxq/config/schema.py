@@ -34,16 +34,12 @@ class Loose(BaseModel):
 
 
 def _read_site_name(value: Any) -> Any:
-    node = isinstance(value, (list, tuple)) and len(value) == 2
-    whole = (
-        node
-        and isinstance(value[0], str)
-        and isinstance(value[1], int)
-        and not isinstance(value[1], bool)
-    )
-    if not isinstance(value, str) and not (whole and 0 <= value[1] < _MANY):
-        raise ValueError("must be a tensor's name, or [node, number of its input]")
-    return value if isinstance(value, str) else (value[0], value[1])
+    match value:
+        case str():
+            return value
+        case [str(node), int(k)] if 0 <= k < _MANY and not isinstance(k, bool):
+            return node, k
+    raise ValueError("must be a tensor's name, or [node, number of its input]")
 
 
 # Bounds that keep numbers inside the integers of numpy and ONNX; ranks and opsets stay far below them.

@@ -14,9 +14,10 @@ import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job, Profile
 from onnxq.backends.openvino.kernels import CONSTANT, KERNELS, MARK, mark_name
-from onnxq.backends.serving import Answer, answer_samples, read_feeds
+from onnxq.backends.serving import FEEDS, Answer, answer_samples
 from onnxq.graph.scopes import walk_graphs
 from onnxq.runtime import detect_cpu
+from onnxq.runtime.exchange import read_values
 from onnxq.runtime.timing import Block, count_block_runs, measure_rounds, time_runs
 from onnxq.sites import EngineOptions, JsonObject
 
@@ -164,7 +165,7 @@ def time_built(job: JsonObject, folder: Path) -> JsonObject:
     blocks = {}
     reasons = {}
     options = {**job["options"], "INFERENCE_NUM_THREADS": job["threads"]}
-    feeds = read_feeds(folder)
+    feeds = read_values(folder / FEEDS)
     for name, path in job["engines"].items():
         try:
             shapes = {key: (value.shape,) for key, value in feeds[name].items()}

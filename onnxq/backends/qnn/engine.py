@@ -20,7 +20,10 @@ from onnxq.backends.engine import (
     Runner,
 )
 from onnxq.backends.qnn.kernels import NEEDS, TRACE, read_kernels, read_placement
-from onnxq.graph import QUANTIZE, GraphIndex, ModelLike, NodeRef
+from onnxq.backends.serving import serve_model
+from onnxq.errors import ModelError
+from onnxq.graph import QUANTIZE, GraphIndex, ModelLike, NodeRef, get_index
+from onnxq.runtime import tap_tensors
 from onnxq.sites import EngineOptions, JsonObject, Names
 
 if TYPE_CHECKING:
@@ -97,13 +100,29 @@ class QnnEngine(Engine):
     def open_runner(
         self, name: str, model: ModelLike, job: Job, folder: Path
     ) -> AbstractContextManager[Runner]:
-        """Compile the model, and emulate it in a process of its own."""
-        from onnxq.backends.qnn.run import emulate
+        """Compile the model, and emulate it in a process of its own.
 
-        return emulate(self, name, model, job, folder)
+        With `debug_tensors` integers of quantized tensors are outputs, too. Raises ModelError for samples of several
+        sizes.
+        """
+        for value, sizes in job.shapes.items():
+            if len(set(sizes)) > 1:
+                listed = ", ".join(dict.fromkeys("x".join(map(str, size)) for size in sizes))
+                cause = f"a compiled model takes one size, and samples have {listed}"
+                raise ModelError(f"input {value}", cause, "give samples of one size", code="Q115")
+        tapped = _tap_quantized(model) if job.debug_tensors else model
+        return serve_model(self, name, tapped, job, folder)
 
     def run_job(self, job: JsonObject, folder: Path) -> JsonObject:
         """Answer samples with the compiled model in `folder` until there are no more."""
         from onnxq.backends.qnn.build import answer_compiled
 
         return answer_compiled(job, folder)
+
+
+def _tap_quantized(model: ModelLike) -> ModelLike:
+    """The model with the integers of quantized activations as outputs: fusions need them anyway, and stay."""
+    index = get_index(model)
+    makers = (node for node in index.nodes if node.op_type == QUANTIZE and not node.scope)
+    wanted = [node.result for node in makers if not index.has_constant(node, 0)]
+    return tap_tensors(model, wanted).proto

@@ -14,10 +14,11 @@ import numpy as np
 
 from onnxq.arrays import Array, Arrays
 from onnxq.backends.engine import LOG, Engine, EngineTimes, TimedModel, Timing
-from onnxq.backends.serving import read_feeds, time_in_child
+from onnxq.backends.serving import FEEDS, time_in_child
 from onnxq.backends.trt.build import load_plugins, make_logger
 from onnxq.backends.trt.cuda import Cuda, CudaError, Launch
 from onnxq.runtime import summarize_rounds
+from onnxq.runtime.exchange import read_values
 from onnxq.runtime.timing import count_block_runs, measure_rounds
 from onnxq.sites import JsonObject
 
@@ -35,20 +36,15 @@ def time_engines(engine: Engine, models: Mapping[str, TimedModel], timing: Timin
     """
     result = time_in_child(engine, models, timing)
     times = result["times"]
-    by_mode = {
-        mode: {
+    eager, graph = (
+        {
             name: summarize_rounds(times[key])
             for name in models
             if (key := f"{name} {mode}") in times
         }
         for mode in (EAGER, GRAPH)
-    }
-    return EngineTimes(
-        device=result["device"],
-        eager=by_mode[EAGER],
-        graph=by_mode[GRAPH],
-        reasons=result["reasons"],
     )
+    return EngineTimes(device=result["device"], eager=eager, graph=graph, reasons=result["reasons"])
 
 
 def time_job(engine: Engine, job: JsonObject, folder: Path) -> JsonObject:
@@ -68,11 +64,11 @@ def time_job(engine: Engine, job: JsonObject, folder: Path) -> JsonObject:
             return {"device": cuda.name, "failed": missing}
         blocks = {}
         reasons: dict[str, str] = {}
-        feeds = read_feeds(folder)
+        feeds = read_values(folder / FEEDS)
         for name, path in job["engines"].items():
             try:
                 loaded = LoadedEngine(library, logger, cuda, Path(path), feeds[name])
-                blocks[name, EAGER] = loaded.make_block(loaded.enqueue)
+                blocks[f"{name} {EAGER}"] = loaded.make_block(loaded.enqueue)
             except (
                 Exception
             ) as error:  # the library's own kinds have no common base; the other engines are timed
@@ -80,11 +76,10 @@ def time_job(engine: Engine, job: JsonObject, folder: Path) -> JsonObject:
                 reasons[name] = f"{type(error).__name__}: {error}" + (f" ({told})" if told else "")
                 continue
             try:
-                blocks[name, GRAPH] = loaded.make_block(cuda.capture(loaded.enqueue))
+                blocks[f"{name} {GRAPH}"] = loaded.make_block(cuda.capture(loaded.enqueue))
             except Exception as error:  # work that waits for the CPU cannot be captured
                 reasons[name] = f"no CUDA graph: {type(error).__name__}: {error}"
-        names = {f"{name} {mode}": block for (name, mode), block in blocks.items()}
-        times = measure_rounds(names, rounds=job["rounds"], seconds=job["seconds"], precision=0.0)
+        times = measure_rounds(blocks, rounds=job["rounds"], seconds=job["seconds"], precision=0.0)
     return {"device": cuda.name, "failed": "", "times": times, "reasons": reasons}
 
 
