@@ -88,7 +88,6 @@ class PieceSearch:
     computes differently.
     """
 
-    index: GraphIndex
     parts: FedParts
     counterpart: Counterpart
     run: str
@@ -114,7 +113,7 @@ class PieceSearch:
             against=OFF,
             output=self.counterpart.tensor,
             nodes=tuple(order),
-            ops=tuple(self.index.find_node(name).op_type for name in order),
+            ops=tuple(self.parts.nodes[name].op_type for name in order),
             inputs=tuple(inputs),
             sqnr_db=error.sqnr_db,
             max_abs=error.max_abs,

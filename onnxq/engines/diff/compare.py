@@ -279,17 +279,13 @@ class _Comparison:
             inside = engines.float_index if self.prepared is None else GraphIndex(self.prepared)
             self.inner = inner = open_inner(inside, self.index, first, fused=fused, threads=threads)
         with ExitStack() as stack:
-            others = engines.open_inner(stack)
             return compare_layers(
                 inner,
-                self.dataset.samples,
-                first,
-                others=others,
+                self.dataset,
+                engines.open_inner(stack),
                 threads=threads,
                 memory_limit=self.config.data.memory_limit or _MEMORY_LIMIT,
-                begin=lambda rounds: engines.progress(
-                    "comparing layers", rounds * len(self.dataset)
-                ),
+                progress=engines.progress,
             )
 
     def find_first_points(
@@ -359,7 +355,6 @@ class _Comparison:
             with self.engines.progress(f"bisecting ({label_run(run)})") as task:
                 parts = self._cut_parts(point.sample)
                 found = PieceSearch(
-                    self.index,
                     parts,
                     point.counterpart,
                     run,
@@ -394,7 +389,7 @@ class _Comparison:
                 for tensor in find_named_tensors(self.index, error):
                     end = Counterpart(tensor, None)
                     found = PieceSearch(
-                        self.index, parts, end, run, engine, task.advance, failing=True
+                        parts, end, run, engine, task.advance, failing=True
                     ).find_piece()
                     if found is not None:
                         yield found
@@ -407,19 +402,12 @@ def find_named_tensors(index: GraphIndex, error: OnnxqError) -> list[str]:
     found: list[str] = []
     # Names of nodes have no common form: every word of the message may be one.
     for name in [*node_name, *re.findall(r"[^\s'\"(),;]+", error.cause)]:
-        made = [
-            tensor
-            for node in index.nodes
-            if node.name == name and not node.scope
-            for tensor in node.outputs
-        ]
-        readers = [
-            reader
-            for tensor in made
-            for reader in index.readers(TensorId(tensor))
-            if not reader.scope
-        ]
-        found += [*made, *(reader.outputs[0] for reader in readers if reader.op_type == QUANTIZE)]
+        node = index.named.get(name)
+        if node is None or node.scope:
+            continue
+        readers = [reader for made in node.results for reader in index.readers(made)]
+        quantizers = [one for one in readers if one.op_type == QUANTIZE and not one.scope]
+        found += [*node.outputs, *(one.outputs[0] for one in quantizers)]
     return list(dict.fromkeys(found))
 
 

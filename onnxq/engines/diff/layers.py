@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +19,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array, Arrays, Interval
 from onnxq.backends.engine import Runner, SessionRunner
+from onnxq.data import Dataset
 from onnxq.engines.diff.measure import Level, Tallies, Tally, diverges, find_level
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Divergence, Error, LayerDiff, label_run
 from onnxq.engines.diff.runs import Reference
@@ -28,12 +28,10 @@ from onnxq.graph import FLOAT_TENSORS, GraphIndex, ModelLike, NodeRef, add_libra
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.graph.light import list_libraries
 from onnxq.plan.names import is_clipped_part
-from onnxq.progress import Task, Tick, silent
+from onnxq.progress import Progress, Tick
 from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
 from onnxq.sites import Lines, Names, Refusal, Refusals, TensorId
 
-# Gives the samples anew.
-Samples = Callable[[], Iterable[Feeds]]
 _FLOATS = FLOAT_TENSORS | {0}
 # Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
 _INTEGERS = {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, 0}
@@ -141,12 +139,9 @@ def _find_data_nodes(index: GraphIndex) -> set[str]:
 
 def find_source(index: GraphIndex, tensor: str) -> str:
     """The float tensor behind one: through a pair and the Clip or Max that narrows its range."""
-    for _ in range(len(index.nodes) + 1):
-        node = index.find_producer(TensorId(tensor))
-        if node is None or not (
-            node.op_type in (QUANTIZE, DEQUANTIZE) or _is_quantizer_clip(index, node)
-        ):
-            return tensor
+    while (node := index.find_producer(TensorId(tensor))) is not None:
+        if node.op_type not in (QUANTIZE, DEQUANTIZE) and not _is_quantizer_clip(index, node):
+            break
         tensor = node.inputs[0]
     return tensor
 
@@ -270,18 +265,16 @@ def _find_layout_notes(
 
 def compare_layers(
     inner: Inner,
-    samples: Samples,
-    first: Feeds,
+    dataset: Dataset,
+    others: Sequence[Runner],
     *,
-    others: Sequence[Runner] = (),
-    threads: int = 0,
-    memory_limit: int = 2**30,
-    begin: Callable[[int], AbstractContextManager[Task]] = lambda rounds: silent(""),
+    threads: int,
+    memory_limit: int,
+    progress: Progress,
 ) -> LayerResults:
     """Run float and quantized model (and `others`, active runners that give inner tensors by name) over the samples.
 
-    memory_limit: bytes of tensors held of one sample, all runs together; more samples are read again for more tensors.
-    begin: begins a step of so many rounds over the samples.
+    memory_limit: bytes of tensors held of one sample, all runs together; all samples are read again for more tensors.
     """
     made = match_tensors(inner.float_index, inner.index)
     if not made:
@@ -289,10 +282,11 @@ def compare_layers(
     work = _LayerWork(inner)
     names = {runner.name for runner in others}
     # Three runs of ORT (float, without and with optimizations) hold tensors beside those of the others.
-    groups = list(group_by_size(inner.index.model, made, first, memory_limit // (3 + len(names))))
-    with begin(len(groups)) as task:
+    share = memory_limit // (3 + len(names))
+    groups = list(group_by_size(inner.index.model, made, dataset[0], share))
+    with progress("comparing layers", len(groups) * len(dataset)) as task:
         for group in groups:
-            work.read_group(group, samples, others, threads, task.advance)
+            work.read_group(group, dataset, others, threads, task.advance)
     return work.sum_up(made, [*((ON,) if inner.fused is not None else ()), *sorted(names)])
 
 
@@ -349,7 +343,7 @@ class _LayerWork:
     def read_group(
         self,
         group: Sequence[MatchedTensor],
-        samples: Samples,
+        dataset: Dataset,
         others: Sequence[Runner],
         threads: int,
         tick: Tick,
@@ -369,7 +363,7 @@ class _LayerWork:
             for name, index, wanted in sources
             if wanted
         ]
-        for feeds in samples():
+        for feeds in dataset.samples():
             values = {runner.name: runner.infer(feeds) for runner in (*runners, *others)}
             for row in group:
                 self._compare_tensor(row, feeds, values, levels)
