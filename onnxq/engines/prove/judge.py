@@ -120,13 +120,8 @@ def _group_by_node(kernels: Sequence[Kernel]) -> dict[str, Kernels]:
 
 def find_heavy_nodes(index: GraphIndex) -> NodeRefs:
     """Products and pools of every scope; not those of constants alone, which no engine runs."""
-    return tuple(
-        node for node in index.nodes if node.op_type in HEAVY and not _is_constant(index, node)
-    )
-
-
-def _is_constant(index: GraphIndex, node: NodeRef) -> bool:
-    return bool(index.list_reads(node)) and not index.list_computed(node)
+    heavy = (node for node in index.nodes if node.op_type in HEAVY)
+    return tuple(node for node in heavy if index.list_computed(node) or not index.list_reads(node))
 
 
 def _judge_node(node: NodeRef, kernels: Kernels, reasons: Reasons) -> NodeProof:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from onnxq.backends.engine import (
     DevicePlacement,
     Job,
     Kernel,
+    Profile,
 )
 from onnxq.config import ProveConfig, RuntimeConfig, matches_any
 from onnxq.data import Dataset
@@ -43,7 +44,7 @@ from onnxq.engines.prove.proof import (
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
-from onnxq.engines.shapes import GivenSizes, Sizes, demand_sizes, make_profile, warn_guesses
+from onnxq.engines.shapes import demand_sizes, make_profile, warn_guesses
 from onnxq.errors import ConfigError, OnnxqError, OutputError, suggest_names
 from onnxq.files import ScratchFolder, prepare_folder
 from onnxq.graph import ModelLike, ModelSource, add_libraries, infer_shapes, name_nodes, save_model
@@ -69,7 +70,7 @@ class ProveRequest:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     # Samples that saturation is measured on.
     dataset: Dataset | None = None
-    shapes: GivenSizes = field(default_factory=dict)
+    shapes: Profile = field(default_factory=dict)
     save: Path | None = None
     progress: Progress = silent
 
@@ -151,7 +152,7 @@ def _find_engine(model: onnx.ModelProto, request: ProveRequest) -> tuple[Engine,
 
 def _find_shapes(
     engine: Engine, index: GraphIndex, request: ProveRequest
-) -> tuple[Mapping[str, Sizes], Cautions]:
+) -> tuple[Profile, Cautions]:
     """The sizes to build for, and a warning of those that were guessed."""
     if engine.any_size:
         return {}, ()
@@ -164,7 +165,7 @@ def _find_shapes(
 def _make_job(
     engine: Engine,
     capability: ComputeCapability,
-    shapes: Mapping[str, Sizes],
+    shapes: Profile,
     request: ProveRequest,
 ) -> Job:
     # A timing cache grows from build to build.
@@ -293,12 +294,10 @@ def _check_required(
 
 def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> Iterator[Requirement]:
     # Engines add up a pool in float32 whatever the file says, and it costs next to nothing.
-    products = [one for one in nodes if one.op in PRODUCTS]
+    computed = {one.node: one.computed for one in nodes if one.op in PRODUCTS}
     for dtype in dict.fromkeys(forbidden):
-        unmet = tuple(one.node for one in products if dtype in one.computed)
-        yield Requirement(
-            dtype=dtype, forbidden=True, nodes=tuple(one.node for one in products), unmet=unmet
-        )
+        unmet = tuple(name for name, types in computed.items() if dtype in types)
+        yield Requirement(dtype=dtype, forbidden=True, nodes=tuple(computed), unmet=unmet)
 
 
 def _check_integers(
