@@ -199,10 +199,8 @@ def _make_lines(bench: Bench, verbose: bool) -> terminal.SheetRows:
     yield "data", bench.data
 
 
-FORMS = {
-    "Bench": ResultFormat[Bench](
-        make_parts=_make_parts,
-        derive=lambda bench: {"models": [_describe_model(bench, model) for model in bench.models]},
-        find_fault=_find_failed_model,
-    )
-}
+FORM = ResultFormat[Bench](
+    make_parts=_make_parts,
+    derive=lambda bench: {"models": [_describe_model(bench, model) for model in bench.models]},
+    find_fault=_find_failed_model,
+)

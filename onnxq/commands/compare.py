@@ -249,6 +249,4 @@ def _make_parts(comparison: Comparison, view: TextView) -> Parts:
         )
 
 
-FORMS = {
-    "Comparison": ResultFormat[Comparison](make_parts=_make_parts, find_fault=find_failed_condition)
-}
+FORM = ResultFormat[Comparison](make_parts=_make_parts, find_fault=find_failed_condition)

@@ -271,8 +271,6 @@ def _make_rows(done: Conversion) -> terminal.SheetRows:
         )
 
 
-FORMS = {
-    "Conversion": ResultFormat[Conversion](
-        make_parts=_make_parts, derive=lambda done: {"applied": done.applied}, hidden="result"
-    )
-}
+FORM = ResultFormat[Conversion](
+    make_parts=_make_parts, derive=lambda done: {"applied": done.applied}, hidden="result"
+)

@@ -179,7 +179,7 @@ def _save(
         bisections=tuple(bisections) or difference.bisections,
         notes=notes,
     )
-    write_text(folder / REPORT, FORMS["Difference"].write_json(difference), overwrite=True)
+    write_text(folder / REPORT, FORM.write_json(difference), overwrite=True)
     return difference
 
 
@@ -410,11 +410,9 @@ def _describe_more(difference: Difference) -> Values:
     }
 
 
-FORMS = {
-    "Difference": ResultFormat[Difference](
-        make_parts=_make_parts,
-        list_warnings=_list_warnings,
-        derive=_describe_more,
-        find_fault=find_unmet_tolerance,
-    )
-}
+FORM = ResultFormat[Difference](
+    make_parts=_make_parts,
+    list_warnings=_list_warnings,
+    derive=_describe_more,
+    find_fault=find_unmet_tolerance,
+)

@@ -112,10 +112,8 @@ def _make_rows(exported: ExportedScales, verbose: bool) -> terminal.SheetRows:
         yield "no entry", terminal.join_lines(list(exported.uncovered), verbose, _SHOWN)
 
 
-FORMS = {
-    "ExportedScales": ResultFormat[ExportedScales](
-        make_parts=_make_parts,
-        derive=lambda exported: pick_fields(exported, "complete warnings"),
-        hidden="content",
-    )
-}
+FORM = ResultFormat[ExportedScales](
+    make_parts=_make_parts,
+    derive=lambda exported: pick_fields(exported, "complete warnings"),
+    hidden="content",
+)

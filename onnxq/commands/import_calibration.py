@@ -409,10 +409,9 @@ def _describe_plan(imported: Imported) -> Values:
 
 
 # The plan has its own file.
-_FORM = ResultFormat[Imported](
+FORM = ResultFormat[Imported](
     make_parts=_make_parts,
     list_warnings=lambda imported: (*imported.notes, *imported.plan.warnings),
     derive=_describe_plan,
     hidden="plan",
 )
-FORMS = {"AppliedImport": _FORM, "Imported": _FORM}

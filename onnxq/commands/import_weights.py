@@ -424,10 +424,8 @@ def _make_rows(imported: ImportedWeights, verbose: bool) -> terminal.SheetRows:
             yield label, terminal.join_lines(lines, verbose, _SHOWN)
 
 
-FORMS = {
-    "ImportedWeights": ResultFormat[ImportedWeights](
-        make_parts=_make_parts,
-        derive=lambda imported: {"applied": imported.report},
-        hidden="result",
-    )
-}
+FORM = ResultFormat[ImportedWeights](
+    make_parts=_make_parts,
+    derive=lambda imported: {"applied": imported.report},
+    hidden="result",
+)

@@ -204,11 +204,9 @@ def _count_widths(inspection: Inspection) -> str:
     return f"{format_count(len(inspection.pairs), 'pair')}: {parts}"
 
 
-FORMS = {
-    "Inspection": ResultFormat[Inspection](
-        make_parts=_make_parts,
-        derive=lambda inspection: {"pairs": [_describe_pair(pair) for pair in inspection.pairs]},
-        hidden="model",
-        find_fault=find_disagreement,
-    )
-}
+FORM = ResultFormat[Inspection](
+    make_parts=_make_parts,
+    derive=lambda inspection: {"pairs": [_describe_pair(pair) for pair in inspection.pairs]},
+    hidden="model",
+    find_fault=find_disagreement,
+)

@@ -69,13 +69,11 @@ def _make_row(kernel: Built) -> tuple[str, ...]:
     )
 
 
-FORMS = {
-    "Kernels": ResultFormat[Kernels](
-        make_parts=_make_parts,
-        list_warnings=lambda result: [
-            Text(f"no {kernel.kernels} kernels: {kernel.reason}") for kernel in result.missing
-        ],
-        hidden="for_gpus",
-        find_fault=find_missing_kernels,
-    )
-}
+FORM = ResultFormat[Kernels](
+    make_parts=_make_parts,
+    list_warnings=lambda result: [
+        Text(f"no {kernel.kernels} kernels: {kernel.reason}") for kernel in result.missing
+    ],
+    hidden="for_gpus",
+    find_fault=find_missing_kernels,
+)

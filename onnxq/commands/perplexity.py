@@ -193,4 +193,4 @@ def _make_lines(comparison: Perplexity, generated: bool, timed: bool) -> termina
         yield "tokens/s", text
 
 
-FORMS = {"Perplexity": ResultFormat[Perplexity](make_parts=_make_parts)}
+FORM = ResultFormat[Perplexity](make_parts=_make_parts)

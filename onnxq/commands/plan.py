@@ -91,4 +91,4 @@ class _PlanForm(ResultFormat[Plan]):
         return to_json(result)
 
 
-FORMS = {"Plan": _PlanForm(make_parts=_make_parts)}
+FORM = _PlanForm(make_parts=_make_parts)

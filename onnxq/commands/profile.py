@@ -170,4 +170,4 @@ def _list_warnings(profile: Profile) -> Iterator[Caution]:
         yield warn_synthetic("costs were measured")
 
 
-FORMS = {"Profile": ResultFormat[Profile](make_parts=_make_parts, list_warnings=_list_warnings)}
+FORM = ResultFormat[Profile](make_parts=_make_parts, list_warnings=_list_warnings)

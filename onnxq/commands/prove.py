@@ -333,11 +333,9 @@ def _name_first(names: Sequence[str]) -> str:
     return f"{names[0]}{', …' if len(names) > 1 else ''}"
 
 
-FORMS = {
-    "Proof": ResultFormat[Proof](
-        make_parts=_make_parts,
-        list_warnings=_find_warnings,
-        derive=_describe_proof,
-        find_fault=find_unmet_requirement,
-    )
-}
+FORM = ResultFormat[Proof](
+    make_parts=_make_parts,
+    list_warnings=_find_warnings,
+    derive=_describe_proof,
+    find_fault=find_unmet_requirement,
+)

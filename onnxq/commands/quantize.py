@@ -413,13 +413,11 @@ def _derive_values(report: Report) -> Values:
     }
 
 
-FORMS = {
-    "Report": ResultFormat[Report](
-        make_parts=_make_parts,
-        list_warnings=_list_warnings,
-        derive=_derive_values,
-        find_fault=find_unmet_accuracy,
-        # Of a result that misses the accuracy that was asked for.
-        exit_code=4,
-    )
-}
+FORM = ResultFormat[Report](
+    make_parts=_make_parts,
+    list_warnings=_list_warnings,
+    derive=_derive_values,
+    find_fault=find_unmet_accuracy,
+    # Of a result that misses the accuracy that was asked for.
+    exit_code=4,
+)

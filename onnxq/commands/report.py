@@ -76,10 +76,8 @@ def _make_rows(record: ReportRecord) -> SheetRows:
     yield "data", record.data
 
 
-FORMS = {
-    "ReportRecord": ResultFormat[ReportRecord](
-        make_parts=_make_parts,
-        only=lambda record: json.loads(record.to_json()),
-        list_warnings=lambda record: [Text(line, style="yellow") for line in record.warnings],
-    )
-}
+FORM = ResultFormat[ReportRecord](
+    make_parts=_make_parts,
+    only=lambda record: json.loads(record.to_json()),
+    list_warnings=lambda record: [Text(line, style="yellow") for line in record.warnings],
+)

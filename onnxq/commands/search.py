@@ -121,13 +121,11 @@ def find_missed_limit(found: SearchResult) -> VerificationError | None:
     return VerificationError("search", cause, "it is written all the same", code="Q712")
 
 
-FORMS = {
-    "SearchResult": ResultFormat[SearchResult](
-        make_parts=_make_parts,
-        derive=lambda found: {"applied": found.report},
-        hidden="result",
-        find_fault=find_missed_limit,
-        # Of a result that misses what was asked for.
-        exit_code=4,
-    )
-}
+FORM = ResultFormat[SearchResult](
+    make_parts=_make_parts,
+    derive=lambda found: {"applied": found.report},
+    hidden="result",
+    find_fault=find_missed_limit,
+    # Of a result that misses what was asked for.
+    exit_code=4,
+)

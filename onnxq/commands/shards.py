@@ -117,4 +117,4 @@ def _make_line(part: Part, _: TextView) -> list[Text]:
     return [Text(f"{part.source}: {text}" if part.source else text)]
 
 
-FORMS = {"Part": ResultFormat[Part](make_parts=_make_line, only=_describe_part)}
+FORM = ResultFormat[Part](make_parts=_make_line, only=_describe_part)

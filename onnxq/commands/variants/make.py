@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from onnxq.backends import check_limits, find_reference, find_target, list_backends, load_config
-from onnxq.commands.variants.result import FLOAT, FORMS, Variant, Variants, VariantState
+from onnxq.commands.variants.result import FLOAT, FORM, Variant, Variants, VariantState
 from onnxq.config import Command, Config, expand_names
 from onnxq.data import Dataset, load_data
 from onnxq.errors import ConfigError, OnnxqError
@@ -391,7 +391,7 @@ def _write_files(
     with run.progress("writing"):
         places = [targets[_RECORD], *parts]
         with replace_files(places, overwrite=force, inputs=run.original.files) as files:
-            files[0].write(FORMS["Variants"].write_json(result).encode())
+            files[0].write(FORM.write_json(result).encode())
             for part, file in zip(parts.values(), files[1:], strict=True):
                 with part.open("rb") as source:
                     shutil.copyfileobj(source, file)

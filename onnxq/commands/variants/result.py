@@ -222,12 +222,10 @@ def _list_warnings(result: Variants) -> Iterator[Caution]:
         yield warn_synthetic("the variants were checked")
 
 
-FORMS = {
-    "Variants": ResultFormat[Variants](
-        make_parts=_make_parts,
-        list_warnings=_list_warnings,
-        derive=_describe_variants,
-        hidden="original",
-        find_fault=find_no_variant,
-    )
-}
+FORM = ResultFormat[Variants](
+    make_parts=_make_parts,
+    list_warnings=_list_warnings,
+    derive=_describe_variants,
+    hidden="original",
+    find_fault=find_no_variant,
+)
