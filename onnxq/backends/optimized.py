@@ -105,20 +105,14 @@ class _NodeFinder:
 
     def _find_behind(self, tensor: TensorId) -> Iterator[TensorId]:
         """The model's tensors that a tensor of ORT's own becomes, behind kernels that only pass it on."""
-        seen = set()
-        stack = [tensor]
-        while stack:
-            at = stack.pop()
-            readers = self._after.readers(at)
-            if at in seen or len(readers) != 1 or readers[0].op_type not in _RELAYS:
-                continue
-            seen.add(at)
+        readers = self._after.readers(tensor)
+        if len(readers) == 1 and readers[0].op_type in _RELAYS:
             for result in readers[0].results:
-                found = self._find_original(result.name, result.scope)
-                if found is not None:
-                    yield found
+                original = self._find_original(result.name, result.scope)
+                if original is None:
+                    yield from self._find_behind(result)
                 else:
-                    stack.append(result)
+                    yield original
 
 
 # Kernels that ORT puts behind one of its own: a tensor with a new name only passes through them.

@@ -122,14 +122,16 @@ def measure_distances(index: Graph, tensor: TensorId) -> dict[TensorId, int]:
     return distances
 
 
-def find_skip_input(index: Graph, node: NodeRef) -> int | None:
-    """Input of an Add that is the skip branch of a residual block; None where the Add ends no such block.
+def find_residual(c: Candidate) -> tuple[int, TensorId] | None:
+    """The end of a residual block: the input of an Add that is the skip branch, and the tensor of the other branch.
 
-    The other input is the end of the convolution branch, whose kernel computes the sum as well. Of two branches that
-    both end in convolutions, the longer one from their common tensor on is the convolution branch (Model-Optimizer's
-    build_non_residual_input_map). Two results of one convolution, and sums of anything else, are no residual blocks.
+    None where the Add ends no such block. The other branch ends in a convolution, whose kernel computes the sum, too. Of
+    two branches that both end in convolutions, the longer one from their common tensor on is the convolution branch
+    (Model-Optimizer's build_non_residual_input_map). Two results of one convolution, and sums of anything else, are no
+    residual blocks.
     """
-    sources = list_computed_inputs(index, node)
+    index = c.index
+    sources = list_computed_inputs(index, c.node)
     # A sum with an input of the model has no second branch.
     if len(sources) != 2 or None in map(index.find_producer, sources):
         return None
@@ -142,12 +144,15 @@ def find_skip_input(index: Graph, node: NodeRef) -> int | None:
     common = first.keys() & second.keys()
     parting = min(common, key=lambda t: (first[t] + second[t], t), default=None)
     if None not in ends:
-        return int(parting is not None and first[parting] > second[parting])
+        skip = int(parting is not None and first[parting] > second[parting])
+        return skip, sources[1 - skip]
     # Only one branch ends in a convolution. It ends a block unless that convolution makes the common tensor: then it is
     # in front of both branches.
     skip = ends.index(None)
     maker = index.find_producer(parting)
-    return None if maker is not None and maker.name == ends[1 - skip] else skip
+    if maker is not None and maker.name == ends[1 - skip]:
+        return None
+    return skip, sources[1 - skip]
 
 
 def multiplies_activations(index: Graph, node: NodeRef) -> bool:
@@ -214,12 +219,13 @@ def _find_products_behind(index: Graph, node: NodeRef) -> list[NodeRef]:
     return [reader for reader in reached if reader.op_type == "MatMul" and reader != node]
 
 
-def find_attention_cut(index: Graph, node: NodeRef) -> TensorId | None:
+def find_attention_cut(c: Candidate) -> TensorId | None:
     """The result, with its bias, of a product that is cut into query, key and value (one weight for all three).
 
     None where the result is not cut, or its parts do not reach attention.
     """
-    at = result = node.result
+    index = c.index
+    at = result = c.node.result
     for _ in range(_REACH):
         readers = index.readers(at)
         # Without a pair in front of the cut TensorRT cuts up the weight and multiplies in float.

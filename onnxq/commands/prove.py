@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from onnxq.annotate import read_model
 from onnxq.backends import find_engine, list_engines
@@ -25,7 +25,7 @@ from onnxq.engines.shapes import parse_shapes
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.files import name_folder
 from onnxq.graph import GraphIndex, add_libraries, name_nodes
-from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
@@ -46,7 +46,7 @@ def prove(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Proof:

@@ -9,7 +9,7 @@ from pathlib import Path
 from onnxq.config import Command, Config
 from onnxq.errors import VerificationError
 from onnxq.files import replace_files, write_text
-from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run, write_result
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, open_run, write_result
 from onnxq.pipeline.record import write_run
 from onnxq.pipeline.search import SearchResult, search_precisions
 from onnxq.progress import Progress, silent
@@ -29,7 +29,7 @@ def search(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> SearchResult:

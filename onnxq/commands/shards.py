@@ -13,7 +13,7 @@ from onnxq.errors import ConfigError, PlanError
 from onnxq.files import AnyPath, guard_outputs, write_text
 from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes.base import EqualizeContext
-from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, open_run
 from onnxq.pipeline.quantize_model import open_context, plan_run, prepare_run
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, TextView, Values
@@ -27,7 +27,7 @@ def calibrate_part(
     *,
     shard: str = "1/1",
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Part:
@@ -64,9 +64,7 @@ def calibrate_part(
         return _write_part(part, out, force)
 
 
-def merge_parts(
-    parts: Sequence[str | Path], *, out: str | Path | None = None, force: bool = False
-) -> Part:
+def merge_parts(parts: Sequence[AnyPath], *, out: OutputPath = None, force: bool = False) -> Part:
     """Merge parts that `calibrate_part` wrote, in any order; merged ones may be merged again.
 
     out: write the merged part as JSON. Raises CalibrationError for files that are no parts, or do not belong together.
@@ -91,7 +89,7 @@ def _read_shard(shard: str, samples: int) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _write_part(part: Part, out: AnyPath | None, force: bool) -> Part:
+def _write_part(part: Part, out: OutputPath, force: bool) -> Part:
     """The part with the file that it was written to, if there is one, as its source."""
     if out is not None:
         write_text(Path(out), write_part(part), overwrite=force)

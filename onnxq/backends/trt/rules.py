@@ -129,9 +129,7 @@ def _check_matmul(c: Candidate) -> Reason:
 
 def _check_cut(c: Candidate) -> Reason:
     return _check_matmul(c) or (
-        None
-        if surroundings.find_attention_cut(c.index, c.node) is not None
-        else "its result is not cut"
+        None if surroundings.find_attention_cut(c) is not None else "its result is not cut"
     )
 
 
@@ -149,28 +147,18 @@ def _find_partners(c: Candidate) -> Names:
 
 
 def _check_residual(c: Candidate) -> Reason:
-    return (
-        None
-        if surroundings.find_skip_input(c.index, c.node) is not None
-        else "not the end of a residual block"
-    )
+    return None if surroundings.find_residual(c) else "not the end of a residual block"
 
 
 def _list_skip_inputs(c: Candidate) -> Indices:
-    k = surroundings.find_skip_input(c.index, c.node)
-    return () if k is None else (k,)
+    residual = surroundings.find_residual(c)
+    return () if residual is None else residual[:1]
 
 
 def _takes_sum(c: Candidate, chosen: frozenset[str]) -> bool:
     """True when the convolution branch ends in a chosen convolution, whose kernel can compute the sum as well."""
-    k = surroundings.find_skip_input(c.index, c.node)
-    return (
-        k is not None
-        and surroundings.find_backbone(
-            c.index, surroundings.list_computed_inputs(c.index, c.node)[1 - k]
-        )
-        in chosen
-    )
+    residual = surroundings.find_residual(c)
+    return residual is not None and surroundings.find_backbone(c.index, residual[1]) in chosen
 
 
 # TensorRT fuses the two products and the softmax of attention as one kernel, "mha" in its names.
@@ -218,7 +206,7 @@ RULES = (
         weight=1,
         check=_check_cut,
         unpaid=_check_gain,
-        closes=lambda c: surroundings.find_attention_cut(c.index, c.node),
+        closes=surroundings.find_attention_cut,
     ),
     _product(
         name="matmul",

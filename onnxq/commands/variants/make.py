@@ -26,7 +26,7 @@ from onnxq.files.scratch import ScratchFolder
 from onnxq.graph import Model, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.graph.index import GraphIndex
 from onnxq.pipeline import ModelSource, name_file, quantize_model
-from onnxq.pipeline.configuration import Configuration, Overrides, open_run
+from onnxq.pipeline.configuration import Configuration, OutputPath, Overrides, open_run
 from onnxq.pipeline.finalize import Result, count_bytes, list_files
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models
@@ -120,7 +120,7 @@ def variants(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Variants:
