@@ -15,7 +15,17 @@ from onnxq.errors import CauseAndFix
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder, SumOrders
-from onnxq.sites import Causes, Indices, LeftFloat, Names, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import (
+    Causes,
+    Indices,
+    LeftFloat,
+    MaybeTensor,
+    Names,
+    Refusal,
+    Role,
+    TensorId,
+    Unquantized,
+)
 from onnxq.spec import (
     FloatType,
     Granularity,
@@ -95,7 +105,7 @@ class Candidate:
     index: Graph
     shapes: Shapes
 
-    def tensor(self, k: int) -> TensorId | None:
+    def tensor(self, k: int) -> MaybeTensor:
         """The tensor at input k, None when absent."""
         return self.index.find_input(self.node, k)
 
@@ -115,7 +125,7 @@ class Candidate:
         """The shape of output 0."""
         return self.shape_of(self.node.result)
 
-    def shape_of(self, tensor: TensorId | None) -> Shape | None:
+    def shape_of(self, tensor: MaybeTensor) -> Shape | None:
         """The shape of any tensor: observed, else declared; None where a dim is unknown."""
         observed = None if tensor is None else self.shapes.get(tensor)
         return self.index.find_sizes(tensor) if observed is None else observed
@@ -181,7 +191,7 @@ class PlacementRule:
     # The inputs that take a pair, in the place of `data`, where they depend on the graph.
     inputs: Callable[[Candidate], Indices] | None = None
     # The tensor behind which the closing pair stands, where it is not the node's own result.
-    closes: Callable[[Candidate], TensorId | None] = lambda _: None
+    closes: Callable[[Candidate], MaybeTensor] = lambda _: None
     # The node reads pairs that stand for other readers, and shares their scale; it asks for none of its own.
     joins: bool = False
     # For rules that do not compute, in targets without costs: whether the node gains, given the chosen nodes.
@@ -217,14 +227,14 @@ class Capability:
     role: Role
     # (): any operator.
     ops: Names = ()
-    bits: tuple[int, ...] = (8,)
+    bits: Indices = (8,)
     storage: Names = ("int8", "uint8")
     symmetric: tuple[bool, ...] = (True, False)
     granularity: tuple[type[Granularity], ...] = (PerTensor,)
     # Whether scales are computed at each run.
     dynamic: tuple[bool, ...] = (False,)
     # Block sizes that a blocked kernel reads; (): any.
-    blocks: tuple[int, ...] = ()
+    blocks: Indices = ()
     # Why a weight of this shape has no kernel all the same, and the fix; None where it has.
     shape: Callable[[Shape, QuantSpec], CauseAndFix | None] = lambda _, __: None
     # The lowest opset that has such pairs.

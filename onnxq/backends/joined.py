@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
-from onnxq.sites import Indices
+from onnxq.sites import Indices, JsonObject
 
 _Part = TypeVar("_Part", PlacementRule, Capability, Target)
 # A field of several rules, rows or targets.
@@ -103,7 +103,7 @@ def _join_fields(parts: Sequence[_Part]) -> _Part | None:
     joiners = {
         name: joiner for joiner, names in _JOINERS[type(parts[0])].items() for name in names.split()
     }
-    changes: dict[str, Any] = {}
+    changes: JsonObject = {}
     for field in fields(parts[0]):
         values = [getattr(part, field.name) for part in parts]
         if any(value != values[0] for value in values):

@@ -19,7 +19,7 @@ from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, na
 from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import name_type
-from onnxq.sites import Caution, Names, TensorId
+from onnxq.sites import Caution, MaybeTensor, Names, TensorId
 
 # Kernels on integers. Every other one computes in the type of its tensors, or moves them.
 INT8_KERNELS = frozenset(INTEGER_OPERATORS).union(
@@ -58,7 +58,7 @@ class _NodeFinder:
         for node in after.nodes:
             self._live.update(self._find_made(node))
 
-    def _find_original(self, name: str, scope: str) -> TensorId | None:
+    def _find_original(self, name: str, scope: str) -> MaybeTensor:
         """The model's tensor of this name, made by a node. ORT renames bodies: a name that is the only one will do."""
         scopes = self._scopes.get(name, set())
         if scope in scopes:

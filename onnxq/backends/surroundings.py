@@ -10,7 +10,7 @@ from dataclasses import replace
 from onnxq.backends.base import REMEDY, Candidate, Exclusion, PlacementRule, Reason
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.base import counts_in_floats
-from onnxq.sites import TensorId
+from onnxq.sites import MaybeTensor, TensorId
 
 # Widths that a byte stores.
 BYTE_WIDTHS = (2, 3, 4, 5, 6, 7, 8)
@@ -73,7 +73,7 @@ def list_computed_inputs(index: Graph, node: NodeRef) -> list[TensorId]:
     return list(index.list_computed(node).values())
 
 
-def find_backbone(index: Graph, tensor: TensorId | None) -> str | None:
+def find_backbone(index: Graph, tensor: MaybeTensor) -> str | None:
     """Name of the convolution whose activated and moved result the tensor is; None for any other tensor.
 
     x * sigmoid(x) counts as an activation; a sum or product of two different branches ends the search.
@@ -95,7 +95,7 @@ def find_backbone(index: Graph, tensor: TensorId | None) -> str | None:
     return None
 
 
-def _find_gated(index: Graph, sources: list[TensorId]) -> TensorId | None:
+def _find_gated(index: Graph, sources: list[TensorId]) -> MaybeTensor:
     """x of x * gate(x); None for any other product. sources: the two factors."""
     for factor, gated in (sources, sources[::-1]):
         gate = index.find_producer(factor)
@@ -125,7 +125,7 @@ def measure_distances(index: Graph, tensor: TensorId) -> dict[TensorId, int]:
 def find_residual(c: Candidate) -> tuple[int, TensorId] | None:
     """The end of a residual block: the input of an Add that is the skip branch, and the tensor of the other branch.
 
-    None where the Add ends no such block. The other branch ends in a convolution, whose kernel computes the sum, too. Of
+    None where the Add ends no such block. The other branch ends in a convolution, whose kernel takes the sum in. Of
     two branches that both end in convolutions, the longer one from their common tensor on is the convolution branch
     (Model-Optimizer's build_non_residual_input_map). Two results of one convolution, and sums of anything else, are no
     residual blocks.
@@ -219,7 +219,7 @@ def _find_products_behind(index: Graph, node: NodeRef) -> list[NodeRef]:
     return [reader for reader in reached if reader.op_type == "MatMul" and reader != node]
 
 
-def find_attention_cut(c: Candidate) -> TensorId | None:
+def find_attention_cut(c: Candidate) -> MaybeTensor:
     """The result, with its bias, of a product that is cut into query, key and value (one weight for all three).
 
     None where the result is not cut, or its parts do not reach attention.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.errors import find_nearest, suggest_names
+from onnxq.sites import JsonObject
 
 if TYPE_CHECKING:
     from onnxq.config import Option
@@ -148,7 +149,7 @@ class NamedOption(click.Option):
 
 
 def _make_option(option: Option) -> click.Option:
-    how: dict[str, Any] = {"metavar": option.metavar, "type": Parsed(option.parse)}
+    how: JsonObject = {"metavar": option.metavar, "type": Parsed(option.parse)}
     if option.field.annotation is bool:
         how = {"is_flag": True, "flag_value": not option.field.default}
     elif option.choices:

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from onnxq.config.values import DEFAULT_TARGET
 from onnxq.errors import ConfigError, Location, OnnxqError, find_nearest, suggest_names
-from onnxq.sites import JsonObject, NameSet
+from onnxq.sites import Indices, JsonObject, NameSet
 
 Path = tuple[str | int, ...]
 # Values and characters of one document: far more than rules for every node of the largest networks need. Ten lines of
@@ -108,7 +108,7 @@ class _ValueReader:
         self.lines: dict[Path, int] = {}
         self.values = self.characters = 0
 
-    def read(self, node: Any, path: Path, above: tuple[int, ...]) -> Any:
+    def read(self, node: Any, path: Path, above: Indices) -> Any:
         """Return the value of a node. above: ids of the nodes around it."""
         where = Location(self.source, node.start_mark.line + 1)
         if id(node) in above:
@@ -137,7 +137,7 @@ class _ValueReader:
             return items
         return self._scalar(node, where / format_path(path) if path else where)
 
-    def _mapping(self, node: Any, path: Path, inside: tuple[int, ...]) -> JsonObject:
+    def _mapping(self, node: Any, path: Path, inside: Indices) -> JsonObject:
         out = {}
         for key_node, value_node in node.value:
             where = Location(self.source, key_node.start_mark.line + 1)

@@ -11,14 +11,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from onnxq.arrays import Shape
 from onnxq.backends import surroundings
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.errors import CauseAndFix
 from onnxq.graph import MICROSOFT, NodeRef
-from onnxq.sites import Indices, Names, Role
+from onnxq.sites import Indices, JsonObject, Names, Role
 from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
 # TensorRT in narrow float types: operators that it computes in float32 only.
@@ -258,7 +257,7 @@ _capability = partial(Capability, storage=("int8",), symmetric=(True,))
 # float8e4m3fn is a type of opset 19.
 _float8 = partial(_capability, storage=(FLOAT8,), opset=19)
 # Operators whose weight may have one scale per output channel.
-_CHANNEL: dict[str, Any] = {
+_CHANNEL: JsonObject = {
     "role": Role.WEIGHT,
     "ops": ("Conv", "Gemm", "MatMul"),
     "granularity": (PerTensor, PerChannel),

@@ -21,7 +21,7 @@ from onnxq.sites import Names
 
 
 def judge_model(
-    index: GraphIndex, inspection: Inspection, kernels: Sequence[Kernel], reasons: Reasons
+    index: GraphIndex, inspection: Inspection, kernels: Kernels, reasons: Reasons
 ) -> tuple[tuple[NodeProof, ...], tuple[SiteProof, ...]]:
     """One proof for every heavy node and every pair of the model, in its order."""
     by_node = _group_by_node(kernels)
@@ -34,7 +34,7 @@ def judge_model(
 
 
 def count_types(
-    index: GraphIndex, kernels: Sequence[Kernel], words: KernelWords
+    index: GraphIndex, kernels: Kernels, words: KernelWords
 ) -> tuple[tuple[str, int], ...]:
     """How many products kernels compute in which type, the most frequent type first."""
     by_node = _group_by_node(kernels)
@@ -47,7 +47,7 @@ def count_types(
 
 def judge_sums(
     index: GraphIndex,
-    kernels: Sequence[Kernel],
+    kernels: Kernels,
     words: KernelWords,
     sums: IntegerSums | None = None,
 ) -> SaturatingWeights:
@@ -65,7 +65,7 @@ def judge_sums(
 
 
 def judge_optimizer_sums(
-    index: GraphIndex, kernels: Sequence[Kernel], optimized: GraphIndex, known: Sequence[WeightSums]
+    index: GraphIndex, kernels: Kernels, optimized: GraphIndex, known: Sequence[WeightSums]
 ) -> SaturatingWeights:
     """The weights that the file holds as float, the engine rounds to int8 by itself, and that can overflow.
 
@@ -87,7 +87,7 @@ def judge_optimizer_sums(
 
 
 def judge_weights(
-    engine: Engine, index: GraphIndex, kernels: Sequence[Kernel], folder: Path
+    engine: Engine, index: GraphIndex, kernels: Kernels, folder: Path
 ) -> SaturatingWeights:
     """The weights that can overflow 16-bit sums; those of the file alone where it was not built."""
     if not engine.saturates:
@@ -109,7 +109,7 @@ def _describe_exact(work: NodeWork) -> str:
     return "computed as int8 by int8" if signed and not work.words.shifts else ""
 
 
-def _group_by_node(kernels: Sequence[Kernel]) -> dict[str, Kernels]:
+def _group_by_node(kernels: Kernels) -> dict[str, Kernels]:
     """The kernels that have a part in each node."""
     by_node: dict[str, Kernels] = {}
     for kernel in kernels:

@@ -21,7 +21,7 @@ from onnxq.backends.engine import (
     ComputeCapability,
     DevicePlacement,
     Job,
-    Kernel,
+    Kernels,
     Profile,
 )
 from onnxq.config import ProveConfig, RuntimeConfig, matches_any
@@ -303,7 +303,7 @@ def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> It
 def _check_integers(
     engine: Engine,
     index: GraphIndex,
-    kernels: Sequence[Kernel],
+    kernels: Kernels,
     placement: DevicePlacement | None,
 ) -> Iterator[Requirement]:
     """Every node that a kernel computes, on integers; none is left to the CPU."""
