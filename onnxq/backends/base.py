@@ -21,6 +21,7 @@ from onnxq.sites import (
     LeftFloat,
     MaybeTensor,
     Names,
+    NameSet,
     Refusal,
     Role,
     TensorId,
@@ -195,7 +196,7 @@ class PlacementRule:
     # The node reads pairs that stand for other readers, and shares their scale; it asks for none of its own.
     joins: bool = False
     # For rules that do not compute, in targets without costs: whether the node gains, given the chosen nodes.
-    follow: Callable[[Candidate, frozenset[str]], bool] = lambda _, __: True
+    follow: Callable[[Candidate, NameSet], bool] = lambda _, __: True
     # Why the rule is off unless the person forces it with `quantize: true`; "" when it is on.
     opt_in: str = ""
     # The spec that an input takes, where it is not that of the operator's other activations.
@@ -278,7 +279,7 @@ class OperatorTable:
 
     title: str
     source: str
-    operators: frozenset[str]
+    operators: NameSet
 
     def list_missing(self, nodes: Iterable[NodeRef]) -> Names:
         """Operators of these nodes without a kernel there."""
@@ -360,7 +361,7 @@ class Target:
     sum_order: Callable[[NodeRef, Shape], SumOrder | None] = lambda _, __: None
 
     @property
-    def attention_rules(self) -> frozenset[str]:
+    def attention_rules(self) -> NameSet:
         """Names of the rules for the products of attention."""
         return frozenset(rule.name for rule in self.rules if rule.attention)
 

@@ -23,7 +23,17 @@ from onnxq.arrays import RunValues, Shape
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import Dims, GraphIndex, ModelLike, NodeRef
 from onnxq.runtime import Feeds, Latency, Session
-from onnxq.sites import Causes, Caution, EngineOptions, JsonObject, Lines, Names, Refusal, Refusals
+from onnxq.sites import (
+    Causes,
+    Caution,
+    EngineOptions,
+    JsonObject,
+    Lines,
+    Names,
+    NameSet,
+    Refusal,
+    Refusals,
+)
 from onnxq.wording import Word
 
 if TYPE_CHECKING:
@@ -107,8 +117,8 @@ class KernelWords:
     pools: Names = ()
     attention: str = ""
     dequantizes: str = ""
-    int8: frozenset[str] = frozenset()
-    packed: frozenset[str] = frozenset()
+    int8: NameSet = frozenset()
+    packed: NameSet = frozenset()
     integers: bool = False
     shifts: bool = False
 
@@ -256,7 +266,7 @@ class Engine:
     unable_fix = "run it where there is one"
     # Options of the commands that it serves: "ort_library", "plugin", "provider", "compute_capability", "soc",
     # "htp_arch".
-    takes: frozenset[str] = frozenset()
+    takes: NameSet = frozenset()
     # It builds for devices that are not in this machine.
     builds_ahead = False
     # A build serves inputs of any size, or of one alone.
@@ -278,7 +288,7 @@ class Engine:
     packs_weights = True
     words = KernelWords()
     # Operators without an int8 kernel.
-    no_kernel: frozenset[str] = frozenset()
+    no_kernel: NameSet = frozenset()
     # Pairs whose worth lies elsewhere than in a kernel that reads their integers, by the rule that placed them.
     purposes: Mapping[str, str] = _NOTHING
     # Files of a build -> their names in the user's folder.

@@ -21,7 +21,7 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.runtime import Feeds
 from onnxq.runtime.exchange import read_values, write_values
-from onnxq.sites import JsonObject
+from onnxq.sites import JsonObject, NameSet
 
 # Samples and answers of the process that runs a built model, and the inputs of each model that is timed.
 FEEDS = "feeds.npz"
@@ -36,7 +36,7 @@ Answer = Callable[[Feeds], Mapping[str, Any]]
 class ServedRunner:
     """A Runner of a built model. seconds: of its last run there."""
 
-    def __init__(self, name: str, folder: Path, ask: building.Ask, inputs: frozenset[str]) -> None:
+    def __init__(self, name: str, folder: Path, ask: building.Ask, inputs: NameSet) -> None:
         self.name = name
         self.seconds = 0.0
         self._folder = folder

@@ -10,7 +10,7 @@ from dataclasses import replace
 from onnxq.backends.base import REMEDY, Candidate, Exclusion, PlacementRule, Reason
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.base import counts_in_floats
-from onnxq.sites import MaybeTensor, TensorId
+from onnxq.sites import MaybeTensor, NameSet, TensorId
 
 # Widths that a byte stores.
 BYTE_WIDTHS = (2, 3, 4, 5, 6, 7, 8)
@@ -195,7 +195,7 @@ def _walk_near(
 
 
 def _search_backward(
-    index: Graph, node: NodeRef | None, through: frozenset[str], op_type: str
+    index: Graph, node: NodeRef | None, through: NameSet, op_type: str
 ) -> NodeRef | None:
     """The nearest node of type `op_type` that input 0 comes from by way of nodes of the types `through`."""
 

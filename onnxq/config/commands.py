@@ -16,8 +16,8 @@ from onnxq.config.values import (
     Seconds,
     Section,
     Size,
-    WordList,
     Words,
+    join_words,
     option,
     split_words,
     wrap_pairs,
@@ -244,7 +244,7 @@ class SearchConfig(Section):
         "size", "What is to be small where an accuracy is asked for."
     )
     # Separated by commas; "": see the help.
-    precisions: WordList = option(
+    precisions: Annotated[str, BeforeValidator(join_words)] = option(
         "",
         "Precisions to choose from, as the result names them: float,w8a8,w4a8. [default: all that the target has "
         "kernels for, and weights of fewer bits where they make the file smaller]",

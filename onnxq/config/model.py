@@ -39,8 +39,8 @@ from onnxq.config.values import (
     HighPrecision,
     Seconds,
     Section,
-    WordList,
     Words,
+    join_words,
     option,
     wrap_single,
 )
@@ -50,7 +50,6 @@ from onnxq.sites import JsonObject, Names, Settings
 _T = TypeVar("_T")
 
 
-_Widths = Annotated[tuple[Bits, ...], BeforeValidator(wrap_single)]
 _PLANNING = Command.QUANTIZE | Command.SEARCH | Command.PLAN
 
 
@@ -70,7 +69,7 @@ class Config(Section):
         metavar="FILE.yaml",
     )
     # A name of `onnxq.backends`, which knows whether there is one of this name.
-    target: WordList = option(
+    target: Annotated[str, BeforeValidator(join_words)] = option(
         DEFAULT_TARGET,
         "The engine that will run the result: OpenVINO, ONNX Runtime on the CPU, Snapdragon's NPU, TensorRT, none, "
         "browsers, or that of another package. Or several that share one file, as NAME,NAME; with weights, "
@@ -174,9 +173,9 @@ class Config(Section):
         le=16,
     )
     # The widths to choose from for that; () for all.
-    weight_bits: _Widths = ()
+    weight_bits: Annotated[tuple[Bits, ...], BeforeValidator(wrap_single)] = ()
     # Bits of activations to choose from, operator by operator; () for those of `activations` everywhere.
-    activation_bits: _Widths = ()
+    activation_bits: Annotated[tuple[Bits, ...], BeforeValidator(wrap_single)] = ()
     # Names of passes to leave out.
     skip: Words = ()
     rules: tuple[Rule, ...] = ()

@@ -146,8 +146,6 @@ def join_words(value: Any) -> Any:
     return "".join(value.split()) if isinstance(value, str) else value
 
 
-# Words in one text, separated by commas.
-WordList = Annotated[str, BeforeValidator(join_words)]
 # Bytes of each unit of memory ("KiB" and its like count by 1024), and seconds of each unit of time.
 _POWERS = {
     "": 1,

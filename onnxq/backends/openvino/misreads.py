@@ -11,7 +11,7 @@ from onnxq.backends import surroundings
 from onnxq.backends.base import Candidate, Reason
 from onnxq.graph import NodeRef, walk_from
 from onnxq.graph.base import POSITIVE_OPS, Graph
-from onnxq.sites import MaybeTensor, Names, TensorId
+from onnxq.sites import MaybeTensor, Names, NameSet, TensorId
 
 T = TypeVar("T")
 # Activations that the kernel of a product computes on its result.
@@ -134,7 +134,7 @@ def _find_sized_nodes(index: Graph) -> frozenset[NodeRef]:
     return frozenset(sized)
 
 
-def _find_sized_ops(index: Graph, shape: NodeRef) -> frozenset[str]:
+def _find_sized_ops(index: Graph, shape: NodeRef) -> NameSet:
     """The kinds of operators that take what is computed from a shape for the sizes of their results."""
     numbers = walk_from([shape], partial(_list_numbers, index))
     edges = [edge for node in numbers for edge in index.list_consumers(node.result)]

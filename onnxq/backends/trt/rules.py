@@ -17,7 +17,7 @@ from onnxq.backends import surroundings
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.errors import CauseAndFix
 from onnxq.graph import MICROSOFT, NodeRef
-from onnxq.sites import Indices, JsonObject, Names, Role
+from onnxq.sites import Indices, JsonObject, Names, NameSet, Role
 from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
 # TensorRT in narrow float types: operators that it computes in float32 only.
@@ -154,7 +154,7 @@ def _list_skip_inputs(c: Candidate) -> Indices:
     return () if residual is None else residual[:1]
 
 
-def _takes_sum(c: Candidate, chosen: frozenset[str]) -> bool:
+def _takes_sum(c: Candidate, chosen: NameSet) -> bool:
     """True when the convolution branch ends in a chosen convolution, whose kernel can compute the sum as well."""
     residual = surroundings.find_residual(c)
     return residual is not None and surroundings.find_backbone(c.index, residual[1]) in chosen

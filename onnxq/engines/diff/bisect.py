@@ -34,7 +34,7 @@ from onnxq.graph import GraphIndex, ModelLike, walk_from
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.progress import Tick
 from onnxq.runtime import Feeds, Session
-from onnxq.sites import TensorId
+from onnxq.sites import NameSet, TensorId
 
 # How a piece ended: its error and why the engine cannot run it; None for one that is fine.
 _End = tuple[Error, str] | None
@@ -95,7 +95,7 @@ class PieceSearch:
     tick: Tick
     step: float = 0.0
     failing: bool = False
-    tried: dict[frozenset[str], _End] = field(default_factory=dict)
+    tried: dict[NameSet, _End] = field(default_factory=dict)
 
     def find_piece(self) -> Piece | None:
         """None when no piece diverges by itself: the difference then adds up from roundings."""
@@ -157,7 +157,7 @@ class PieceSearch:
             self.tried[key] = self._try(key)
         return self.tried[key]
 
-    def _try(self, piece: frozenset[str]) -> _End:
+    def _try(self, piece: NameSet) -> _End:
         tensor = self.counterpart.tensor
         proto, feeds = self.parts.cut_fed(piece, tensor)
         try:
@@ -240,7 +240,7 @@ def check_kernels(
     )
 
 
-def _find_kernel(cutter: FedParts, tensor: str, stops: frozenset[str]) -> set[str]:
+def _find_kernel(cutter: FedParts, tensor: str, stops: NameSet) -> set[str]:
     """The nodes between a tensor ORT computes and those before it that it also computes."""
 
     def list_behind(node: str) -> list[str]:

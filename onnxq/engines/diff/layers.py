@@ -30,7 +30,7 @@ from onnxq.graph.light import list_libraries
 from onnxq.plan.names import is_clipped_part
 from onnxq.progress import Progress, Tick
 from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
-from onnxq.sites import Lines, Names, Refusal, Refusals, TensorId
+from onnxq.sites import Lines, Names, NameSet, Refusal, Refusals, TensorId
 
 _FLOATS = FLOAT_TENSORS | {0}
 # Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
@@ -213,7 +213,7 @@ class Inner:
     skipped: list[Refusal] = field(default_factory=list)
 
     @property
-    def survivors(self) -> frozenset[str]:
+    def survivors(self) -> NameSet:
         """Tensors ORT still computes after all its fusions."""
         if self.fused is None:
             return frozenset()
