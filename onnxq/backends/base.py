@@ -26,6 +26,7 @@ from onnxq.sites import (
     Role,
     TensorId,
     Unquantized,
+    drop_repeats,
 )
 from onnxq.spec import (
     FloatType,
@@ -378,7 +379,7 @@ class Target:
     def list_sum_orders(self, node: NodeRef, shape: Shape) -> SumOrders:
         """The orders in which the kernels of all its engines read a node's weight."""
         orders = (part.sum_order(node, shape) for part in self.parts or (self,))
-        return tuple(dict.fromkeys(order for order in orders if order is not None))
+        return drop_repeats(order for order in orders if order is not None)
 
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
         """The rule that quantizes this node, or the reason why none does; (None, None): no rule is for its operator."""
@@ -433,7 +434,7 @@ class Target:
         if self.capability(spec, role, node.op_type) is not None:
             return None
         rows = self._list_rows(role, node.op_type)
-        takes = "; or ".join(dict.fromkeys(row.describe_specs() for row in rows))
+        takes = "; or ".join(drop_repeats(row.describe_specs() for row in rows))
         reason = f"{self.name} has no {node.op_type} kernel for {describe_spec(spec)} {role}s"
         fix = f"use {takes}" if takes else "it stays float"
         return Refusal(node.name, reason, fix, code="R103")

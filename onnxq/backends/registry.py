@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxq.errors import ConfigError, Location, suggest_names
-from onnxq.sites import Names, Settings
+from onnxq.sites import Names, Settings, drop_repeats
 from onnxq.spec import FLOAT8
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def list_runnable() -> list[str]:
 def list_backends(*, foreign: bool = False) -> Iterator[Backend]:
     """Onnxq's own backends and those that a program added; foreign: then those of other packages that can be loaded."""
     own = sorted({*BACKENDS, *_list_folders()})
-    for name in dict.fromkeys([*own, *(list_names() if foreign else ())]):
+    for name in drop_repeats([*own, *(list_names() if foreign else ())]):
         try:
             backend = load_backend(name)
         except ConfigError:  # whoever names it is told

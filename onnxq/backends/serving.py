@@ -21,7 +21,7 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.runtime import Feeds
 from onnxq.runtime.exchange import read_values, write_values
-from onnxq.sites import JsonObject, NameSet
+from onnxq.sites import JsonObject, NameSet, drop_repeats
 
 # Samples and answers of the process that runs a built model, and the inputs of each model that is timed.
 FEEDS = "feeds.npz"
@@ -121,7 +121,7 @@ def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timi
             result = {"failed": f"timing did not end within {error.timeout:g} s"}
     result = {"times": {}, "reasons": {}, **result}
     if not result["times"]:
-        cause = result["failed"] or "; ".join(dict.fromkeys(result["reasons"].values()))
+        cause = result["failed"] or "; ".join(drop_repeats(result["reasons"].values()))
         raise VerificationError(
             engine.title, f"no engine could be timed: {cause}", "see the cause", code="Q710"
         )

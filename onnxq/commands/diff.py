@@ -58,7 +58,7 @@ from onnxq.report.terminal import (
     part_text,
     select_rows,
 )
-from onnxq.sites import Caution, Names
+from onnxq.sites import Caution, Names, drop_repeats
 from onnxq.wording import translate_text
 
 REPORT = "diff.json"
@@ -354,10 +354,8 @@ def _make_layer_table(difference: Difference, view: TextView) -> Parts:
     # The worst are selected, and listed in the order of the network.
     shown, more = select_rows(ranked, view)
     chosen = {layer.name for layer in shown}
-    runs = list(dict.fromkeys(error.run for layer in difference.layers for error in layer.accuracy))
-    others = list(
-        dict.fromkeys(error.run for layer in difference.layers for error in layer.engines)
-    )
+    runs = drop_repeats(error.run for layer in difference.layers for error in layer.accuracy)
+    others = drop_repeats(error.run for layer in difference.layers for error in layer.engines)
     labels = _label_runs(difference)
     columns = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
     columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")

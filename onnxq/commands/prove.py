@@ -29,7 +29,7 @@ from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, op
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
-from onnxq.sites import Caution, Names, Settings
+from onnxq.sites import Caution, Names, Settings, drop_repeats
 from onnxq.wording import group_by_text, join_names
 
 # Rows of a list without `verbose`, and nodes named in an error.
@@ -90,7 +90,7 @@ def _check_libraries(engine: str | None, overrides: Settings) -> None:
     for name in ("ort_library", "plugin", "soc", "htp_arch"):
         if engine is None or not overrides.get(name) or name in find_engine(engine).takes:
             continue
-        families = dict.fromkeys(
+        families = drop_repeats(
             other.family for other in list_engines().values() if name in other.takes
         )
         cause = f"is for {' or '.join(families)}, and another engine was asked for"

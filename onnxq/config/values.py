@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from onnxq.sites import JsonObject, Names
+from onnxq.sites import JsonObject, Names, drop_repeats
 from onnxq.spec import ObserverSpec
 
 Extent = Annotated[float, Field(ge=0)]
@@ -135,7 +135,7 @@ def split_words(value: Any) -> Any:
     """Convert "a,b" to a tuple, each word once."""
     if not isinstance(value, str):
         return value
-    return tuple(dict.fromkeys(word.strip() for word in value.split(",") if word.strip()))
+    return drop_repeats(word.strip() for word in value.split(",") if word.strip())
 
 
 def join_words(value: Any) -> Any:

@@ -26,7 +26,7 @@ from onnxq.graph.scopes import walk_graphs
 from onnxq.runtime import detect_cpu, summarize_rounds
 from onnxq.runtime.exchange import read_values
 from onnxq.runtime.timing import Block, count_block_runs, measure_rounds, time_runs
-from onnxq.sites import EngineOptions, JsonObject, Names
+from onnxq.sites import EngineOptions, JsonObject, Names, drop_repeats
 
 # The list of a build's layers, with the model's own names.
 _KERNELS = "kernels.json"
@@ -309,7 +309,7 @@ def _read_layer(row: JsonObject, names: list[str], outputs: Mapping[str, int]) -
     return Kernel(
         name=_MARK.sub(lambda found: names[int(found[1])], row["name"]),
         kind=row["kind"],
-        nodes=tuple(dict.fromkeys(_find_nodes(row["sources"], names, outputs))),
+        nodes=drop_repeats(_find_nodes(row["sources"], names, outputs)),
         inputs=tuple(_read_tensor(entry) for entry in row["inputs"] if not entry["constant"]),
         weights=tuple(_read_tensor(entry) for entry in row["inputs"] if entry["constant"]),
         outputs=tuple(map(_read_tensor, row["outputs"])),

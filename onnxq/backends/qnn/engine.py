@@ -40,7 +40,7 @@ from onnxq.graph import (
 from onnxq.graph.scopes import has_bodies
 from onnxq.runtime import tap_tensors
 from onnxq.runtime.plugins import find_plugin_device, open_plugin_session
-from onnxq.sites import EngineOptions, JsonObject, Names, Refusal
+from onnxq.sites import EngineOptions, JsonObject, Names, Refusal, drop_repeats
 
 if TYPE_CHECKING:
     from onnxq.config.data import RuntimeConfig
@@ -195,7 +195,7 @@ class QnnEngine(engine.Engine):
                     Kernel(
                         name=mapping["dst_name"],
                         kind=node["type"],
-                        nodes=tuple(dict.fromkeys(filter(None, sources))),
+                        nodes=drop_repeats(filter(None, sources)),
                         inputs=tuple(
                             tensors[name] for name in node["input_names"] if name not in constants
                         ),
@@ -260,7 +260,7 @@ class QnnEngine(engine.Engine):
         """
         for value, sizes in job.shapes.items():
             if len(set(sizes)) > 1:
-                listed = ", ".join(dict.fromkeys("x".join(map(str, size)) for size in sizes))
+                listed = ", ".join(drop_repeats("x".join(map(str, size)) for size in sizes))
                 cause = f"a compiled model takes one size, and samples have {listed}"
                 raise ModelError(f"input {value}", cause, "give samples of one size", code="Q115")
         tapped = _tap_quantized(model) if job.debug_tensors else model

@@ -14,7 +14,7 @@ from onnxq.backends import find_reference
 from onnxq.errors import VerificationError
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal, warn_synthetic
 from onnxq.runtime import CPU_KINDS, Latency
-from onnxq.sites import Caution, Cautions, Names, Settings
+from onnxq.sites import Caution, Cautions, Names, Settings, drop_repeats
 from onnxq.wording import show_as_summary
 
 # The name under which hubs know the float model.
@@ -202,9 +202,7 @@ def _make_lines(result: Variants) -> terminal.SheetRows:
     for variant in result.variants:
         if variant.state is not VariantState.MADE and _explain_state(variant):
             yield "left out", f"{variant.dtype}: {_explain_state(variant)}"
-    for device in dict.fromkeys(
-        device for variant in result.variants for device in variant.lacking
-    ):
+    for device in drop_repeats(device for variant in result.variants for device in variant.lacking):
         groups = defaultdict(list)
         for variant in result.variants:
             if variant.lacking.get(device):

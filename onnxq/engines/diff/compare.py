@@ -37,7 +37,7 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import QUANTIZE, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.progress import Progress, silent
 from onnxq.runtime import NodeError
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import Names, Refusal, TensorId, drop_repeats
 
 # Bytes of inner tensors held at a time, where the configuration names no limit: a GiB, which every machine has that
 # can hold two models.
@@ -396,7 +396,7 @@ class _Comparison:
                         break
 
 
-def find_named_tensors(index: GraphIndex, error: OnnxqError) -> list[str]:
+def find_named_tensors(index: GraphIndex, error: OnnxqError) -> Names:
     """Tensors to search from: the outputs of the nodes that an engine's error names, and those of their quantizers."""
     node_name = [error.node] if isinstance(error, NodeError) else []
     found: list[str] = []
@@ -408,7 +408,7 @@ def find_named_tensors(index: GraphIndex, error: OnnxqError) -> list[str]:
         readers = [reader for made in node.results for reader in index.readers(made)]
         quantizers = [one for one in readers if one.op_type == QUANTIZE and not one.scope]
         found += [*node.outputs, *(one.outputs[0] for one in quantizers)]
-    return list(dict.fromkeys(found))
+    return drop_repeats(found)
 
 
 def _label_loaded(loaded: Sequence[LoadedRun], local: Iterable[str]) -> dict[str, LoadedRun]:

@@ -30,7 +30,7 @@ from onnxq.graph.light import list_libraries
 from onnxq.plan.names import is_clipped_part
 from onnxq.progress import Progress, Tick
 from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
-from onnxq.sites import Lines, Names, NameSet, Refusal, Refusals, TensorId
+from onnxq.sites import Lines, Names, NameSet, Refusal, Refusals, TensorId, drop_repeats
 
 _FLOATS = FLOAT_TENSORS | {0}
 # Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
@@ -350,14 +350,14 @@ class _LayerWork:
     ) -> None:
         """Run all models over the samples, and compare these tensors."""
         inner = self.inner
-        tensors = list(dict.fromkeys(one.tensor for row in group for one in row.counterparts))
-        references = list(dict.fromkeys(row.reference for row in group if row.reference))
+        tensors = drop_repeats(one.tensor for row in group for one in row.counterparts)
+        references = drop_repeats(row.reference for row in group if row.reference)
         sources = [(FLOAT, inner.float_index, references), (OFF, inner.index, tensors)]
         levels: dict[str, Level | None] = {}
         if inner.fused is not None:
             survivors = inner.survivors
             levels = {name: find_level(inner.fused, name) for name in tensors if name in survivors}
-            sources.append((ON, inner.fused, list(levels)))
+            sources.append((ON, inner.fused, tuple(levels)))
         runners = [
             _open_runner(name, index.model, wanted, threads)
             for name, index, wanted in sources

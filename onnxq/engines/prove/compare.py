@@ -9,7 +9,7 @@ from onnxq.config.schema import JsonText, Loose, Natural
 from onnxq.engines.prove.proof import Change, Proof
 from onnxq.errors import DataError
 from onnxq.files import AnyPath, read_text
-from onnxq.sites import JsonObject
+from onnxq.sites import JsonObject, drop_repeats
 
 # The JSON of a proof has some 1000 bytes for a node.
 _MOST_BYTES = 2**29
@@ -87,7 +87,7 @@ def _describe_rows(weight: _WeightRow | WeightSums) -> str:
 def _compare_named(
     kind: str, before: Mapping[str, str], after: Mapping[str, str]
 ) -> Iterator[Change]:
-    for name in dict.fromkeys((*after, *before)):
+    for name in drop_repeats((*after, *before)):
         was = before.get(name, "")
         now = after.get(name, "")
         if was != now:

@@ -17,7 +17,7 @@ from onnxq.engines.prove.kernels import HEAVY, PRODUCTS, NodeWork, is_low
 from onnxq.engines.prove.proof import HOST, INT8, LOW, UNSEEN, NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import DEQUANTIZE, GraphIndex, NodeRef, NodeRefs, name_nodes
-from onnxq.sites import Names
+from onnxq.sites import Names, drop_repeats
 
 
 def judge_model(
@@ -130,7 +130,7 @@ def _judge_node(node: NodeRef, kernels: Kernels, reasons: Reasons) -> NodeProof:
     kind = work.type if reasons.find_moved(node.name) is None else HOST
     types = work.describe_types(first) if first is not None else ""
     stored = work.arithmetic[0].stored if work.arithmetic else ""
-    computed = tuple(dict.fromkeys(part.dtype for part in work.arithmetic))
+    computed = drop_repeats(part.dtype for part in work.arithmetic)
     whole = bool(computed) and set(computed) <= set(LOW)
     return NodeProof(
         node=node.name,
@@ -178,7 +178,7 @@ class _PairJudge:
             rule=rule,
             readers=readers,
             unfused=unfused,
-            kernels=tuple(dict.fromkeys(one.name for one in own if _reads_low(one, pair))),
+            kernels=drop_repeats(one.name for one in own if _reads_low(one, pair)),
             reason=reason,
         )
 
@@ -194,7 +194,7 @@ class _PairJudge:
         if pair.lookup or not pair.dequantize:
             return tuple(filter(None, (pair.lookup,)))
         edges = self.index.list_consumers(self.index.find_node(pair.dequantize).result)
-        return tuple(dict.fromkeys(edge.node for edge in edges))
+        return drop_repeats(edge.node for edge in edges)
 
     def _takes_integers(self, pair: PairInfo, reader: str) -> bool | None:
         """True when the reader takes the integers in, False when it reads floats, None when neither can be seen."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from onnxq.annotate.operators import SaturatingWeights
 from onnxq.backends.engine import BuildState, DevicePlacement, Kernels, Profile
 from onnxq.engines.saturation.measure import SaturationCost
-from onnxq.sites import Cautions, EngineOptions, Lines, Names
+from onnxq.sites import Cautions, EngineOptions, Lines, Names, drop_repeats
 from onnxq.wording import Word, show_as_summary
 
 INT8 = "int8"
@@ -185,9 +185,7 @@ class Proof:
     @property
     def unmet(self) -> Lines:
         """Nodes that do not run in the type required of them, or run in a forbidden one."""
-        return tuple(
-            dict.fromkeys(node for requirement in self.requirements for node in requirement.unmet)
-        )
+        return drop_repeats(node for requirement in self.requirements for node in requirement.unmet)
 
     @property
     def saturating(self) -> SaturatingWeights:

@@ -53,7 +53,7 @@ from onnxq.graph.convert import inline_functions
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.progress import Progress, silent
-from onnxq.sites import Cautions, Names, UnquantizedNodes
+from onnxq.sites import Cautions, Names, UnquantizedNodes, drop_repeats
 
 # Seconds in all and for a part, which is smaller than the whole: a longer build is not worth waiting for.
 _REDUCE_SECONDS = 180.0
@@ -251,7 +251,7 @@ def _check_types(types: Iterable[str], option: str) -> None:
 
 def _select_required(
     index: GraphIndex, wanted: Sequence[tuple[str, str]], reasons: Reasons
-) -> list[Requirement]:
+) -> tuple[Requirement, ...]:
     """The heavy nodes that each (type, pattern) selects, by name or operator; of types of weights those with a weight,
     of `quantized` those with pairs. None of them is met yet.
 
@@ -281,7 +281,7 @@ def _select_required(
             near = suggest_names(pattern, [node.name for node in heavy]) if heavy else ""
             raise ConfigError(subject, cause, near, code="Q309")
         required.append(Requirement(dtype=dtype, pattern=pattern, nodes=names, unmet=names))
-    return list(dict.fromkeys(required))
+    return drop_repeats(required)
 
 
 def _check_required(
@@ -295,7 +295,7 @@ def _check_required(
 def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> Iterator[Requirement]:
     # Engines add up a pool in float32 whatever the file says, and it costs next to nothing.
     computed = {one.node: one.computed for one in nodes if one.op in PRODUCTS}
-    for dtype in dict.fromkeys(forbidden):
+    for dtype in drop_repeats(forbidden):
         unmet = tuple(name for name, types in computed.items() if dtype in types)
         yield Requirement(dtype=dtype, forbidden=True, nodes=tuple(computed), unmet=unmet)
 
@@ -375,9 +375,7 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
         return
     # Before the build, which takes minutes: any engine's files may be those that are written.
     engines = list_engines().values() if engine is None else (find_engine(engine),)
-    names = tuple(
-        dict.fromkeys((*(name for one in engines for name in one.saved.values()), REDUCED))
-    )
+    names = drop_repeats((*(name for one in engines for name in one.saved.values()), REDUCED))
     for name in names:
         if os.path.exists(folder / name) and not force:
             fix = "choose another folder, or use `force=True`"
