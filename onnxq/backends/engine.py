@@ -118,7 +118,7 @@ class KernelWords:
     attention: str = ""
     dequantizes: str = ""
     int8: NameSet = frozenset()
-    packed: NameSet = frozenset()
+    packed: Names = ()
     integers: bool = False
     shifts: bool = False
 
@@ -266,7 +266,7 @@ class Engine:
     unable_fix = "run it where there is one"
     # Options of the commands that it serves: "ort_library", "plugin", "provider", "compute_capability", "soc",
     # "htp_arch".
-    takes: NameSet = frozenset()
+    takes: Names = ()
     # It builds for devices that are not in this machine.
     builds_ahead = False
     # A build serves inputs of any size, or of one alone.
@@ -288,7 +288,7 @@ class Engine:
     packs_weights = True
     words = KernelWords()
     # Operators without an int8 kernel.
-    no_kernel: NameSet = frozenset()
+    no_kernel: Names = ()
     # Pairs whose worth lies elsewhere than in a kernel that reads their integers, by the rule that placed them.
     purposes: Mapping[str, str] = _NOTHING
     # Files of a build -> their names in the user's folder.

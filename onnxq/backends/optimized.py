@@ -26,7 +26,7 @@ INT8_KERNELS = frozenset(INTEGER_OPERATORS).union(
     ("ConvInteger", "DynamicQuantizeLSTM", "QAttention", "QLinearReduceMean")
 )
 # On float data and weights in few bits.
-PACKED_KERNELS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4"})
+PACKED_KERNELS = ("MatMulNBits", "GatherBlockQuantized", "MatMulBnb4")
 # ONNX's names of types that a proof calls otherwise, as TensorRT's do.
 _WORDS = {"float": "float32", "double": "float64", "float8e4m3fn": "float8"}
 
@@ -210,7 +210,7 @@ class GraphEngine(Engine):
         int8=INT8_KERNELS,
         packed=PACKED_KERNELS,
     )
-    no_kernel = frozenset({"ConvTranspose", "GRU", "RNN", "Einsum", "LpPool", "GlobalMaxPool"})
+    no_kernel = ("ConvTranspose", "GRU", "RNN", "Einsum", "LpPool", "GlobalMaxPool")
     saved = MappingProxyType({LOG: "build.log", ENGINE: "optimized.onnx"})
 
     def read_kernels(self, model: ModelLike, folder: Path) -> Kernels:

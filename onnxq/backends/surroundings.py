@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from onnxq.backends.base import REMEDY, Candidate, Exclusion, PlacementRule, Reason
-from onnxq.graph import Graph, NodeRef
+from onnxq.graph import LAYOUT_OPS, Graph, NodeRef
 from onnxq.graph.base import counts_in_floats
 from onnxq.sites import MaybeTensor, NameSet, TensorId
 
@@ -61,7 +61,7 @@ _SCORING = frozenset(
 )
 # A Where replaces the NaN of rows that are masked as a whole, as torch's exporters write it.
 _AFTER_SOFTMAX = frozenset(("Cast", "Identity", "Dropout", "Where", "Reshape", "Flatten"))
-_MOVES = frozenset(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast"))
+_MOVES = LAYOUT_OPS | {"Cast"}
 # Nodes that cut one result into query, key and value.
 _CUTS = frozenset(("Slice", "Split", "Gather"))
 # Nodes that a search passes at most.

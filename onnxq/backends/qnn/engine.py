@@ -118,7 +118,7 @@ class QnnEngine(engine.Engine):
     install = "pip install 'onnxq[qnn]'"
     needs = f"onnxruntime-qnn, which needs {NEEDS},"
     unable_fix = f"it needs {NEEDS}"
-    takes = frozenset({"soc", "htp_arch"})
+    takes = ("soc", "htp_arch")
     shows_inner = True
     one_size = True
     compiles = True

@@ -74,7 +74,7 @@ class TrtEngine(Engine):
     unable_fix = (
         "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU"
     )
-    takes = frozenset({"plugin"})
+    takes: Names = ("plugin",)
     shows_inner = True
     # Parts of kinds in TensorRT-RTX's words, then in TensorRT's. Others (kgen, reformat, pointwise) compute bias,
     # activation and quantization around it. Fused attention is listed as a generated kernel; its name tells it.
@@ -97,8 +97,14 @@ class TrtEngine(Engine):
         attention="_mha",
         dequantizes="runtime_fusion",
     )
-    no_kernel = frozenset(
-        {"ConvTranspose", "AveragePool", "LpPool", "GlobalAveragePool", "LSTM", "GRU", "RNN"}
+    no_kernel = (
+        "ConvTranspose",
+        "AveragePool",
+        "LpPool",
+        "GlobalAveragePool",
+        "LSTM",
+        "GRU",
+        "RNN",
     )
     purposes = MappingProxyType(
         {
@@ -246,7 +252,7 @@ class RtxEngine(TrtEngine):
     module = "tensorrt_rtx"
     packages: Names = ("tensorrt-rtx",)
     install = "pip install 'onnxq[trt-rtx]'"
-    takes = frozenset({"plugin", "compute_capability"})
+    takes: Names = ("plugin", "compute_capability")
     builds_ahead = True
 
     def read_capability(self, text: str | None) -> engine.ComputeCapability:

@@ -61,15 +61,13 @@ def refuse_narrow(c: Candidate, kind: FloatType) -> str:
 # Proved with the parser of TensorRT-RTX 1.7: tests/backends/trt/test_parser.py asks it again.
 
 # Of com.microsoft. Another of these is looked for among the plugins.
-TAKEN = frozenset(
-    {
-        "Gelu",
-        "GroupQueryAttention",
-        "MatMulNBits",
-        "MultiHeadAttention",
-        "RotaryEmbedding",
-        "SkipSimplifiedLayerNormalization",
-    }
+TAKEN = (
+    "Gelu",
+    "GroupQueryAttention",
+    "MatMulNBits",
+    "MultiHeadAttention",
+    "RotaryEmbedding",
+    "SkipSimplifiedLayerNormalization",
 )
 _UNKNOWN = (
     "it knows this operator of ONNX Runtime only as a plugin; "
