@@ -26,7 +26,6 @@ from onnxq.backends.engine import (
 )
 from onnxq.config import ProveConfig, RuntimeConfig, matches_any
 from onnxq.data import Dataset
-from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_weights
 from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
 from onnxq.engines.prove.proof import (
@@ -40,6 +39,8 @@ from onnxq.engines.prove.proof import (
     Proof,
     Reduced,
     Requirement,
+    find_changes,
+    read_proof,
 )
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
