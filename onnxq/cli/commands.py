@@ -9,17 +9,7 @@ import click
 
 from onnxq.cli.analysis import ANALYSES, INSPECT, MODEL
 from onnxq.cli.group import CommandGroup, ModelCommand
-from onnxq.cli.options import (
-    DATA,
-    FORCE,
-    JSON,
-    STRICT,
-    TOP,
-    VERBOSE,
-    Parsed,
-    define_option,
-    make_output,
-)
+from onnxq.cli.options import DATA, FORCE, JSON, STRICT, TOP, VERBOSE, define_option, make_output
 from onnxq.commands.explain import explain_code
 
 # The codes are those of `group`.
@@ -358,7 +348,7 @@ ANNOTATE = ModelCommand(
         define_option(
             "--bits given",
             "Bits of the pairs whose site or node matches (glob or /regex/); repeat it, the first match wins.",
-            type=Parsed(_parse_bits),
+            parse=_parse_bits,
             multiple=True,
             metavar="PATTERN=N",
         ),

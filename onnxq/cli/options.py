@@ -50,8 +50,14 @@ class Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-def define_option(names: str, text: str, **settings: Any) -> click.Option:
-    """An option by its flags, and the name of its parameter where it is another. text: for --help."""
+def define_option(
+    names: str, text: str, *, parse: Callable[[str], Any] | None = None, **settings: Any
+) -> click.Option:
+    """An option by its flags, and the name of its parameter where it is another.
+
+    text: for --help. parse: reads its value, as of `Parsed`.
+    """
+    settings |= {} if parse is None else {"type": Parsed(parse)}
     return click.Option(names.split(), help=text, **settings)
 
 
@@ -71,7 +77,7 @@ def make_options(command: str) -> list[click.Parameter]:
             "Set any key of the configuration, e.g. weights.bits=4; repeatable.",
             multiple=True,
             metavar="KEY=VALUE",
-            type=Parsed(parse_setting),
+            parse=parse_setting,
         ),
         *map(_make_option, list_options(Command[command])),
     ]
