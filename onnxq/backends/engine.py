@@ -99,7 +99,7 @@ class DevicePlacement:
     """The parts of a model that run on an engine's device, and the nodes that the CPU runs instead, each with a fix."""
 
     partitions: int
-    left: Refusals = ()
+    left: Refusals
 
 
 @dataclass(frozen=True, kw_only=True)

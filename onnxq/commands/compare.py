@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -63,10 +63,10 @@ class Comparison:
 
     before: str
     after: str
-    figures: tuple[FigureChange, ...] = ()
-    same: int = 0
-    sites: tuple[SiteChange, ...] = ()
-    failed: Lines = ()
+    figures: tuple[FigureChange, ...]
+    same: int
+    sites: tuple[SiteChange, ...]
+    failed: Lines
 
 
 # What a site has in words, and its scales.
@@ -79,7 +79,7 @@ class _Side:
 
     name: str
     sites: Mapping[str, _SiteForm]
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float]
 
 
 def compare(

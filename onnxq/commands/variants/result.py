@@ -83,16 +83,16 @@ class Variants:
     source: str
     original: Variant
     variants: tuple[Variant, ...]
-    metric: str = ""
-    checked: int = 0
-    data: str = ""
-    synthetic: bool = False
-    seed: int = 0
+    metric: str
+    checked: int
+    data: str
+    synthetic: bool
+    seed: int
     config: str = ""
     options: Settings = field(default_factory=dict)
-    cpu: str = ""
-    shapes: InputShapes = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    cpu: str
+    shapes: InputShapes
+    versions: Mapping[str, str]
 
     @property
     def usable(self) -> tuple[Variant, ...]:

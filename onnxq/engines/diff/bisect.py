@@ -186,12 +186,12 @@ class KernelCheck:
     # How many were tried.
     kernels: int
     # Most steps that any quantized value is off by, and the share of values that are off in the worst kernel.
-    levels: float = 0.0
-    share: float = 0.0
+    levels: float
+    share: float
     # Of the worst float result.
-    sqnr_db: float = math.inf
+    sqnr_db: float
     # The first kernel that diverges.
-    point: DivergencePoint | None = None
+    point: DivergencePoint | None
 
     def describe(self) -> str:
         """The agreement of the kernels, in a line."""

@@ -50,7 +50,7 @@ class DiffResult:
 
     difference: Difference
     recorder: Recorder
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[Piece, ...]
 
 
 def compare_models(

@@ -59,8 +59,8 @@ class Emulation:
 
     exact: ModelLike
     saturating: ModelLike
-    counters: tuple[Counter, ...] = ()
-    skipped: Refusals = ()
+    counters: tuple[Counter, ...]
+    skipped: Refusals
 
 
 def emulate_saturation(proto: ModelLike, nodes: NameSet | None = None) -> Emulation:

@@ -48,13 +48,13 @@ class SaturationCost:
     """The errors that CPUs without VNNI make on samples."""
 
     data: str = ""
-    samples: int = 0
+    samples: int
     synthetic: bool = False
     # Those whose weights can overflow.
-    nodes: tuple[NodeCost, ...] = ()
-    outputs: tuple[OutputCost, ...] = ()
+    nodes: tuple[NodeCost, ...]
+    outputs: tuple[OutputCost, ...]
     # Those of the nodes that could not be emulated.
-    skipped: Refusals = ()
+    skipped: Refusals
 
     @property
     def saturated(self) -> int:
