@@ -63,8 +63,7 @@ class Backend:
     @property
     def local(self) -> Engine | None:
         """The engine that runs on this machine: of those installed one that builds for its device; None without."""
-        here = sorted(self.engines, key=lambda engine: (not engine.installed, engine.builds_ahead))
-        return here[0] if here else None
+        return min(self.engines, key=lambda e: (not e.installed, e.builds_ahead), default=None)
 
 
 # By name, as far as they have been loaded. A program without a package adds its own here.
