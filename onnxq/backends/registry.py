@@ -224,9 +224,17 @@ def find_target(name: str, mode: str = "") -> Target:
     target = backend.modes.get(mode) or backend.usual
     if mode != _FLOAT:
         return target
-    bare = replace(target, rules=(), capabilities=(), no_kernel={}, no_gain={}, costs={})
-    # In a file without pairs no engine quantizes by itself, so that nothing is to be kept from it.
-    return replace(bare, quantizes_alone=False, misreads=())
+    return replace(
+        target,
+        rules=(),
+        capabilities=(),
+        no_kernel={},
+        no_gain={},
+        costs={},
+        # In a file without pairs no engine quantizes by itself, so that nothing is to be kept from it.
+        quantizes_alone=False,
+        misreads=(),
+    )
 
 
 def find_reference() -> Backend:

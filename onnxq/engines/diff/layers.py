@@ -98,8 +98,8 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
             continue
         if _is_quantizer_clip(index, node):
             continue
-        for name in filter(None, node.outputs):
-            tensor = TensorId(name)
+        for tensor in node.results:
+            name = tensor.name
             if (
                 name in containers
                 or index.find_dtype(tensor) not in _FLOATS
@@ -108,7 +108,7 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
                 continue
             makers = quantizers.get(name, [])
             stored = [q.outputs[0] for q in makers if index.find_dtype(q.result) in _INTEGERS]
-            levels = [Counterpart(tensor, find_level(index, tensor)) for tensor in stored]
+            levels = [Counterpart(one, find_level(index, one)) for one in stored]
             # An exporter that quantizes an output gives the dequantized tensor the float one's name.
             readers = (node for q in makers for node in index.readers(q.result))
             names = [name, *(node.outputs[0] for node in readers if node.op_type == DEQUANTIZE)]
