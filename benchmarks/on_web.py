@@ -26,7 +26,7 @@ from measure import table
 from npu import Samples, measure_db
 from onnxq.backends import find_engine
 from onnxq.backends.engine import Job
-from onnxq.backends.web.node import Node
+from onnxq.backends.web.engine import Node
 from onnxq.config import DataConfig
 from onnxq.data import load_data
 from onnxq.graph import name_nodes

@@ -26,7 +26,7 @@ import numpy as np
 import onnx
 
 from onnxq.backends.web.costs import COSTS, WebCosts, count_work, fits_matrix, parse_costs
-from onnxq.backends.web.node import Node
+from onnxq.backends.web.engine import Node
 from onnxq.emit import write_matrices
 from onnxq.graph import name_nodes
 from op_cost_chains import (

@@ -176,6 +176,10 @@ class OnnxqError(Exception):
         return {name: getattr(self, name) for name in parts}
 
 
+# The class of an error that a caller wants.
+ErrorClass = type[OnnxqError]
+
+
 class ModelError(OnnxqError):
     """The model file is missing, corrupt or of an unsupported kind."""
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from onnxq.wording import Word
+
+T = TypeVar("T")
 
 
 class Role(Word):
@@ -110,6 +112,11 @@ class Mark(Enum):
 
 # An entry of `onnxq.codes`.
 Code = Annotated[str, Mark.NONEMPTY, Mark.WRITTEN]
+
+
+def drop_repeats(items: Iterable[T]) -> tuple[T, ...]:
+    """The items in their order, each once."""
+    return tuple(dict.fromkeys(items))
 
 
 @dataclass(frozen=True)

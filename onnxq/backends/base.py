@@ -15,7 +15,19 @@ from onnxq.errors import CauseAndFix
 from onnxq.graph import Graph, NodeRef
 from onnxq.graph.shapes import is_custom
 from onnxq.numerics import SumOrder, SumOrders
-from onnxq.sites import Causes, Indices, LeftFloat, Names, Refusal, Role, TensorId, Unquantized
+from onnxq.sites import (
+    Causes,
+    Indices,
+    LeftFloat,
+    MaybeTensor,
+    Names,
+    NameSet,
+    Refusal,
+    Role,
+    TensorId,
+    Unquantized,
+    drop_repeats,
+)
 from onnxq.spec import (
     FloatType,
     Granularity,
@@ -95,7 +107,7 @@ class Candidate:
     index: Graph
     shapes: Shapes
 
-    def tensor(self, k: int) -> TensorId | None:
+    def tensor(self, k: int) -> MaybeTensor:
         """The tensor at input k, None when absent."""
         return self.index.find_input(self.node, k)
 
@@ -115,7 +127,7 @@ class Candidate:
         """The shape of output 0."""
         return self.shape_of(self.node.result)
 
-    def shape_of(self, tensor: TensorId | None) -> Shape | None:
+    def shape_of(self, tensor: MaybeTensor) -> Shape | None:
         """The shape of any tensor: observed, else declared; None where a dim is unknown."""
         observed = None if tensor is None else self.shapes.get(tensor)
         return self.index.find_sizes(tensor) if observed is None else observed
@@ -181,11 +193,11 @@ class PlacementRule:
     # The inputs that take a pair, in the place of `data`, where they depend on the graph.
     inputs: Callable[[Candidate], Indices] | None = None
     # The tensor behind which the closing pair stands, where it is not the node's own result.
-    closes: Callable[[Candidate], TensorId | None] = lambda _: None
+    closes: Callable[[Candidate], MaybeTensor] = lambda _: None
     # The node reads pairs that stand for other readers, and shares their scale; it asks for none of its own.
     joins: bool = False
     # For rules that do not compute, in targets without costs: whether the node gains, given the chosen nodes.
-    follow: Callable[[Candidate, frozenset[str]], bool] = lambda _, __: True
+    follow: Callable[[Candidate, NameSet], bool] = lambda _, __: True
     # Why the rule is off unless the person forces it with `quantize: true`; "" when it is on.
     opt_in: str = ""
     # The spec that an input takes, where it is not that of the operator's other activations.
@@ -217,14 +229,14 @@ class Capability:
     role: Role
     # (): any operator.
     ops: Names = ()
-    bits: tuple[int, ...] = (8,)
+    bits: Indices = (8,)
     storage: Names = ("int8", "uint8")
     symmetric: tuple[bool, ...] = (True, False)
     granularity: tuple[type[Granularity], ...] = (PerTensor,)
     # Whether scales are computed at each run.
     dynamic: tuple[bool, ...] = (False,)
     # Block sizes that a blocked kernel reads; (): any.
-    blocks: tuple[int, ...] = ()
+    blocks: Indices = ()
     # Why a weight of this shape has no kernel all the same, and the fix; None where it has.
     shape: Callable[[Shape, QuantSpec], CauseAndFix | None] = lambda _, __: None
     # The lowest opset that has such pairs.
@@ -259,11 +271,6 @@ class Capability:
 Exclusion = Callable[[Candidate, Candidate | None], Reason]
 
 
-def _order_no_sums(node: NodeRef, shape: Shape) -> SumOrder | None:
-    """None: every kernel adds in 32 bits."""
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class OperatorTable:
     """The operators that a device beside an engine's usual one has kernels for, by names as in `Target.no_kernel`.
@@ -273,7 +280,7 @@ class OperatorTable:
 
     title: str
     source: str
-    operators: frozenset[str]
+    operators: NameSet
 
     def list_missing(self, nodes: Iterable[NodeRef]) -> Names:
         """Operators of these nodes without a kernel there."""
@@ -352,10 +359,10 @@ class Target:
     no_gain: Causes = field(default_factory=dict)
     # The int8 weights of a node that a kernel adds up in 16 bits on some CPUs when it reads 8-bit activations, as
     # `numerics.weights` describes them; None where every kernel is exact.
-    sum_order: Callable[[NodeRef, Shape], SumOrder | None] = _order_no_sums
+    sum_order: Callable[[NodeRef, Shape], SumOrder | None] = lambda _, __: None
 
     @property
-    def attention_rules(self) -> frozenset[str]:
+    def attention_rules(self) -> NameSet:
         """Names of the rules for the products of attention."""
         return frozenset(rule.name for rule in self.rules if rule.attention)
 
@@ -367,12 +374,12 @@ class Target:
     @property
     def saturates(self) -> bool:
         """True when kernels on some CPUs add products in 16 bits."""
-        return any(part.sum_order is not _order_no_sums for part in self.parts or (self,))
+        return any(part.sum_order is not Target.sum_order for part in self.parts or (self,))
 
     def list_sum_orders(self, node: NodeRef, shape: Shape) -> SumOrders:
         """The orders in which the kernels of all its engines read a node's weight."""
         orders = (part.sum_order(node, shape) for part in self.parts or (self,))
-        return tuple(dict.fromkeys(order for order in orders if order is not None))
+        return drop_repeats(order for order in orders if order is not None)
 
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
         """The rule that quantizes this node, or the reason why none does; (None, None): no rule is for its operator."""
@@ -386,14 +393,14 @@ class Target:
             if types & _INTEGERS:
                 continue
             reason = rule.check(candidate) if types <= {TensorProto.FLOAT} else _NOT_FLOAT32
-            loss = rule.unpaid(candidate) if reason is None else None
-            if reason is None and loss is None:
-                return rule, None
             # The first reason holds, and one about time comes before one about kernels: a kernel is there then.
-            if loss is not None:
+            if reason is None:
+                loss = rule.unpaid(candidate)
+                if loss is None:
+                    return rule, None
                 unpaid = unpaid or LeftFloat(node.name, loss, rule.name)
-            elif reason is not None and rule.compute and refusal is None:
-                refusal = Refusal(node.name, reason, rule=rule.name, code="R102")
+            elif rule.compute:
+                refusal = refusal or Refusal(node.name, reason, rule=rule.name, code="R102")
         return None, unpaid or refusal
 
     def without_kernel(self, node: NodeRef) -> Unquantized | None:
@@ -405,32 +412,29 @@ class Target:
                 reason = f"{kind} has its weight in blocks for one CPU: {REMEDY}"
             return LeftFloat(node.name, reason, "custom-operator", "F108")
         name = name_operator(node)
-        if name in self.no_kernel:
-            return Refusal(node.name, self.no_kernel[name], rule="no-kernel", code="R101")
-        if name in self.no_gain:
+        cause = self.no_kernel.get(name)
+        if cause is None and name in self.no_gain:
             return LeftFloat(node.name, self.no_gain[name], "no-kernel")
         if name in WEIGHTED_OPS and not any(name in rule.ops for rule in self.rules):
-            reason = f"target {self.name} has no rule for {name}"
-            return Refusal(node.name, reason, rule="no-kernel", code="R101")
-        return None
+            cause = cause or f"target {self.name} has no rule for {name}"
+        if cause is None:
+            return None
+        return Refusal(node.name, cause, rule="no-kernel", code="R101")
 
     def capability(self, spec: QuantSpec, role: Role, op_type: str) -> Capability | None:
         """The first row of the table that accepts this spec; None without one."""
         return next((row for row in self._list_rows(role, op_type) if row.accepts_spec(spec)), None)
 
     def _list_rows(self, role: Role, op_type: str) -> list[Capability]:
-        return [
-            row
-            for row in self.capabilities
-            if row.role is role and (not row.ops or op_type in row.ops)
-        ]
+        rows = (row for row in self.capabilities if row.role is role)
+        return [row for row in rows if not row.ops or op_type in row.ops]
 
     def refuse(self, spec: QuantSpec, role: Role, node: NodeRef) -> Refusal | None:
         """The refusal of a spec that the target does not run, with those it takes instead; None where it runs."""
         if self.capability(spec, role, node.op_type) is not None:
             return None
         rows = self._list_rows(role, node.op_type)
-        takes = "; or ".join(dict.fromkeys(row.describe_specs() for row in rows))
+        takes = "; or ".join(drop_repeats(row.describe_specs() for row in rows))
         reason = f"{self.name} has no {node.op_type} kernel for {describe_spec(spec)} {role}s"
         fix = f"use {takes}" if takes else "it stays float"
         return Refusal(node.name, reason, fix, code="R103")

@@ -16,11 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Engine, Job
 from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
@@ -123,24 +122,17 @@ def _prepare_child(
     return [sys.executable, "-m", "onnxq.backends.child", str(folder)], variables
 
 
-@contextmanager
-def serve_child(
-    engine: Engine, folder: Path, *, timeout: float
-) -> Iterator[Callable[[float], str]]:
+# Sends a request, one line, to a process, and waits for the answer for so many seconds.
+Ask = Callable[[float, str], str]
+
+
+def serve_child(engine: Engine, folder: Path, *, timeout: float) -> AbstractContextManager[Ask]:
     """Have an engine answer requests in a process of its own, as long as the context is open, as `serve_process` does.
 
     Arguments and results lie in `folder`.
     """
     command, variables = _prepare_child(engine, folder, {"options": dict(engine.options)})
-    with serve_process(engine.title, command, folder, variables, timeout=timeout) as ask:
-        yield ask
-
-
-class Ask(Protocol):
-    """A process that answers line by line."""
-
-    def __call__(self, seconds: float, request: str = "") -> str:
-        """Send a request, one line, and wait for the answer for so many seconds."""
+    return serve_process(engine.title, command, folder, variables, timeout=timeout)
 
 
 @contextmanager
@@ -190,7 +182,7 @@ def serve_process(
         cause = f"it did not answer within {seconds:g} s" if late.is_set() else describe_death(code)
         raise ModelError(title, "; ".join((cause, *_read_last_lines(folder)[-1:])), code="Q115")
 
-    def ask(seconds: float, request: str = "") -> str:
+    def ask(seconds: float, request: str) -> str:
         with suppress(OSError):  # the answer says that the process is dead
             requests.write(f"{request}\n")
             requests.flush()

@@ -69,7 +69,6 @@ def turn_transposed(case: OpCase, weight: Shape) -> tuple[OpCase, Shape]:
 
 def sum_lstm(
     case: OpCase,
-    weight: Shape,
     multiply: Callable[[OpCase], Cost],
     quantize: Callable[[int, int], float],
 ) -> Cost:
@@ -77,7 +76,8 @@ def sum_lstm(
 
     multiply: the cost of a Gemm. quantize: the microseconds for a state, by its values and the units of the LSTM.
     """
-    directions, rows, features = weight
+    assert case.weight is not None
+    directions, rows, features = case.weight
     # A row for each of four gates.
     hidden = rows // 4
     shape = (case.inputs[0] if case.inputs else None) or ()

@@ -301,7 +301,7 @@ def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
         quantize_ns = values * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns)
         return (quantize_ns + hidden * weight[1] * LSTM_STATE_NS) / 1e3
 
-    cost = costs.sum_lstm(case, weight, multiply, quantize)
+    cost = costs.sum_lstm(case, multiply, quantize)
     return Cost(cost.float_us, cost.int8_us * cpu.int8_network)
 
 

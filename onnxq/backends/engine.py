@@ -6,6 +6,7 @@ made where the library is not installed; every method has a default, for engines
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +23,17 @@ from onnxq.arrays import RunValues, Shape
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.graph import Dims, GraphIndex, ModelLike, NodeRef
 from onnxq.runtime import Feeds, Latency, Session
-from onnxq.sites import Causes, Caution, EngineOptions, JsonObject, Lines, Names, Refusal, Refusals
+from onnxq.sites import (
+    Causes,
+    Caution,
+    EngineOptions,
+    JsonObject,
+    Lines,
+    Names,
+    NameSet,
+    Refusal,
+    Refusals,
+)
 from onnxq.wording import Word
 
 if TYPE_CHECKING:
@@ -54,10 +65,7 @@ class Tensor:
     @property
     def size(self) -> int:
         """Number of elements; dynamic axes count once."""
-        size = 1
-        for dim in self.shape:
-            size *= max(dim, 1)
-        return size
+        return math.prod(max(dim, 1) for dim in self.shape)
 
 
 Tensors = tuple[Tensor, ...]
@@ -91,7 +99,7 @@ class DevicePlacement:
     """The parts of a model that run on an engine's device, and the nodes that the CPU runs instead, each with a fix."""
 
     partitions: int
-    left: Refusals = ()
+    left: Refusals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +117,8 @@ class KernelWords:
     pools: Names = ()
     attention: str = ""
     dequantizes: str = ""
-    int8: frozenset[str] = frozenset()
-    packed: frozenset[str] = frozenset()
+    int8: NameSet = frozenset()
+    packed: Names = ()
     integers: bool = False
     shifts: bool = False
 
@@ -258,7 +266,7 @@ class Engine:
     unable_fix = "run it where there is one"
     # Options of the commands that it serves: "ort_library", "plugin", "provider", "compute_capability", "soc",
     # "htp_arch".
-    takes: frozenset[str] = frozenset()
+    takes: Names = ()
     # It builds for devices that are not in this machine.
     builds_ahead = False
     # A build serves inputs of any size, or of one alone.
@@ -280,7 +288,7 @@ class Engine:
     packs_weights = True
     words = KernelWords()
     # Operators without an int8 kernel.
-    no_kernel: frozenset[str] = frozenset()
+    no_kernel: Names = ()
     # Pairs whose worth lies elsewhere than in a kernel that reads their integers, by the rule that placed them.
     purposes: Mapping[str, str] = _NOTHING
     # Files of a build -> their names in the user's folder.

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Target
-from onnxq.sites import Indices
+from onnxq.sites import Indices, JsonObject, drop_repeats
 
 _Part = TypeVar("_Part", PlacementRule, Capability, Target)
 # A field of several rules, rows or targets.
@@ -35,7 +35,7 @@ def _intersect_named(values: _Fields) -> tuple[Any, ...] | None:
 
 def unite_entries(values: _Fields) -> tuple[Any, ...]:
     """The entries of all, each once, in their order."""
-    return tuple(dict.fromkeys(entry for value in values for entry in value))
+    return drop_repeats(entry for value in values for entry in value)
 
 
 def _merge(values: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -82,7 +82,7 @@ _JOINERS: Mapping[type, Mapping[_Joiner, str]] = {
         _intersect_named: "ops bits storage symmetric granularity dynamic blocks",
         _ask_each: "shape",
         max: "opset",
-        lambda warnings: "; ".join(dict.fromkeys(filter(None, warnings))): "warning",
+        lambda warnings: "; ".join(drop_repeats(filter(None, warnings))): "warning",
     },
     Target: {
         _intersect: "looped_ops",
@@ -103,7 +103,7 @@ def _join_fields(parts: Sequence[_Part]) -> _Part | None:
     joiners = {
         name: joiner for joiner, names in _JOINERS[type(parts[0])].items() for name in names.split()
     }
-    changes: dict[str, Any] = {}
+    changes: JsonObject = {}
     for field in fields(parts[0]):
         values = [getattr(part, field.name) for part in parts]
         if any(value != values[0] for value in values):

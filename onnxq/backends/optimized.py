@@ -19,14 +19,14 @@ from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, na
 from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import name_type
-from onnxq.sites import Caution, Names, TensorId
+from onnxq.sites import Caution, MaybeTensor, Names, TensorId
 
 # Kernels on integers. Every other one computes in the type of its tensors, or moves them.
 INT8_KERNELS = frozenset(INTEGER_OPERATORS).union(
     ("ConvInteger", "DynamicQuantizeLSTM", "QAttention", "QLinearReduceMean")
 )
 # On float data and weights in few bits.
-PACKED_KERNELS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4"})
+PACKED_KERNELS = ("MatMulNBits", "GatherBlockQuantized", "MatMulBnb4")
 # ONNX's names of types that a proof calls otherwise, as TensorRT's do.
 _WORDS = {"float": "float32", "double": "float64", "float8e4m3fn": "float8"}
 
@@ -58,7 +58,7 @@ class _NodeFinder:
         for node in after.nodes:
             self._live.update(self._find_made(node))
 
-    def _find_original(self, name: str, scope: str) -> TensorId | None:
+    def _find_original(self, name: str, scope: str) -> MaybeTensor:
         """The model's tensor of this name, made by a node. ORT renames bodies: a name that is the only one will do."""
         scopes = self._scopes.get(name, set())
         if scope in scopes:
@@ -105,20 +105,14 @@ class _NodeFinder:
 
     def _find_behind(self, tensor: TensorId) -> Iterator[TensorId]:
         """The model's tensors that a tensor of ORT's own becomes, behind kernels that only pass it on."""
-        seen = set()
-        stack = [tensor]
-        while stack:
-            at = stack.pop()
-            readers = self._after.readers(at)
-            if at in seen or len(readers) != 1 or readers[0].op_type not in _RELAYS:
-                continue
-            seen.add(at)
+        readers = self._after.readers(tensor)
+        if len(readers) == 1 and readers[0].op_type in _RELAYS:
             for result in readers[0].results:
-                found = self._find_original(result.name, result.scope)
-                if found is not None:
-                    yield found
+                original = self._find_original(result.name, result.scope)
+                if original is None:
+                    yield from self._find_behind(result)
                 else:
-                    stack.append(result)
+                    yield original
 
 
 # Kernels that ORT puts behind one of its own: a tensor with a new name only passes through them.
@@ -216,7 +210,7 @@ class GraphEngine(Engine):
         int8=INT8_KERNELS,
         packed=PACKED_KERNELS,
     )
-    no_kernel = frozenset({"ConvTranspose", "GRU", "RNN", "Einsum", "LpPool", "GlobalMaxPool"})
+    no_kernel = ("ConvTranspose", "GRU", "RNN", "Einsum", "LpPool", "GlobalMaxPool")
     saved = MappingProxyType({LOG: "build.log", ENGINE: "optimized.onnx"})
 
     def read_kernels(self, model: ModelLike, folder: Path) -> Kernels:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxq.errors import ConfigError, Location, suggest_names
-from onnxq.sites import Names, Settings
+from onnxq.sites import Names, Settings, drop_repeats
 from onnxq.spec import FLOAT8
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ class Backend:
     @property
     def local(self) -> Engine | None:
         """The engine that runs on this machine: of those installed one that builds for its device; None without."""
-        here = sorted(self.engines, key=lambda engine: (not engine.installed, engine.builds_ahead))
-        return here[0] if here else None
+        return min(self.engines, key=lambda e: (not e.installed, e.builds_ahead), default=None)
 
 
 # By name, as far as they have been loaded. A program without a package adds its own here.
@@ -86,8 +85,8 @@ def list_names() -> list[str]:
     return sorted({*BACKENDS, *_list_folders(), *entry_points(group=GROUP).names})
 
 
-def list_runnable(*, foreign: bool = True) -> list[str]:
-    """The names of backends with engines, whose models `diff` can run; foreign: those of other packages, too.
+def list_runnable() -> list[str]:
+    """The names of backends with engines, whose models `diff` can run.
 
     Onnxq's own have their engines in a module `engine`. They are not loaded for it: the help of commands lists these.
     """
@@ -98,7 +97,7 @@ def list_runnable(*, foreign: bool = True) -> list[str]:
         for name in own
         if (BACKENDS[name].engines if name in BACKENDS else (folder / name / "engine.py").exists())
     ]
-    others = list_backends(foreign=True) if foreign and set(list_names()) != set(own) else ()
+    others = list_backends(foreign=True) if list_names() != own else ()
     names += [backend.name for backend in others if backend.engines and backend.name not in own]
     return names
 
@@ -106,7 +105,7 @@ def list_runnable(*, foreign: bool = True) -> list[str]:
 def list_backends(*, foreign: bool = False) -> Iterator[Backend]:
     """Onnxq's own backends and those that a program added; foreign: then those of other packages that can be loaded."""
     own = sorted({*BACKENDS, *_list_folders()})
-    for name in (*own, *(name for name in (list_names() if foreign else ()) if name not in own)):
+    for name in drop_repeats([*own, *(list_names() if foreign else ())]):
         try:
             backend = load_backend(name)
         except ConfigError:  # whoever names it is told
@@ -225,9 +224,17 @@ def find_target(name: str, mode: str = "") -> Target:
     target = backend.modes.get(mode) or backend.usual
     if mode != _FLOAT:
         return target
-    bare = replace(target, rules=(), capabilities=(), no_kernel={}, no_gain={}, costs={})
-    # In a file without pairs no engine quantizes by itself, so that nothing is to be kept from it.
-    return replace(bare, quantizes_alone=False, misreads=())
+    return replace(
+        target,
+        rules=(),
+        capabilities=(),
+        no_kernel={},
+        no_gain={},
+        costs={},
+        # In a file without pairs no engine quantizes by itself, so that nothing is to be kept from it.
+        quantizes_alone=False,
+        misreads=(),
+    )
 
 
 def find_reference() -> Backend:
@@ -475,16 +482,14 @@ def list_registered(kind: str) -> dict[str, str]:
 def _check_name(config: Config, path: str, name: str, names: Collection[str]) -> None:
     if name not in names:
         cause = f"{name!r} is not one of {', '.join(names)}"
-        place = (
-            config.find_place(path)
-            or config.find_place(path.partition("[")[0])
-            or Location(config.source)
-        )
-        raise ConfigError(place / path, cause, suggest_names(name, names), code="Q304")
+        fix = suggest_names(name, names)
+        raise ConfigError(_locate_field(config, path), cause, fix, code="Q304")
 
 
 def _locate_field(config: Config, path: str) -> Location:
     """`file:line: path` of the field. The line is that of its section, or of `target`, if the field was not written."""
+    # A list may be written as one text, whose words have no places of their own.
+    whole = path.partition("[")[0] if path.endswith("]") else path
     section = path.rpartition(".")[0]
-    places = map(config.find_place, (path, section, "target"))
-    return next((place for place in places if place is not None), Location("")) / path
+    places = map(config.find_place, (path, whole, section, "target"))
+    return next(filter(None, places), Location("")) / path

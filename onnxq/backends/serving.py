@@ -21,9 +21,9 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.runtime import Feeds
 from onnxq.runtime.exchange import read_values, write_values
-from onnxq.sites import JsonObject
+from onnxq.sites import JsonObject, NameSet, drop_repeats
 
-# Samples and answers of the process that runs a built model.
+# Samples and answers of the process that runs a built model, and the inputs of each model that is timed.
 FEEDS = "feeds.npz"
 ANSWERS = "answers.npz"
 # Seconds to compute one sample, and to load a built model.
@@ -36,9 +36,7 @@ Answer = Callable[[Feeds], Mapping[str, Any]]
 class ServedRunner:
     """A Runner of a built model. seconds: of its last run there."""
 
-    def __init__(
-        self, name: str, folder: Path, ask: Callable[[float], str], inputs: frozenset[str]
-    ) -> None:
+    def __init__(self, name: str, folder: Path, ask: building.Ask, inputs: NameSet) -> None:
         self.name = name
         self.seconds = 0.0
         self._folder = folder
@@ -49,7 +47,7 @@ class ServedRunner:
         """One sample: arrays by name. Raises ModelError where the engine fails, or takes too long."""
         given = {name: value for name, value in feeds.items() if name in self._inputs}
         write_values(self._folder / FEEDS, given)
-        reply = json.loads(self._ask(_RUNNING))
+        reply = json.loads(self._ask(_RUNNING, ""))
         if "error" in reply:
             raise ModelError(
                 self.name, f"the engine cannot run the model: {reply['error']}", code="Q115"
@@ -123,13 +121,8 @@ def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timi
             result = {"failed": f"timing did not end within {error.timeout:g} s"}
     result = {"times": {}, "reasons": {}, **result}
     if not result["times"]:
-        cause = result["failed"] or "; ".join(dict.fromkeys(result["reasons"].values()))
+        cause = result["failed"] or "; ".join(drop_repeats(result["reasons"].values()))
         raise VerificationError(
             engine.title, f"no engine could be timed: {cause}", "see the cause", code="Q710"
         )
     return result
-
-
-def read_feeds(folder: Path) -> dict[str, Any]:
-    """The inputs of each model that `time_in_child` has timed, in the child process."""
-    return read_values(folder / FEEDS)

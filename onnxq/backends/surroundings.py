@@ -4,14 +4,13 @@ And what rules of several engines ask of a node alike.
 """
 
 import math
-from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from onnxq.backends.base import REMEDY, Candidate, Exclusion, PlacementRule, Reason
-from onnxq.graph import Graph, NodeRef
+from onnxq.graph import LAYOUT_OPS, Graph, NodeRef
 from onnxq.graph.base import counts_in_floats
-from onnxq.sites import TensorId
+from onnxq.sites import MaybeTensor, NameSet, TensorId
 
 # Widths that a byte stores.
 BYTE_WIDTHS = (2, 3, 4, 5, 6, 7, 8)
@@ -62,7 +61,7 @@ _SCORING = frozenset(
 )
 # A Where replaces the NaN of rows that are masked as a whole, as torch's exporters write it.
 _AFTER_SOFTMAX = frozenset(("Cast", "Identity", "Dropout", "Where", "Reshape", "Flatten"))
-_MOVES = frozenset(("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast"))
+_MOVES = LAYOUT_OPS | {"Cast"}
 # Nodes that cut one result into query, key and value.
 _CUTS = frozenset(("Slice", "Split", "Gather"))
 # Nodes that a search passes at most.
@@ -74,7 +73,7 @@ def list_computed_inputs(index: Graph, node: NodeRef) -> list[TensorId]:
     return list(index.list_computed(node).values())
 
 
-def find_backbone(index: Graph, tensor: TensorId | None) -> str | None:
+def find_backbone(index: Graph, tensor: MaybeTensor) -> str | None:
     """Name of the convolution whose activated and moved result the tensor is; None for any other tensor.
 
     x * sigmoid(x) counts as an activation; a sum or product of two different branches ends the search.
@@ -88,10 +87,7 @@ def find_backbone(index: Graph, tensor: TensorId | None) -> str | None:
         sources = list_computed_inputs(index, node)
         # x · gate(x), as exporters write Swish and HardSwish.
         if node.op_type == "Mul" and len(sources) == 2:
-            gate = _find_gated(index, sources)
-            if gate is None:
-                return None
-            tensor = gate
+            tensor = _find_gated(index, sources)
         elif len(sources) == 1 and node.op_type in _COPIES | _POINTWISE | _WITH_CONSTANT:
             tensor = sources[0]
         else:
@@ -99,65 +95,64 @@ def find_backbone(index: Graph, tensor: TensorId | None) -> str | None:
     return None
 
 
-def _find_gated(index: Graph, sources: list[TensorId]) -> TensorId | None:
+def _find_gated(index: Graph, sources: list[TensorId]) -> MaybeTensor:
     """x of x * gate(x); None for any other product. sources: the two factors."""
-    for k in (0, 1):
-        gate = index.find_producer(sources[k])
+    for factor, gated in (sources, sources[::-1]):
+        gate = index.find_producer(factor)
         if (
             gate is not None
             and gate.op_type in ("Sigmoid", "HardSigmoid", "Tanh")
-            and list_computed_inputs(index, gate) == [sources[1 - k]]
+            and list_computed_inputs(index, gate) == [gated]
         ):
-            return sources[1 - k]
+            return gated
     return None
 
 
 def measure_distances(index: Graph, tensor: TensorId) -> dict[TensorId, int]:
     """Every tensor that this one is computed from, with the least number of nodes between."""
-    found = {tensor: 0}
-    pending = deque([tensor])
-    while pending:
-        at = pending.popleft()
+    distances = {tensor: 0}
+    pending = [tensor]
+    for at in pending:
         node = index.find_producer(at)
         # Breadth first: the first way to a tensor is the shortest.
         for source in list_computed_inputs(index, node) if node is not None else ():
-            if source not in found:
-                found[source] = found[at] + 1
+            if source not in distances:
+                distances[source] = distances[at] + 1
                 pending.append(source)
-    return found
+    return distances
 
 
-def find_skip_input(index: Graph, node: NodeRef) -> int | None:
-    """Input of an Add that is the skip branch of a residual block; None where the Add ends no such block.
+def find_residual(c: Candidate) -> tuple[int, TensorId] | None:
+    """The end of a residual block: the input of an Add that is the skip branch, and the tensor of the other branch.
 
-    The other input is the end of the convolution branch, whose kernel computes the sum as well. Of two branches that
-    both end in convolutions, the longer one from their common tensor on is the convolution branch (Model-Optimizer's
-    build_non_residual_input_map). Two results of one convolution, and sums of anything else, are no residual blocks.
+    None where the Add ends no such block. The other branch ends in a convolution, whose kernel takes the sum in. Of
+    two branches that both end in convolutions, the longer one from their common tensor on is the convolution branch
+    (Model-Optimizer's build_non_residual_input_map). Two results of one convolution, and sums of anything else, are no
+    residual blocks.
     """
-    sources = list_computed_inputs(index, node)
-    if (
-        # x + x, and a sum with an input of the model, have no second branch.
-        len(sources) != 2
-        or sources[0] == sources[1]
-        or any(index.find_producer(tensor) is None for tensor in sources)
-    ):
+    index = c.index
+    sources = list_computed_inputs(index, c.node)
+    # A sum with an input of the model has no second branch.
+    if len(sources) != 2 or None in map(index.find_producer, sources):
         return None
     ends = [find_backbone(index, tensor) for tensor in sources]
+    # So have x + x, and two results of one convolution.
     if ends[0] == ends[1]:
         return None
     first, second = (measure_distances(index, tensor) for tensor in sources)
-    common = [tensor for tensor in first if tensor in second]
     # The nearest common tensor; of two as near the first by name, so that the answer is the same on every run.
+    common = first.keys() & second.keys()
     parting = min(common, key=lambda t: (first[t] + second[t], t), default=None)
-    if ends[0] is not None and ends[1] is not None:
-        if parting is None:
-            return 0
-        return 1 if first[parting] > second[parting] else 0
+    if None not in ends:
+        skip = int(parting is not None and first[parting] > second[parting])
+        return skip, sources[1 - skip]
     # Only one branch ends in a convolution. It ends a block unless that convolution makes the common tensor: then it is
     # in front of both branches.
-    k = 0 if ends[0] is not None else 1
+    skip = ends.index(None)
     maker = index.find_producer(parting)
-    return None if maker is not None and maker.name == ends[k] else 1 - k
+    if maker is not None and maker.name == ends[1 - skip]:
+        return None
+    return skip, sources[1 - skip]
 
 
 def multiplies_activations(index: Graph, node: NodeRef) -> bool:
@@ -183,57 +178,54 @@ def find_attention(index: Graph, node: NodeRef) -> tuple[str, str] | None:
 
 def _find_scores(index: Graph, node: NodeRef) -> str | None:
     """Name of the QK^T whose softmax is the left operand of this MatMul; None without one."""
-    softmax = _search_backward(index, index.find_input(node, 0), _AFTER_SOFTMAX, "Softmax")
-    if softmax is None:
-        return None
-    scores = _search_backward(index, list_computed_inputs(index, softmax)[0], _SCORING, "MatMul")
+    softmax = _search_backward(index, node, _AFTER_SOFTMAX, "Softmax")
+    scores = _search_backward(index, softmax, _SCORING, "MatMul")
     return scores.name if scores is not None and multiplies_activations(index, scores) else None
 
 
+def _walk_near(
+    start: NodeRef, follow: Callable[[NodeRef], Iterable[NodeRef]], most: int = _REACH
+) -> Iterator[NodeRef]:
+    """The nodes that are reached from one, the nearest first. most: behind so many nodes the walk goes no further."""
+    near = [start]
+    for node in near:
+        yield node
+        if len(near) < most:
+            near += dict.fromkeys(reached for reached in follow(node) if reached not in near)
+
+
 def _search_backward(
-    index: Graph, tensor: TensorId | None, through: frozenset[str], op_type: str
+    index: Graph, node: NodeRef | None, through: NameSet, op_type: str
 ) -> NodeRef | None:
-    """The nearest node of type `op_type` that the tensor comes from by way of nodes of the types `through`."""
-    pending = deque([tensor])
-    seen = {tensor}
-    while pending and len(seen) < _REACH:
-        node = index.find_producer(pending.popleft())
-        if node is None:
-            continue
-        if node.op_type == op_type:
-            return node
-        if node.op_type in through:
-            fresh = [source for source in list_computed_inputs(index, node) if source not in seen]
-            seen.update(fresh)
-            pending.extend(fresh)
-    return None
+    """The nearest node of type `op_type` that input 0 comes from by way of nodes of the types `through`."""
+
+    def list_makers(at: NodeRef) -> list[NodeRef]:
+        return index.makers(at) if at.op_type in through else []
+
+    maker = index.maker(node)
+    nodes = () if maker is None else _walk_near(maker, list_makers)
+    return next((at for at in nodes if at.op_type == op_type), None)
 
 
 def _find_products_behind(index: Graph, node: NodeRef) -> list[NodeRef]:
     """The MatMuls that read this node's result through scaling, masking and softmax."""
-    pending = deque([node])
-    seen = {node.name}
-    found = []
+
+    def list_readers(at: NodeRef) -> list[NodeRef]:
+        passes = at == node or at.op_type in _SCORING | _AFTER_SOFTMAX | {"Softmax"}
+        return index.readers(at.result) if passes else []
+
     # Forward a result has several readers, so more nodes are seen at the same depth.
-    while pending and len(seen) < 4 * _REACH:
-        for edge in index.list_consumers(pending.popleft().result):
-            reader = index.find_node(edge.node)
-            if reader.name in seen:
-                continue
-            seen.add(reader.name)
-            if reader.op_type == "MatMul":
-                found.append(reader)
-            elif reader.op_type in _SCORING | _AFTER_SOFTMAX | {"Softmax"}:
-                pending.append(reader)
-    return found
+    reached = _walk_near(node, list_readers, 4 * _REACH)
+    return [reader for reader in reached if reader.op_type == "MatMul" and reader != node]
 
 
-def find_attention_cut(index: Graph, node: NodeRef) -> TensorId | None:
+def find_attention_cut(c: Candidate) -> MaybeTensor:
     """The result, with its bias, of a product that is cut into query, key and value (one weight for all three).
 
     None where the result is not cut, or its parts do not reach attention.
     """
-    at = result = node.result
+    index = c.index
+    at = result = c.node.result
     for _ in range(_REACH):
         readers = index.readers(at)
         # Without a pair in front of the cut TensorRT cuts up the weight and multiplies in float.
@@ -251,19 +243,14 @@ def find_attention_cut(index: Graph, node: NodeRef) -> TensorId | None:
 
 def _reaches_product(index: Graph, node: NodeRef) -> bool:
     """True when a product of attention reads a part of this node's result, moved and scaled."""
-    pending = deque([node])
-    seen = {node.name}
-    while pending and len(seen) < _REACH:
-        at = pending.popleft()
-        for name in at.outputs:
-            for edge in index.list_consumers(TensorId(name, at.scope)) if name else ():
-                reader = index.find_node(edge.node)
-                if find_attention(index, reader) is not None:
-                    return True
-                if reader.name not in seen and reader.op_type in _MOVES | _CUTS | _WITH_CONSTANT:
-                    seen.add(reader.name)
-                    pending.append(reader)
-    return False
+
+    def list_readers(at: NodeRef) -> Iterator[NodeRef]:
+        for part in at.results if at.op_type != "MatMul" else ():
+            for reader in index.readers(part):
+                if reader.op_type in _MOVES | _CUTS | _WITH_CONSTANT | {"MatMul"}:
+                    yield reader
+
+    return any(find_attention(index, at) is not None for at in _walk_near(node, list_readers))
 
 
 # What changes no value.
@@ -362,15 +349,9 @@ SENSITIVE: Mapping[str, Exclusion] = {
 # EfficientNet-Lite0: .805 -> .859 and 2.0-2.3x -> 2.2-2.6x with the two rules.
 def explain_stem(candidate: Candidate, _: Candidate | None = None) -> Reason:
     """The first convolution of a network of pictures."""
-    if candidate.node.op_type != "Conv":
-        return None
-    weight = candidate.shape(1)
-    if (
-        weight is None
-        or len(weight) != 4
-        or weight[1] > _STEM_CHANNELS
-        or candidate.node.groups != 1
-    ):
+    weight = candidate.shape(1) or ()
+    dense = candidate.node.op_type == "Conv" and candidate.node.groups == 1
+    if not (dense and len(weight) == 4 and weight[1] <= _STEM_CHANNELS):
         return None
     if not _reads_graph_input(candidate):
         return None
@@ -386,12 +367,11 @@ def _reads_graph_input(candidate: Candidate, through: Container[str] = _PREPROCE
 
 def explain_stem_depthwise(candidate: Candidate, maker: Candidate | None) -> Reason:
     """A depthwise convolution of a large map, with a stem in front of it."""
-    if candidate.node.op_type != "Conv":
-        return None
     weight = candidate.shape(1)
-    shape = candidate.shape(0)
-    depthwise = weight is not None and weight[1] == 1 and candidate.node.groups > 1
-    if not depthwise or maker is None or shape is None or len(shape) != 4:
+    shape = candidate.shape(0) or ()
+    if candidate.node.op_type != "Conv" or weight is None or maker is None or len(shape) != 4:
+        return None
+    if weight[1] != 1 or candidate.node.groups == 1:
         return None
     # Further ones cost more in layouts than they gain: EfficientNet-Lite0 is 2.2 to 2.6 times as
     # fast with these two in float, and 2.05 times with its first five.
@@ -464,11 +444,8 @@ def check_max_pool(c: Candidate) -> Reason:
 
 def check_resize(c: Candidate) -> Reason:
     """Why a Resize does more than to repeat values."""
-    return (
-        None
-        if c.attr("mode", "nearest") in ("nearest", b"nearest")
-        else "only nearest is done in integers"
-    )
+    nearest = c.attr("mode", "nearest") == "nearest"
+    return None if nearest else "only nearest is done in integers"
 
 
 # Rules that kernels of several engines go by.

@@ -3,7 +3,7 @@
 import click
 
 from onnxq.cli.group import ModelCommand
-from onnxq.cli.options import DATA, FORCE, TOP, VERBOSE, make_output
+from onnxq.cli.options import DATA, FORCE, TOP, VERBOSE, define_option, make_output
 
 # Parameters hold no state, so that commands can share them.
 MODEL = click.Argument(["model"])
@@ -82,7 +82,7 @@ PERPLEXITY = ModelCommand(
     """,
     [
         MODELS,
-        click.Option(["--data"], metavar="TEXT", required=True, help="A text file, in UTF-8."),
+        define_option("--data", "A text file, in UTF-8.", metavar="TEXT", required=True),
     ],
     function="perplexity:perplexity",
     progress="running {count} models",
@@ -137,8 +137,8 @@ PROFILE = ModelCommand(
     [
         click.Argument(["model"], metavar="FLOAT"),
         click.Argument(["quantized"], metavar="[QUANT]", required=False),
-        click.Option(
-            ["--plan"], metavar="PLAN.json", help="A plan with its numbers, in the place of QUANT."
+        define_option(
+            "--plan", "A plan with its numbers, in the place of QUANT.", metavar="PLAN.json"
         ),
         DATA,
         VERBOSE,
@@ -167,10 +167,8 @@ REPORT = ModelCommand(
     [
         click.Argument(["model"], metavar="[FLOAT]", required=False),
         click.Argument(["quantized"], metavar="[QUANT]", required=False),
-        click.Option(
-            ["--from", "record"],
-            metavar="PAGE",
-            help="A page or JSON written before, in the place of both.",
+        define_option(
+            "--from record", "A page or JSON written before, in the place of both.", metavar="PAGE"
         ),
         DATA,
         make_output("The page.", metavar="OUT.html"),
@@ -196,11 +194,11 @@ COMPARE = ModelCommand(
     [
         click.Argument(["before"]),
         click.Argument(["after"]),
-        click.Option(
-            ["--fail-if", "fail_if"],
+        define_option(
+            "--fail-if fail_if",
+            "A condition on a figure of AFTER: sqnr_db, bytes, speed, sites …; repeatable.",
             multiple=True,
             metavar="FIGURE<NUMBER",
-            help="A condition on a figure of AFTER: sqnr_db, bytes, speed, sites …; repeatable.",
         ),
         VERBOSE,
         TOP,

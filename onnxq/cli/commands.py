@@ -9,7 +9,7 @@ import click
 
 from onnxq.cli.analysis import ANALYSES, INSPECT, MODEL
 from onnxq.cli.group import CommandGroup, ModelCommand
-from onnxq.cli.options import DATA, FORCE, JSON, STRICT, TOP, VERBOSE, Parsed, make_output
+from onnxq.cli.options import DATA, FORCE, JSON, STRICT, TOP, VERBOSE, define_option, make_output
 from onnxq.commands.explain import explain_code
 
 # The codes are those of `group`.
@@ -143,9 +143,7 @@ CONVERT = ModelCommand(
     """,
     [
         MODEL,
-        click.Option(
-            ["--to"], required=True, metavar="ort|trt|…|float", help="The engine, or `float`."
-        ),
+        define_option("--to", "The engine, or `float`.", required=True, metavar="ort|trt|…|float"),
         DATA,
         make_output("The file. [default: MODEL.converted.onnx beside MODEL]"),
         FORCE,
@@ -211,16 +209,16 @@ CALIBRATE = ModelCommand(
     [
         MODEL,
         DATA,
-        click.Option(
-            ["--shard"],
+        define_option(
+            "--shard",
+            "Run the I-th of N shards of the samples. [default: 1/1]",
             default="1/1",
             metavar="I/N",
-            help="Run the I-th of N shards of the samples. [default: 1/1]",
         ),
         make_output("The part. [default: MODEL.part.json beside MODEL]", metavar="PART.json"),
         FORCE,
     ],
-    function="shards:run_shard",
+    function="shards:calibrate_part",
     progress="calibrating {model}",
     takes="QUANTIZE",
     ending=".part.json",
@@ -242,7 +240,7 @@ MERGE = ModelCommand(
         make_output("The merged ranges.", metavar="RANGES.json"),
         FORCE,
     ],
-    function="shards:run_merge",
+    function="shards:merge_parts",
 )
 IMPORT = ModelCommand(
     "import-calibration",
@@ -262,23 +260,19 @@ IMPORT = ModelCommand(
     """,
     [
         click.Argument(["cache"]),
-        click.Option(
-            ["--model"],
+        define_option(
+            "--model",
+            "The ONNX file that the scales were found on.",
             required=True,
             metavar="MODEL",
-            help="The ONNX file that the scales were found on.",
         ),
         DATA,
-        click.Option(
-            ["--format", "kind"],
-            metavar="FORMAT",
-            help="Format of CACHE. [default: the one it looks like]",
+        define_option(
+            "--format kind", "Format of CACHE. [default: the one it looks like]", metavar="FORMAT"
         ),
         make_output("Write the plan, for `onnxq apply`.", metavar="PLAN.json"),
-        click.Option(
-            ["--apply", "applied"],
-            metavar="OUT.onnx",
-            help="Carry the plan out at once: the Q/DQ model.",
+        define_option(
+            "--apply applied", "Carry the plan out at once: the Q/DQ model.", metavar="OUT.onnx"
         ),
         *_WRITING,
     ],
@@ -301,14 +295,14 @@ EXPORT = ModelCommand(
     """,
     [
         click.Argument(["source"]),
-        click.Option(
-            ["--format", "kind"],
+        define_option(
+            "--format kind",
+            "aimet-0.6.1, aimet-1.0, aimet-2.0, aimet-2.1, tensorrt-cache, tensorrt-ranges or "
+            "tensor-quant-overrides.",
             required=True,
             metavar="FORMAT",
-            help="aimet-0.6.1, aimet-1.0, aimet-2.0, aimet-2.1, tensorrt-cache, tensorrt-ranges or "
-            "tensor-quant-overrides.",
         ),
-        click.Option(["--model"], metavar="MODEL", help="The network that a plan is for."),
+        define_option("--model", "The network that a plan is for.", metavar="MODEL"),
         make_output("The file."),
         *_WRITING,
     ],
@@ -351,34 +345,28 @@ ANNOTATE = ModelCommand(
     """,
     [
         MODEL,
-        click.Option(
-            ["--bits", "given"],
-            type=Parsed(_parse_bits),
+        define_option(
+            "--bits given",
+            "Bits of the pairs whose site or node matches (glob or /regex/); repeat it, the first match wins.",
+            parse=_parse_bits,
             multiple=True,
             metavar="PATTERN=N",
-            help="Bits of the pairs whose site or node matches (glob or /regex/); repeat it, the first match wins.",
         ),
-        click.Option(["--plan"], metavar="PLAN.json", help="Take the bits from this plan."),
-        click.Option(
-            ["--from", "beside"],
-            metavar="NOTES.json",
-            help="Take the bits from notes beside a model.",
+        define_option("--plan", "Take the bits from this plan.", metavar="PLAN.json"),
+        define_option(
+            "--from beside", "Take the bits from notes beside a model.", metavar="NOTES.json"
         ),
-        click.Option(
-            ["--sidecar"], metavar="OUT.json", help="Also write the notes beside the model."
+        define_option("--sidecar", "Also write the notes beside the model.", metavar="OUT.json"),
+        define_option(
+            "--check", "Write nothing; exit with 1 where notes and numbers disagree.", is_flag=True
         ),
-        click.Option(
-            ["--check"],
-            is_flag=True,
-            help="Write nothing; exit with 1 where notes and numbers disagree.",
+        define_option(
+            "--strip", "Take all notes of bits out of the model, the plan too.", is_flag=True
         ),
-        click.Option(
-            ["--strip"], is_flag=True, help="Take all notes of bits out of the model, the plan too."
-        ),
-        click.Option(
-            ["--emit"],
+        define_option(
+            "--emit",
+            "Rewrite the pairs in this form, so that the numbers follow the bits.",
             type=click.Choice(["clip-qdq", "qcdq", "native", "qonnx"]),
-            help="Rewrite the pairs in this form, so that the numbers follow the bits.",
         ),
         make_output("The annotated model. [default: MODEL.bits.onnx beside MODEL]"),
         *_WRITING,
@@ -401,17 +389,17 @@ KERNELS = ModelCommand(
       onnxq build-kernels --arch 8.6 --arch 9.0
     """,
     [
-        click.Option(
-            ["--arch", "archs"],
+        define_option(
+            "--arch archs",
+            "GPU to compile for: sm_90 or 9.0; repeatable. [default: all that nvcc knows, from sm_75 on]",
             multiple=True,
             metavar="ARCH",
-            help="GPU to compile for: sm_90 or 9.0; repeatable. [default: all that nvcc knows, from sm_75 on]",
         ),
         make_output(
             "Build into FOLDER, for machines of the same kind (x86-64-v3), not for this processor into your cache.",
             metavar="FOLDER",
         ),
-        click.Option(["--force"], is_flag=True, help="Build again what is there."),
+        define_option("--force", "Build again what is there.", is_flag=True),
     ],
     function="kernels:build",
     progress="building kernels",

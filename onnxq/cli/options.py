@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxq.errors import find_nearest, suggest_names
+from onnxq.sites import JsonObject
 
 if TYPE_CHECKING:
     from onnxq.config import Option
@@ -49,23 +50,34 @@ class Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
+def define_option(
+    names: str, text: str, *, parse: Callable[[str], Any] | None = None, **settings: Any
+) -> click.Option:
+    """An option by its flags, and the name of its parameter where it is another.
+
+    text: for --help. parse: reads its value, as of `Parsed`.
+    """
+    settings |= {} if parse is None else {"type": Parsed(parse)}
+    return click.Option(names.split(), help=text, **settings)
+
+
 def make_options(command: str) -> list[click.Parameter]:
     """The options of a `Command`, by its name, that are the configuration's. Not given they are None or ()."""
     # Here, since commands without them need no configuration.
     from onnxq.config import Command, list_options, parse_setting
 
     return [
-        click.Option(
-            ["--config"],
+        define_option(
+            "--config",
+            "A preset's name or a YAML file. [default: TARGET or TARGET-int8]",
             metavar="PRESET|FILE",
-            help="A preset's name or a YAML file. [default: TARGET or TARGET-int8]",
         ),
-        click.Option(
-            ["--set", "settings"],
+        define_option(
+            "--set settings",
+            "Set any key of the configuration, e.g. weights.bits=4; repeatable.",
             multiple=True,
             metavar="KEY=VALUE",
-            type=Parsed(parse_setting),
-            help="Set any key of the configuration, e.g. weights.bits=4; repeatable.",
+            parse=parse_setting,
         ),
         *map(_make_option, list_options(Command[command])),
     ]
@@ -148,7 +160,7 @@ class NamedOption(click.Option):
 
 
 def _make_option(option: Option) -> click.Option:
-    how: dict[str, Any] = {"metavar": option.metavar, "type": Parsed(option.parse)}
+    how: JsonObject = {"metavar": option.metavar, "type": Parsed(option.parse)}
     if option.field.annotation is bool:
         how = {"is_flag": True, "flag_value": not option.field.default}
     elif option.choices:
@@ -181,25 +193,25 @@ def name_beside(model: str, ending: str) -> Path:
     return path.with_name(path.name.removesuffix(".onnx") + ending)
 
 
-DATA = click.Option(
-    ["--data"],
+DATA = define_option(
+    "--data",
+    "Samples: .npz, a folder of .npy, .npz or images, test_data_set_*, Polygraphy data, text, file.py:function.",
     metavar="DATA",
-    help="Samples: .npz, a folder of .npy, .npz or images, test_data_set_*, Polygraphy data, text, file.py:function.",
 )
-FORCE = click.Option(
-    ["--force"], is_flag=True, help="Overwrite existing outputs. The input is never overwritten."
+FORCE = define_option(
+    "--force", "Overwrite existing outputs. The input is never overwritten.", is_flag=True
 )
-STRICT = click.Option(
-    ["--strict"], is_flag=True, help="Exit with 3 when something asked for was refused."
+STRICT = define_option(
+    "--strict", "Exit with 3 when something asked for was refused.", is_flag=True
 )
-JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON document on stdout.")
-VERBOSE = click.Option(["--verbose", "-v"], is_flag=True, help="List every site and every refusal.")
-QUIET = click.Option(["--quiet", "-q"], is_flag=True, help="Print only warnings and errors.")
-TOP = click.Option(
-    ["--top"],
+JSON = define_option("--json as_json", "Print one JSON document on stdout.", is_flag=True)
+VERBOSE = define_option("--verbose -v", "List every site and every refusal.", is_flag=True)
+QUIET = define_option("--quiet -q", "Print only warnings and errors.", is_flag=True)
+TOP = define_option(
+    "--top",
+    "Show no more than N rows of each list, the worst or first.",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Show no more than N rows of each list, the worst or first.",
 )
 
 

@@ -14,7 +14,7 @@ from onnxq.graph import GraphIndex, compute_fingerprint, get_index
 from onnxq.graph.identity import hash_topology
 from onnxq.passes import FloatState, RunContext, Timers, build_file
 from onnxq.passes.equalization.passes import replay_scalings
-from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, open_run
 from onnxq.pipeline.finalize import Result, finalize_run, write_result
 from onnxq.pipeline.prepared import list_preparations, load_state, read_data
 from onnxq.pipeline.stale_numbers import renew_numbers
@@ -51,12 +51,12 @@ def _with_own_numbers(plan: Plan, existing: Existing) -> Plan:
 
 def apply(
     model: ModelSource,
-    plan: Plan | str | Path,
+    plan: Plan | AnyPath,
     data: object = None,
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Result:

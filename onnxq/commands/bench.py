@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 from onnxq.backends import find_engine, list_engines
 from onnxq.backends.engine import Untimed
@@ -89,23 +88,20 @@ def _describe_latency(latency: Latency | None) -> Values | None:
     if latency is None:
         return None
     # Without the single times, of which there are thousands.
-    values = asdict(latency) | {"per_second": latency.per_second}
-    del values["times_ms"]
-    return values
+    return pick_fields(latency, "median_ms min_ms p99_ms rounds threads per_second")
 
 
 def _find_failed_model(bench: Bench) -> VerificationError | None:
     """The error of the first model that was not built, or not timed where others were; None without one."""
-    for model in bench.failed:
-        if model.proof is not None and not model.built:
-            build = model.proof.build
-            return VerificationError(
-                model.name, f"{build.state}: {build.reason}", "see `onnxq prove`", code="Q705"
-            )
-        return VerificationError(
-            model.name, f"was not timed: {model.reason}", "see the cause", code="Q710"
-        )
-    return None
+    if not bench.failed:
+        return None
+    model = bench.failed[0]
+    if model.proof is not None and not model.built:
+        build = model.proof.build
+        cause = f"{build.state}: {build.reason}"
+        return VerificationError(model.name, cause, "see `onnxq prove`", code="Q705")
+    cause = f"was not timed: {model.reason}"
+    return VerificationError(model.name, cause, "see the cause", code="Q710")
 
 
 def _make_parts(bench: Bench, view: terminal.TextView) -> terminal.Parts:
@@ -199,10 +195,8 @@ def _make_lines(bench: Bench, verbose: bool) -> terminal.SheetRows:
     yield "data", bench.data
 
 
-FORMS = {
-    "Bench": ResultFormat[Bench](
-        make_parts=_make_parts,
-        derive=lambda bench: {"models": [_describe_model(bench, model) for model in bench.models]},
-        find_fault=_find_failed_model,
-    )
-}
+FORM = ResultFormat[Bench](
+    make_parts=_make_parts,
+    derive=lambda bench: {"models": [_describe_model(bench, model) for model in bench.models]},
+    find_fault=_find_failed_model,
+)

@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -22,7 +22,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report import Parts, ResultFormat, Text, TextView, format_count, make_list, make_table
 from onnxq.report.record import Figures, Measured, ReportRecord, read_record
 from onnxq.report.terminal import format_figure
-from onnxq.sites import Lines
+from onnxq.sites import Lines, drop_repeats
 from onnxq.spec import QuantSpec
 from onnxq.wording import show_as_summary
 
@@ -63,10 +63,10 @@ class Comparison:
 
     before: str
     after: str
-    figures: tuple[FigureChange, ...] = ()
-    same: int = 0
-    sites: tuple[SiteChange, ...] = ()
-    failed: Lines = ()
+    figures: tuple[FigureChange, ...]
+    same: int
+    sites: tuple[SiteChange, ...]
+    failed: Lines
 
 
 # What a site has in words, and its scales.
@@ -79,7 +79,7 @@ class _Side:
 
     name: str
     sites: Mapping[str, _SiteForm]
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float]
 
 
 def compare(
@@ -120,7 +120,7 @@ def compare(
             failed.append(text)
     # In both, one or the other; those of both alike are only counted.
     changes = tuple(_list_changes(old, new))
-    names = dict.fromkeys([*old.figures, *new.figures])
+    names = drop_repeats([*old.figures, *new.figures])
     return Comparison(
         before=old.name,
         after=new.name,
@@ -194,7 +194,7 @@ def _describe_plan(plan: Plan) -> _Side:
 
 def _list_changes(old: _Side, new: _Side) -> Iterator[SiteChange]:
     """Sites that are not alike, in the order of the first, then the new ones."""
-    for name in dict.fromkeys([*old.sites, *new.sites]):
+    for name in drop_repeats([*old.sites, *new.sites]):
         before = old.sites.get(name)
         after = new.sites.get(name)
         if before is None or after is None or not _are_alike(before, after):
@@ -213,7 +213,7 @@ def _format_site(site: _SiteForm | None) -> str:
     words, scales = site
     return (
         # A single scale is both ends.
-        f"{words}, scale {'..'.join(dict.fromkeys(f'{scale:.4g}' for scale in scales))}"
+        f"{words}, scale {'..'.join(drop_repeats(f'{scale:.4g}' for scale in scales))}"
         if scales
         else words
     )
@@ -249,6 +249,4 @@ def _make_parts(comparison: Comparison, view: TextView) -> Parts:
         )
 
 
-FORMS = {
-    "Comparison": ResultFormat[Comparison](make_parts=_make_parts, find_fault=find_failed_condition)
-}
+FORM = ResultFormat[Comparison](make_parts=_make_parts, find_fault=find_failed_condition)

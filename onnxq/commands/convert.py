@@ -13,7 +13,7 @@ from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.graph import attach_weights, get_index, save_model
 from onnxq.graph.light import is_large_model, measure_size
-from onnxq.pipeline import Configuration, ModelSource, Overrides, name_file, open_run
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, name_file, open_run
 from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.quantized_source import QuantizedSource, read_quantized
 from onnxq.pipeline.retarget import Answers, Kept, MovedSite, retarget, warn_integers
@@ -87,7 +87,7 @@ def convert(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Conversion:
@@ -208,7 +208,7 @@ def _count_kernels(file: ModelSource, request: ProveRequest) -> KernelTypes:
     return KernelTypes(count=len(proof.kernels), types=proof.by_op())
 
 
-def _write_float(source: QuantizedSource, out: str | Path | None, force: bool) -> Conversion:
+def _write_float(source: QuantizedSource, out: OutputPath, force: bool) -> Conversion:
     # Nothing is planned or run: the pairs are taken out, and that is all.
     floats = source.restore_types()
     name = name_file(source.origin)
@@ -271,8 +271,6 @@ def _make_rows(done: Conversion) -> terminal.SheetRows:
         )
 
 
-FORMS = {
-    "Conversion": ResultFormat[Conversion](
-        make_parts=_make_parts, derive=lambda done: {"applied": done.applied}, hidden="result"
-    )
-}
+FORM = ResultFormat[Conversion](
+    make_parts=_make_parts, derive=lambda done: {"applied": done.applied}, hidden="result"
+)

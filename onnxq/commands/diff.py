@@ -31,7 +31,15 @@ from onnxq.errors import OutputError, PlanError, VerificationError
 from onnxq.files import name_folder, prepare_folder, write_text
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.passes.base import RunContext
-from onnxq.pipeline import Configuration, ModelSource, Overrides, load_both, name_file, open_run
+from onnxq.pipeline import (
+    Configuration,
+    ModelSource,
+    OutputPath,
+    Overrides,
+    load_both,
+    name_file,
+    open_run,
+)
 from onnxq.progress import Progress, silent
 from onnxq.report import Parts, RenderableType, Text, TextView, format_count, make_sheet, make_table
 from onnxq.report.document import ResultFormat, Values, describe_verdict
@@ -50,7 +58,7 @@ from onnxq.report.terminal import (
     part_text,
     select_rows,
 )
-from onnxq.sites import Caution, Names
+from onnxq.sites import Caution, Names, drop_repeats
 from onnxq.wording import translate_text
 
 REPORT = "diff.json"
@@ -65,7 +73,7 @@ def diff(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Difference:
@@ -179,7 +187,7 @@ def _save(
         bisections=tuple(bisections) or difference.bisections,
         notes=notes,
     )
-    write_text(folder / REPORT, FORMS["Difference"].write_json(difference), overwrite=True)
+    write_text(folder / REPORT, FORM.write_json(difference), overwrite=True)
     return difference
 
 
@@ -346,10 +354,8 @@ def _make_layer_table(difference: Difference, view: TextView) -> Parts:
     # The worst are selected, and listed in the order of the network.
     shown, more = select_rows(ranked, view)
     chosen = {layer.name for layer in shown}
-    runs = list(dict.fromkeys(error.run for layer in difference.layers for error in layer.accuracy))
-    others = list(
-        dict.fromkeys(error.run for layer in difference.layers for error in layer.engines)
-    )
+    runs = drop_repeats(error.run for layer in difference.layers for error in layer.accuracy)
+    others = drop_repeats(error.run for layer in difference.layers for error in layer.engines)
     labels = _label_runs(difference)
     columns = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
     columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
@@ -410,11 +416,9 @@ def _describe_more(difference: Difference) -> Values:
     }
 
 
-FORMS = {
-    "Difference": ResultFormat[Difference](
-        make_parts=_make_parts,
-        list_warnings=_list_warnings,
-        derive=_describe_more,
-        find_fault=find_unmet_tolerance,
-    )
-}
+FORM = ResultFormat[Difference](
+    make_parts=_make_parts,
+    list_warnings=_list_warnings,
+    derive=_describe_more,
+    find_fault=find_unmet_tolerance,
+)

@@ -12,7 +12,7 @@ from onnxq.files import describe_os_error, guard_outputs, replace_files
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, load_model, name_nodes
 from onnxq.interop import find_format
 from onnxq.interop.exporting import ExportedScales, list_uncovered, write_scales
-from onnxq.pipeline import ModelSource, name_file
+from onnxq.pipeline import ModelSource, OutputPath, name_file
 from onnxq.plan import Plan, SitePlans
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, pick_fields, terminal
@@ -26,7 +26,7 @@ def export_calibration(
     kind: str,
     *,
     model: ModelSource | None = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> ExportedScales:
@@ -112,10 +112,8 @@ def _make_rows(exported: ExportedScales, verbose: bool) -> terminal.SheetRows:
         yield "no entry", terminal.join_lines(list(exported.uncovered), verbose, _SHOWN)
 
 
-FORMS = {
-    "ExportedScales": ResultFormat[ExportedScales](
-        make_parts=_make_parts,
-        derive=lambda exported: pick_fields(exported, "complete warnings"),
-        hidden="content",
-    )
-}
+FORM = ResultFormat[ExportedScales](
+    make_parts=_make_parts,
+    derive=lambda exported: pick_fields(exported, "complete warnings"),
+    hidden="content",
+)

@@ -11,7 +11,7 @@ from onnxq.calibrate import calibrate
 from onnxq.commands.apply import apply
 from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, RuleSet, drop_unset, match_names
 from onnxq.errors import CalibrationError, ConfigError, suggest_names
-from onnxq.files import guard_outputs
+from onnxq.files import AnyPath, guard_outputs
 from onnxq.graph import GraphIndex
 from onnxq.interop import ScaleTable, make_rules, read_scales, sort_by_name
 from onnxq.interop.base import UnmatchedKind, UnusedLine
@@ -25,7 +25,7 @@ from onnxq.interop.matching import (
     set_scales,
 )
 from onnxq.passes import FloatState, RunContext, SampleSets
-from onnxq.pipeline import Configuration, ModelSource, Overrides, name_file, open_run
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, name_file, open_run
 from onnxq.pipeline.configuration import name_model
 from onnxq.pipeline.finalize import describe_rest, write_plan
 from onnxq.pipeline.prepared import load_state, read_data
@@ -50,13 +50,13 @@ _LABELS = {
 
 
 def import_calibration(
-    cache: str | Path | ScaleTable,
+    cache: AnyPath | ScaleTable,
     model: ModelSource,
     data: object = None,
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     kind: str = "",
     force: bool = False,
     progress: Progress = silent,
@@ -408,10 +408,9 @@ def _describe_plan(imported: Imported) -> Values:
 
 
 # The plan has its own file.
-_FORM = ResultFormat[Imported](
+FORM = ResultFormat[Imported](
     make_parts=_make_parts,
     list_warnings=lambda imported: (*imported.notes, *imported.plan.warnings),
     derive=_describe_plan,
     hidden="plan",
 )
-FORMS = {"AppliedImport": _FORM, "Imported": _FORM}

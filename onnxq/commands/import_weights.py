@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,14 @@ from onnxq.calibrate import calibrate
 from onnxq.commands.apply import make_samples
 from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, drop_unset, match_names
 from onnxq.errors import CalibrationError
-from onnxq.files import guard_outputs
+from onnxq.files import AnyPath, guard_outputs
 from onnxq.graph import compute_structural_ids, get_index
 from onnxq.interop import FoundWeight, match_weights
 from onnxq.interop.checkpoints import Checkpoint, InputScale, WeightCodes, open_checkpoint
 from onnxq.passes import FloatState, RunContext, Timers, build_file
 from onnxq.passes.equalization.passes import SCALINGS, TOKEN_SCALES, write_factors
 from onnxq.passes.registry import list_rewrites
-from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, open_run
 from onnxq.pipeline.configuration import name_model
 from onnxq.pipeline.finalize import Result, finalize_run, write_result
 from onnxq.pipeline.prepared import load_state, read_data
@@ -107,12 +107,12 @@ class ImportedWeights:
 
 def import_weights(
     model: ModelSource,
-    checkpoint: str | Path,
+    checkpoint: AnyPath,
     data: object = None,
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> ImportedWeights:
@@ -178,19 +178,16 @@ def _import(
                 codes = found.read()
                 wanted[found] = _choose_spec(found, codes, config), codes
             except CalibrationError as error:
-                (floats if found.by == "values" else missing).update(
-                    dict.fromkeys(found.names, error.fault)
-                )
+                reasons = floats if found.by == "values" else missing
+                reasons |= dict.fromkeys(found.names, error.fault)
     with ctx.timers.run("plan", "planning"):
         name = name_model(model)
         plan, placed = _fill_plan(_plan_weights(state, config, name, wanted), wanted)
     # A weight of the network may hold several of the checkpoint: query, key and value in one product.
     done = {name for row in placed for name in row.names}
     for found in wanted:
-        reason = _explain_float(plan, found)
-        (floats if found.by == "values" else missing).update(
-            dict.fromkeys({*found.names} - done, reason)
-        )
+        reasons = floats if found.by == "values" else missing
+        reasons |= dict.fromkeys({*found.names} - done, _explain_float(plan, found))
     skipped = [SkippedWeight(*row) for row in missing.items()]
     if (skipped or not placed) and not config.data.allow_missing:
         raise _refuse(checkpoint, missing or floats)
@@ -424,10 +421,8 @@ def _make_rows(imported: ImportedWeights, verbose: bool) -> terminal.SheetRows:
             yield label, terminal.join_lines(lines, verbose, _SHOWN)
 
 
-FORMS = {
-    "ImportedWeights": ResultFormat[ImportedWeights](
-        make_parts=_make_parts,
-        derive=lambda imported: {"applied": imported.report},
-        hidden="result",
-    )
-}
+FORM = ResultFormat[ImportedWeights](
+    make_parts=_make_parts,
+    derive=lambda imported: {"applied": imported.report},
+    hidden="result",
+)

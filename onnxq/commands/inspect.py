@@ -14,9 +14,9 @@ from onnxq.annotate.bits import Inspection, PairInfo
 from onnxq.commands.apply import read_plan
 from onnxq.config import Command
 from onnxq.errors import ConfigError, VerificationError
-from onnxq.files import guard_outputs, write_text
+from onnxq.files import AnyPath, guard_outputs, write_text
 from onnxq.graph import save_model
-from onnxq.pipeline import Configuration, ModelSource, Overrides, name_file, open_run
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, name_file, open_run
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Parts, RenderableType, Text, TextView, format_count, make_list, make_table
@@ -39,16 +39,16 @@ def inspect(model: ModelSource, *, progress: Progress = silent) -> Inspection:
 def annotate_bits(
     model: ModelSource,
     given: Sequence[tuple[str, int]] = (),
-    plan: Plan | str | Path | None = None,
+    plan: Plan | AnyPath | None = None,
     config: Configuration = None,
     *,
     overrides: Overrides = None,
     check: bool = False,
     strip: bool = False,
     emit: str | None = None,
-    sidecar: str | Path | None = None,
-    beside: str | Path | None = None,
-    out: str | Path | None = None,
+    sidecar: OutputPath = None,
+    beside: AnyPath | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Inspection:
@@ -204,11 +204,9 @@ def _count_widths(inspection: Inspection) -> str:
     return f"{format_count(len(inspection.pairs), 'pair')}: {parts}"
 
 
-FORMS = {
-    "Inspection": ResultFormat[Inspection](
-        make_parts=_make_parts,
-        derive=lambda inspection: {"pairs": [_describe_pair(pair) for pair in inspection.pairs]},
-        hidden="model",
-        find_fault=find_disagreement,
-    )
-}
+FORM = ResultFormat[Inspection](
+    make_parts=_make_parts,
+    derive=lambda inspection: {"pairs": [_describe_pair(pair) for pair in inspection.pairs]},
+    hidden="model",
+    find_fault=find_disagreement,
+)

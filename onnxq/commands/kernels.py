@@ -10,6 +10,7 @@ from onnxq.files import name_folder
 from onnxq.kernels import Built, build_kernels
 from onnxq.progress import Progress, silent
 from onnxq.report import Parts, ResultFormat, Text, TextView, make_table
+from onnxq.sites import Names
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def _make_parts(result: Kernels, view: TextView) -> Parts:
         yield make_table(columns, rows, right=("KiB", "s"), names=("file",), fold=("for",))
 
 
-def _make_row(kernel: Built) -> tuple[str, ...]:
+def _make_row(kernel: Built) -> Names:
     # Host libraries have no architectures.
     goal = " ".join(kernel.archs) or "this processor"
     size = f"{kernel.size / 1024:.0f}"
@@ -69,13 +70,11 @@ def _make_row(kernel: Built) -> tuple[str, ...]:
     )
 
 
-FORMS = {
-    "Kernels": ResultFormat[Kernels](
-        make_parts=_make_parts,
-        list_warnings=lambda result: [
-            Text(f"no {kernel.kernels} kernels: {kernel.reason}") for kernel in result.missing
-        ],
-        hidden="for_gpus",
-        find_fault=find_missing_kernels,
-    )
-}
+FORM = ResultFormat[Kernels](
+    make_parts=_make_parts,
+    list_warnings=lambda result: [
+        Text(f"no {kernel.kernels} kernels: {kernel.reason}") for kernel in result.missing
+    ],
+    hidden="for_gpus",
+    find_fault=find_missing_kernels,
+)

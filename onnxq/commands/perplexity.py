@@ -20,6 +20,7 @@ from onnxq.evaluation.perplexity import (
     sum_errors,
     time_decoders,
 )
+from onnxq.files import AnyPath
 from onnxq.graph import load_model, name_nodes, read_types, widen_model
 from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
 from onnxq.pipeline.configuration import name_models
@@ -33,7 +34,7 @@ _SECONDS = 8.0
 
 def perplexity(
     models: Sequence[ModelSource] | ModelSource,
-    data: str | Path,
+    data: AnyPath,
     config: Configuration = None,
     *,
     overrides: Overrides = None,
@@ -193,4 +194,4 @@ def _make_lines(comparison: Perplexity, generated: bool, timed: bool) -> termina
         yield "tokens/s", text
 
 
-FORMS = {"Perplexity": ResultFormat[Perplexity](make_parts=_make_parts)}
+FORM = ResultFormat[Perplexity](make_parts=_make_parts)

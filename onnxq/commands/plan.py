@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from onnxq.config import Command
-from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run, quantize_model
+from onnxq.pipeline import (
+    Configuration,
+    ModelSource,
+    OutputPath,
+    Overrides,
+    open_run,
+    quantize_model,
+)
 from onnxq.pipeline.finalize import write_plan
 from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
@@ -21,7 +26,7 @@ def make_plan(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Plan:
@@ -91,4 +96,4 @@ class _PlanForm(ResultFormat[Plan]):
         return to_json(result)
 
 
-FORMS = {"Plan": _PlanForm(make_parts=_make_parts)}
+FORM = _PlanForm(make_parts=_make_parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from onnxq.commands.apply import read_plan
 from onnxq.config import Command, Config
@@ -12,6 +11,7 @@ from onnxq.data import load_data
 from onnxq.errors import ConfigError
 from onnxq.evaluation.profile import KINDS, GroupCost, Profile
 from onnxq.evaluation.sensitivity import measure_sensitivity
+from onnxq.files import AnyPath
 from onnxq.passes.base import RunContext
 from onnxq.pipeline import Configuration, ModelSource, Overrides, load_both, name_file, open_run
 from onnxq.pipeline.configuration import open_crew
@@ -37,7 +37,7 @@ def profile_model(
     data: object = None,
     config: Configuration = None,
     *,
-    plan: Plan | str | Path | None = None,
+    plan: Plan | AnyPath | None = None,
     overrides: Overrides = None,
     progress: Progress = silent,
 ) -> Profile:
@@ -170,4 +170,4 @@ def _list_warnings(profile: Profile) -> Iterator[Caution]:
         yield warn_synthetic("costs were measured")
 
 
-FORMS = {"Profile": ResultFormat[Profile](make_parts=_make_parts, list_warnings=_list_warnings)}
+FORM = ResultFormat[Profile](make_parts=_make_parts, list_warnings=_list_warnings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from onnxq.annotate import read_model
 from onnxq.backends import find_engine, list_engines
@@ -25,11 +25,11 @@ from onnxq.engines.shapes import parse_shapes
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.files import name_folder
 from onnxq.graph import GraphIndex, add_libraries, name_nodes
-from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
-from onnxq.sites import Caution, Names, Settings
+from onnxq.sites import Caution, Names, Settings, drop_repeats
 from onnxq.wording import group_by_text, join_names
 
 # Rows of a list without `verbose`, and nodes named in an error.
@@ -46,7 +46,7 @@ def prove(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Proof:
@@ -90,7 +90,7 @@ def _check_libraries(engine: str | None, overrides: Settings) -> None:
     for name in ("ort_library", "plugin", "soc", "htp_arch"):
         if engine is None or not overrides.get(name) or name in find_engine(engine).takes:
             continue
-        families = dict.fromkeys(
+        families = drop_repeats(
             other.family for other in list_engines().values() if name in other.takes
         )
         cause = f"is for {' or '.join(families)}, and another engine was asked for"
@@ -333,11 +333,9 @@ def _name_first(names: Sequence[str]) -> str:
     return f"{names[0]}{', …' if len(names) > 1 else ''}"
 
 
-FORMS = {
-    "Proof": ResultFormat[Proof](
-        make_parts=_make_parts,
-        list_warnings=_find_warnings,
-        derive=_describe_proof,
-        find_fault=find_unmet_requirement,
-    )
-}
+FORM = ResultFormat[Proof](
+    make_parts=_make_parts,
+    list_warnings=_find_warnings,
+    derive=_describe_proof,
+    find_fault=find_unmet_requirement,
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from operator import attrgetter
-from pathlib import Path
 
 from onnxq.backends import find_compiler, find_target
 from onnxq.config import Command
@@ -13,7 +12,14 @@ from onnxq.engines.diff.model import LABELS, OFF, ON
 from onnxq.engines.prove.proof import UNSEEN
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.passes.journal import Promotion
-from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run, quantize_model
+from onnxq.pipeline import (
+    Configuration,
+    ModelSource,
+    OutputPath,
+    Overrides,
+    open_run,
+    quantize_model,
+)
 from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.record import write_run
 from onnxq.progress import Progress, silent
@@ -62,7 +68,7 @@ def quantize(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Result:
@@ -413,13 +419,11 @@ def _derive_values(report: Report) -> Values:
     }
 
 
-FORMS = {
-    "Report": ResultFormat[Report](
-        make_parts=_make_parts,
-        list_warnings=_list_warnings,
-        derive=_derive_values,
-        find_fault=find_unmet_accuracy,
-        # Of a result that misses the accuracy that was asked for.
-        exit_code=4,
-    )
-}
+FORM = ResultFormat[Report](
+    make_parts=_make_parts,
+    list_warnings=_list_warnings,
+    derive=_derive_values,
+    find_fault=find_unmet_accuracy,
+    # Of a result that misses the accuracy that was asked for.
+    exit_code=4,
+)

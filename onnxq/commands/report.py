@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from onnxq.config import Command
 from onnxq.errors import ConfigError
-from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
+from onnxq.files import AnyPath
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, open_run
 from onnxq.pipeline.quantize_model import quantize
 from onnxq.pipeline.record import describe_result, measure_record, write_forms
 from onnxq.progress import Progress, silent
@@ -23,9 +23,9 @@ def make_report(
     data: object = None,
     config: Configuration = None,
     *,
-    record: str | Path | None = None,
+    record: AnyPath | None = None,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> ReportRecord:
@@ -76,10 +76,8 @@ def _make_rows(record: ReportRecord) -> SheetRows:
     yield "data", record.data
 
 
-FORMS = {
-    "ReportRecord": ResultFormat[ReportRecord](
-        make_parts=_make_parts,
-        only=lambda record: json.loads(record.to_json()),
-        list_warnings=lambda record: [Text(line, style="yellow") for line in record.warnings],
-    )
-}
+FORM = ResultFormat[ReportRecord](
+    make_parts=_make_parts,
+    only=lambda record: json.loads(record.to_json()),
+    list_warnings=lambda record: [Text(line, style="yellow") for line in record.warnings],
+)

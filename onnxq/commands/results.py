@@ -32,10 +32,9 @@ _MODULES = {
     "Report": "quantize",
     "SearchResult": "search",
     "Variants": "variants.result",
-    "WrittenPart": "shards",
 }
 # Results of functions that are not public.
-_INTERNAL = ("AppliedImport", "Kernels", "WrittenPart")
+_INTERNAL = ("AppliedImport", "Kernels")
 
 
 def find_form(result: object) -> ResultFormat[Any]:
@@ -45,8 +44,8 @@ def find_form(result: object) -> ResultFormat[Any]:
         names = ", ".join(sorted({*_MODULES, "Result"}.difference(_INTERNAL)))
         raise ConfigError("result", f"{kind} has no summary", f"give one of: {names}", code="Q304")
     # By name and late: the modules of all commands together load every engine.
-    forms: dict[str, ResultFormat[Any]] = import_module(f"onnxq.commands.{_MODULES[kind]}").FORMS
-    return forms[kind]
+    form: ResultFormat[Any] = import_module(f"onnxq.commands.{_MODULES[kind]}").FORM
+    return form
 
 
 def find_shown(result: object) -> object:

@@ -9,7 +9,7 @@ from pathlib import Path
 from onnxq.config import Command, Config
 from onnxq.errors import VerificationError
 from onnxq.files import replace_files, write_text
-from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run, write_result
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, open_run, write_result
 from onnxq.pipeline.record import write_run
 from onnxq.pipeline.search import SearchResult, search_precisions
 from onnxq.progress import Progress, silent
@@ -29,7 +29,7 @@ def search(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> SearchResult:
@@ -121,13 +121,11 @@ def find_missed_limit(found: SearchResult) -> VerificationError | None:
     return VerificationError("search", cause, "it is written all the same", code="Q712")
 
 
-FORMS = {
-    "SearchResult": ResultFormat[SearchResult](
-        make_parts=_make_parts,
-        derive=lambda found: {"applied": found.report},
-        hidden="result",
-        find_fault=find_missed_limit,
-        # Of a result that misses what was asked for.
-        exit_code=4,
-    )
-}
+FORM = ResultFormat[SearchResult](
+    make_parts=_make_parts,
+    derive=lambda found: {"applied": found.report},
+    hidden="result",
+    find_fault=find_missed_limit,
+    # Of a result that misses what was asked for.
+    exit_code=4,
+)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from onnxq.calibrate.parts import Part, join_parts, read_part, split_evenly, write_part
 from onnxq.calibrate.run import observe_part
@@ -14,10 +13,10 @@ from onnxq.errors import ConfigError, PlanError
 from onnxq.files import AnyPath, guard_outputs, write_text
 from onnxq.numerics.machine import use_blas_threads
 from onnxq.passes.base import EqualizeContext
-from onnxq.pipeline import Configuration, ModelSource, Overrides, open_run
+from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, open_run
 from onnxq.pipeline.quantize_model import open_context, plan_run, prepare_run
 from onnxq.progress import Progress, silent
-from onnxq.report import ResultFormat, Text, Values
+from onnxq.report import ResultFormat, Text, TextView, Values
 
 
 @use_blas_threads(one=True)
@@ -28,7 +27,7 @@ def calibrate_part(
     *,
     shard: str = "1/1",
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Part:
@@ -62,21 +61,16 @@ def calibrate_part(
                 crew=ctx.crew,
                 progress=progress,
             )
-        _write_part(part, out, force)
-    return part
+        return _write_part(part, out, force)
 
 
-def merge_parts(
-    parts: Sequence[str | Path], *, out: str | Path | None = None, force: bool = False
-) -> Part:
+def merge_parts(parts: Sequence[AnyPath], *, out: OutputPath = None, force: bool = False) -> Part:
     """Merge parts that `calibrate_part` wrote, in any order; merged ones may be merged again.
 
     out: write the merged part as JSON. Raises CalibrationError for files that are no parts, or do not belong together.
     """
     with guard_outputs("", out, force=force):
-        merged = join_parts([read_part(path) for path in parts])
-        _write_part(merged, out, force)
-    return merged
+        return _write_part(join_parts([read_part(path) for path in parts]), out, force)
 
 
 def _read_shard(shard: str, samples: int) -> tuple[int, int]:
@@ -95,34 +89,18 @@ def _read_shard(shard: str, samples: int) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _write_part(part: Part, out: AnyPath | None, force: bool) -> None:
+def _write_part(part: Part, out: OutputPath, force: bool) -> Part:
+    """The part with the file that it was written to, if there is one, as its source."""
     if out is not None:
         write_text(Path(out), write_part(part), overwrite=force)
+    return replace(part, source=str(out or ""))
 
 
-@dataclass(frozen=True)
-class WrittenPart:
-    """A part, and the file that it was written to; "" for none."""
-
-    part: Part
-    output: str = ""
-
-
-def run_shard(model: str, data: object = None, *, out: str, **arguments: Any) -> WrittenPart:
-    """`calibrate_part`, with the file that it wrote."""
-    return WrittenPart(calibrate_part(model, data, out=out, **arguments), str(out))
-
-
-def run_merge(parts: Sequence[str], out: str | None, force: bool) -> WrittenPart:
-    """`merge_parts`, with the file that it wrote."""
-    return WrittenPart(merge_parts(parts, out=out, force=force), out or "")
-
-
-def _describe_part(part: Part, output: str = "") -> Values:
+def _describe_part(part: Part) -> Values:
     """The facts of a part, without its numbers."""
     # `error` stands there for programs that look for it in every document; the command ends with none.
     facts = {
-        "output": output,
+        "output": part.source,
         "ranges": len(part.wants),
         "total": part.total,
         "samples": sorted(part.samples),
@@ -130,17 +108,11 @@ def _describe_part(part: Part, output: str = "") -> Values:
     return {"error": None, "part": facts, "missing": part.missing, "keys": part.keys}
 
 
-def _make_line(part: Part, output: str = "") -> list[Text]:
+def _make_line(part: Part, _: TextView) -> list[Text]:
     """A line with the number of samples that a part holds, and of those that are missing."""
     missing = f"; {len(part.missing)} are in other parts" if part.missing else ": it is whole"
     text = f"{len(part.wants)} ranges over {len(part.samples)} of {part.total} samples{missing}"
-    return [Text(f"{output}: {text}" if output else text)]
+    return [Text(f"{part.source}: {text}" if part.source else text)]
 
 
-FORMS: dict[str, ResultFormat[Any]] = {
-    "Part": ResultFormat[Part](make_parts=lambda part, view: _make_line(part), only=_describe_part),
-    "WrittenPart": ResultFormat[WrittenPart](
-        make_parts=lambda result, view: _make_line(result.part, result.output),
-        only=lambda result: _describe_part(result.part, result.output),
-    ),
-}
+FORM = ResultFormat[Part](make_parts=_make_line, only=_describe_part)

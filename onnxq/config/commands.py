@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainValidator
 
@@ -53,7 +53,7 @@ _Drop = Annotated[float | str, PlainValidator(_check_drop)]
 class AccuracyConfig(Section):
     """The accuracy that a result must have. The costliest parts are promoted until it does."""
 
-    commands: ClassVar[Command] = Command.QUANTIZE | Command.SEARCH
+    commands = Command.QUANTIZE | Command.SEARCH
     min_sqnr: float | None = option(
         None,
         "Least SQNR of every output against float, in dB; sites are promoted until it holds.",
@@ -79,7 +79,7 @@ class AccuracyConfig(Section):
 class ApplyConfig(Section):
     """Options of `apply`, which carries out a plan."""
 
-    commands: ClassVar[Command] = Command.APPLY
+    commands = Command.APPLY
     new_weights: bool = option(
         False, "Compute the scales of the weights again, because the network was trained further."
     )
@@ -88,7 +88,7 @@ class ApplyConfig(Section):
 class ConvertConfig(Section):
     """Options of `convert`, which makes a quantized file fit another engine."""
 
-    commands: ClassVar[Command] = Command.CONVERT
+    commands = Command.CONVERT
     kernels: bool = option(
         True,
         "Count the kernels of both files by type, as the target's engine builds them where it is installed.",
@@ -102,7 +102,7 @@ class ConvertConfig(Section):
 class DiffConfig(Section):
     """Options of `diff`, which compares a quantized model with its float one in several engines."""
 
-    commands: ClassVar[Command] = Command.DIFF
+    commands = Command.DIFF
     # (): ONNX Runtime, and TensorRT where it can run.
     engines: _Engines = option(
         (),
@@ -154,7 +154,7 @@ class DiffConfig(Section):
 class ProveConfig(Section):
     """Options of `prove`, which builds an engine and reads its kernels."""
 
-    commands: ClassVar[Command] = Command.PROVE
+    commands = Command.PROVE
     # None: the one that the plan in the model is for.
     engine: str | None = option(
         None,
@@ -222,7 +222,7 @@ class ProveConfig(Section):
 class ProfileConfig(Section):
     """Options of `profile`, which measures the cost of sites."""
 
-    commands: ClassVar[Command] = Command.PROFILE
+    commands = Command.PROFILE
     by: _Groups = option(
         (),
         "Groups of sites to switch together: the inputs of a node, neighbouring nodes, single sites. [default: all]",
@@ -235,7 +235,7 @@ class ProfileConfig(Section):
 class SearchConfig(Section):
     """Options of `search`, which chooses a precision for each operator."""
 
-    commands: ClassVar[Command] = Command.SEARCH
+    commands = Command.SEARCH
     max_size: Size | None = option(None, "Largest file, in bytes or as 512KB, 5MB.", metavar="SIZE")
     max_latency: float | None = option(
         None, "Longest time of one run on this machine, in milliseconds.", metavar="MS", gt=0
@@ -279,7 +279,7 @@ class SearchConfig(Section):
 class ReportConfig(Section):
     """Options of `report`, which writes a page and other forms of it."""
 
-    commands: ClassVar[Command] = Command.REPORT
+    commands = Command.REPORT
     samples: int = option(4, "Number of samples at most to measure on.", ge=1)
     engine: str | None = option(
         None,
@@ -302,7 +302,7 @@ class ReportConfig(Section):
 class BenchConfig(Section):
     """Options of `bench`, which times models on an engine."""
 
-    commands: ClassVar[Command] = Command.BENCH
+    commands = Command.BENCH
     # None: the one that the first plan in the models is for.
     engine: str | None = option(
         None,
@@ -328,7 +328,7 @@ class BenchConfig(Section):
 class PerplexityConfig(Section):
     """Options of `perplexity`, which compares language models on a text."""
 
-    commands: ClassVar[Command] = Command.PERPLEXITY
+    commands = Command.PERPLEXITY
     generate: int = option(50, "Number of tokens to generate after each prompt; 0: none.", ge=0)
     prompts: int = option(8, "Number of prompts, which are first halves of windows.", ge=1)
 
@@ -336,7 +336,7 @@ class PerplexityConfig(Section):
 class VariantsConfig(Section):
     """Options of `variants`, which makes the files of a model that hubs hold."""
 
-    commands: ClassVar[Command] = Command.VARIANTS
+    commands = Command.VARIANTS
     # (): all.
     only: _Dtypes = option(
         (),

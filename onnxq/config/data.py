@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -151,9 +151,7 @@ class RuntimeConfig(Section):
 class ScaleConfig(Section):
     """Workers to spread the work over, and the folder that interrupted work goes on from."""
 
-    commands: ClassVar[Command] = (
-        Command.QUANTIZE | Command.SEARCH | Command.PROFILE | Command.REPORT
-    )
+    commands = Command.QUANTIZE | Command.SEARCH | Command.PROFILE | Command.REPORT
     workers: int = option(
         1,
         "Number of processes that share calibration, weight rounding and trials.",

@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from onnxq.config.values import DEFAULT_TARGET
-from onnxq.errors import ConfigError, Location, OnnxqError, find_nearest, suggest_names
-from onnxq.sites import JsonObject, NameSet
+from onnxq.errors import ConfigError, ErrorClass, Location, OnnxqError, find_nearest, suggest_names
+from onnxq.sites import Indices, JsonObject, NameSet
 
 Path = tuple[str | int, ...]
 # Values and characters of one document: far more than rules for every node of the largest networks need. Ten lines of
@@ -108,7 +108,7 @@ class _ValueReader:
         self.lines: dict[Path, int] = {}
         self.values = self.characters = 0
 
-    def read(self, node: Any, path: Path, above: tuple[int, ...]) -> Any:
+    def read(self, node: Any, path: Path, above: Indices) -> Any:
         """Return the value of a node. above: ids of the nodes around it."""
         where = Location(self.source, node.start_mark.line + 1)
         if id(node) in above:
@@ -137,7 +137,7 @@ class _ValueReader:
             return items
         return self._scalar(node, where / format_path(path) if path else where)
 
-    def _mapping(self, node: Any, path: Path, inside: tuple[int, ...]) -> JsonObject:
+    def _mapping(self, node: Any, path: Path, inside: Indices) -> JsonObject:
         out = {}
         for key_node, value_node in node.value:
             where = Location(self.source, key_node.start_mark.line + 1)
@@ -189,8 +189,10 @@ class _ValueReader:
         return value
 
 
+# The model of a document, or of a part of it.
+Schema = type[BaseModel]
 # Keys that are set by onnxq and not by people, by their model: never suggested.
-Hidden = Mapping[type[BaseModel], NameSet]
+Hidden = Mapping[Schema, NameSet]
 # The fix of a fault that has none of its own.
 CORRECT = "correct it here"
 # Characters of a wrong value that a message repeats.
@@ -209,9 +211,7 @@ class Fault:
     code: str = "Q304"
 
 
-def list_faults(
-    error: ValidationError, root: type[BaseModel], hidden: Hidden | None = None
-) -> list[Fault]:
+def list_faults(error: ValidationError, root: Schema, hidden: Hidden | None = None) -> list[Fault]:
     """List every fault of a document that was validated as `root`."""
     return [
         _describe_fault(details, root, hidden or {}) for details in error.errors(include_url=False)
@@ -220,7 +220,7 @@ def list_faults(
 
 def join_faults(
     faults: Sequence[tuple[Location, Fault]],
-    error: type[OnnxqError],
+    error: ErrorClass,
     fix: str = "",
     *,
     code: str = "",
@@ -242,14 +242,14 @@ def join_faults(
     )
 
 
-def _describe_fault(details: ErrorDetails, root: type[BaseModel], hidden: Hidden) -> Fault:
+def _describe_fault(details: ErrorDetails, root: Schema, hidden: Hidden) -> Fault:
     path = tuple(details["loc"])
     kind = details["type"]
     value = details["input"]
     if kind == "extra_forbidden":
         key = str(path[-1])
         # The model whose keys stand beside it; None for none.
-        owner: type[BaseModel] | None = root
+        owner: Schema | None = root
         for part in path[:-1]:
             if isinstance(part, str):
                 field = None if owner is None else _list_keys(owner).get(part)
@@ -291,7 +291,7 @@ def shorten_value(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def suggest_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None = None) -> str:
+def suggest_key(owner: Schema | None, key: str, hidden: Hidden | None = None) -> str:
     """Suggest the nearest key. For a word that resembles a value (`symetric`) suggest that key and value."""
     if owner is None:
         return "remove it"
@@ -312,12 +312,12 @@ def suggest_key(owner: type[BaseModel] | None, key: str, hidden: Hidden | None =
     return suggest_names(key, fields)
 
 
-def _list_keys(owner: type[BaseModel]) -> dict[str, FieldInfo]:
+def _list_keys(owner: Schema) -> dict[str, FieldInfo]:
     """The fields of a model by the keys that documents have for them."""
     return {field.alias or name: field for name, field in owner.model_fields.items()}
 
 
-def list_models(annotation: Any) -> Iterator[type[BaseModel]]:
+def list_models(annotation: Any) -> Iterator[Schema]:
     """Yield the models that the type of a field is made of."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation

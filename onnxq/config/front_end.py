@@ -47,20 +47,14 @@ def _read_policies(value: Any) -> Any:
 
 
 def _read_policy(op: str, word: Any) -> MultiInput:
-    if isinstance(word, Mapping) and set(word) == {"follow"}:
-        leader = word["follow"]
-        if isinstance(leader, int) and not isinstance(leader, bool) and leader >= 0:
-            return MultiInput("follow", leader)
-    elif word in POLICIES:
-        return MultiInput(str(word))
-    raise PydanticCustomError(
-        "multi_input",
-        "'{op}' must be {words}",
-        {
-            "op": op,
-            "words": "insert, share, none, follow, or {follow: number of the input that leads}",
-        },
-    )
+    match word:
+        case {"follow": int(leader), **others} if not others and leader >= 0:
+            if not isinstance(leader, bool):
+                return MultiInput("follow", leader)
+        case str() if word in POLICIES:
+            return MultiInput(word)
+    words = "insert, share, none, follow, or {follow: number of the input that leads}"
+    raise PydanticCustomError("multi_input", "'{op}' must be {words}", {"op": op, "words": words})
 
 
 def _write_policies(value: tuple[tuple[str, MultiInput], ...]) -> Any:

@@ -171,24 +171,24 @@ def _read_chain(
         # A target without a preset of its own begins with that of ONNX Runtime, which names
         # another.
         base |= {"target": target} if target else {}
-        return _merge_values(base, values), {**base_places, **places}
-    where = places[("extends",)]
-    if not isinstance(base_name, str):
-        raise ConfigError(
-            where / "extends",
-            "must be the name of a preset or a file",
-            "e.g. `extends: ort-int8`",
-            code="Q306",
-        )
-    beside = FilePath(document.source).parent / base_name
-    inherited = beside if _is_path(base_name) and not _is_preset(document) else base_name
-    try:
-        base, base_places = _read_chain(inherited, (*above, document.source), target)
-    except UnreadableConfigError as error:
-        # Raised where nothing of this name can be read: the place to correct is the line that names it.
-        raise ConfigError(
-            where / f"extends: {error.subject}", error.cause, error.fix, code=error.code
-        ) from error
+    else:
+        where = places[("extends",)]
+        if not isinstance(base_name, str):
+            raise ConfigError(
+                where / "extends",
+                "must be the name of a preset or a file",
+                "e.g. `extends: ort-int8`",
+                code="Q306",
+            )
+        beside = FilePath(document.source).parent / base_name
+        inherited = beside if _is_path(base_name) and not _is_preset(document) else base_name
+        try:
+            base, base_places = _read_chain(inherited, (*above, document.source), target)
+        except UnreadableConfigError as error:
+            # Raised where nothing of this name can be read: the place to correct is the line that names it.
+            raise ConfigError(
+                where / f"extends: {error.subject}", error.cause, error.fix, code=error.code
+            ) from error
     own = len(_list_rules(values))
     # Inherited rules stand behind the own ones, and so do the places that errors name for them.
     moved = {_shift_rule(path, own): place for path, place in base_places.items()}
@@ -260,22 +260,21 @@ def _list_rules(values: Settings) -> list[Any]:
 
 def _anchor_paths(values: JsonObject, folder: FilePath) -> None:
     """Make paths of shared libraries and of a tokenizer relative to the working directory, as in the command line."""
-    section = values.get("runtime")
-    for key in ("libraries", "plugins"):
+    for name, key in (("runtime", "libraries"), ("runtime", "plugins"), ("data", "tokenizer")):
+        section = values.get(name)
         paths = section.get(key) if isinstance(section, dict) else None
-        paths = [paths] if isinstance(paths, str) else paths
-        if isinstance(paths, list) and all(isinstance(path, str) for path in paths):
-            section = {**values["runtime"], key: [str(folder / path) for path in paths]}
-            values["runtime"] = section
-    data = values.get("data")
-    named = data.get("tokenizer") if isinstance(data, dict) else None
-    if isinstance(named, str) and named not in ("", BYTES):
-        values["data"] = {**values["data"], "tokenizer": str(folder / named)}
+        listed = [paths] if isinstance(paths, str) else paths
+        if isinstance(listed, list) and all(isinstance(path, str) for path in listed):
+            anchored: Any = [str(folder / path) for path in listed]
+            if key == "tokenizer":
+                anchored = paths if paths in ("", BYTES) else anchored[0]
+            values[name] = {**values[name], key: anchored}
 
 
 def _shift_rule(path: Path, by: int) -> Path:
-    if len(path) > 1 and path[0] == "rules" and isinstance(path[1], int):
-        return ("rules", path[1] + by, *path[2:])
+    match path:
+        case ("rules", int(index), *rest):
+            return ("rules", index + by, *rest)
     return path
 
 

@@ -15,9 +15,10 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from onnxq.config.document import Schema
 from onnxq.config.schema import JsonText
 from onnxq.config.values import Frozen
-from onnxq.errors import OnnxqError
+from onnxq.errors import ErrorClass, OnnxqError
 from onnxq.sites import JsonObject, Mark
 
 _T = TypeVar("_T")
@@ -137,7 +138,7 @@ def _find_annotated_form(kind: Any) -> Form:
 
 
 @cache
-def _make_row(cls: Any, base: type[BaseModel] = Frozen) -> type[BaseModel]:
+def _make_row(cls: Any, base: Schema = Frozen) -> Schema:
     """The schema of a dataclass."""
     columns = _list_columns(cls)
     flat = tuple(column.form.kind for column in columns if column.form.flat)
@@ -168,11 +169,11 @@ def _build(cls: Any, row: BaseModel) -> Any:
 def read_fields(
     text: JsonText,
     cls: type[_T],
-    error: type[OnnxqError],
+    error: ErrorClass,
     fix: str,
     *,
     code: str = "",
-    base: type[BaseModel] = Frozen,
+    base: Schema = Frozen,
 ) -> _T:
     """The dataclass that `write_fields` wrote; JsonText.parse must have accepted the text.
 

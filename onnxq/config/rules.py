@@ -18,7 +18,6 @@ from onnxq.config.values import (
     Scheme,
     Section,
     Storage,
-    format_named,
     matches_any,
     wrap_single,
 )
@@ -240,15 +239,13 @@ class Rule(Section):
         ]
         if self.between:
             parts.append(f"between {self.between[0]} and {self.between[1]}")
-        settings = self.set.given()
-        if self.set.observer is not None:
-            settings["observer"] = format_named(self.set.observer)
+        settings = self.set.model_dump(mode="json", exclude_defaults=True)
         if self.set.quantizer is not None:
             settings["quantizer"] = self.set.quantizer.name
-        if self.set.range is not None:
-            settings["range"] = list(self.set.range)
-        sets = [f"{key}={value}" for key, value in settings.items()]
-        sets += [word for word in ("quantize", "float") if getattr(self.set, word)]
-        sets += [f"high_precision={self.set.high_precision}"] if self.set.high_precision else []
+        # Those that are True alone need no value.
+        sets = [
+            key if key in ("quantize", "float") else f"{key}={value}"
+            for key, value in settings.items()
+        ]
         where = f" ({self.source}:{self.line})" if self.line else ""
         return f"rule {' '.join(parts)} -> {', '.join(sets)}{where}"

@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from onnxq.config.document import Path, format_path, join_faults, list_faults, shorten_value
-from onnxq.errors import Location, OnnxqError
+from onnxq.config.document import Path, Schema, format_path, join_faults, list_faults, shorten_value
+from onnxq.errors import ErrorClass, Location, OnnxqError
 from onnxq.sites import JsonObject, Settings
 
 _Row = TypeVar("_Row", bound=BaseModel)
@@ -34,16 +34,12 @@ class Loose(BaseModel):
 
 
 def _read_site_name(value: Any) -> Any:
-    node = isinstance(value, (list, tuple)) and len(value) == 2
-    whole = (
-        node
-        and isinstance(value[0], str)
-        and isinstance(value[1], int)
-        and not isinstance(value[1], bool)
-    )
-    if not isinstance(value, str) and not (whole and 0 <= value[1] < _MANY):
-        raise ValueError("must be a tensor's name, or [node, number of its input]")
-    return value if isinstance(value, str) else (value[0], value[1])
+    match value:
+        case str():
+            return value
+        case [str(node), int(k)] if 0 <= k < _MANY and not isinstance(k, bool):
+            return node, k
+    raise ValueError("must be a tensor's name, or [node, number of its input]")
 
 
 # Bounds that keep numbers inside the integers of numpy and ONNX; ranks and opsets stay far below them.
@@ -91,7 +87,7 @@ class JsonText:
         """`file:line: dotted.path` of an entry, with the line of the innermost part that exists."""
         return Location(self.source, find_line(self.text, path), format_path(path))
 
-    def parse(self, error: type[OnnxqError], fix: str, *, code: str = "") -> Any:
+    def parse(self, error: ErrorClass, fix: str, *, code: str = "") -> Any:
         """Parse to plain values. Raises `error`, with `code`, for text that is no JSON, too deep, or repeats a key."""
         try:
             # pydantic's parser is strict about NaN and depth and names the line; json alone sees repeated keys.
@@ -106,9 +102,7 @@ class JsonText:
             where = Location(self.source, int(line[1]) if line else 1)
             raise error(where, f"not JSON: {cause}", fix, code=code) from found
 
-    def read(
-        self, schema: type[_Row], error: type[OnnxqError], fix: str, *, code: str = ""
-    ) -> _Row:
+    def read(self, schema: type[_Row], error: ErrorClass, fix: str, *, code: str = "") -> _Row:
         """Parse to `schema`; `parse` must have accepted the text.
 
         Raises `error`, with `code`, naming line and path of entries that do not fit. fix: where to get another file.
@@ -121,8 +115,8 @@ class JsonText:
     def locate(
         self,
         failure: ValidationError,
-        schema: type[BaseModel],
-        error: type[OnnxqError],
+        schema: Schema,
+        error: ErrorClass,
         fix: str,
         code: str,
     ) -> OnnxqError:
@@ -131,9 +125,7 @@ class JsonText:
         return join_faults(faults, error, fix, code=code, most=_LISTED)
 
 
-def check_values(
-    values: Settings, schema: type[_Row], subject: str, error: type[OnnxqError]
-) -> _Row:
+def check_values(values: Settings, schema: type[_Row], subject: str, error: ErrorClass) -> _Row:
     """Convert plain values to `schema`. Raises `error` about `subject` for entries that do not fit."""
     try:
         return schema.model_validate(dict(values), strict=True)

@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from onnxq.sites import JsonObject, Names, drop_repeats
 from onnxq.spec import ObserverSpec
 
 Extent = Annotated[float, Field(ge=0)]
@@ -104,7 +105,7 @@ def option(
     value in --help. bare: the value where the flag stands alone; "": it must have one. code: its value names code that
     is run. names: the registry of `onnxq.backends` that lists its values. bounds: ge, gt, le, as of pydantic's Field.
     """
-    extra: dict[str, Any] = {
+    extra: JsonObject = {
         "commands": commands,
         "name": name,
         "flags": flags,
@@ -134,7 +135,7 @@ def split_words(value: Any) -> Any:
     """Convert "a,b" to a tuple, each word once."""
     if not isinstance(value, str):
         return value
-    return tuple(dict.fromkeys(word.strip() for word in value.split(",") if word.strip()))
+    return drop_repeats(word.strip() for word in value.split(",") if word.strip())
 
 
 def join_words(value: Any) -> Any:
@@ -250,7 +251,7 @@ def _compile_pattern(pattern: str) -> re.Pattern[str] | None:
     return re.compile(pattern[1:-1]) if written else None
 
 
-def match_names(names: Iterable[str]) -> tuple[str, ...]:
+def match_names(names: Iterable[str]) -> Names:
     """Patterns that match these names and no others."""
     return tuple(f"/^{re.escape(name)}$/" for name in names)
 
@@ -274,7 +275,7 @@ def matches_any(patterns: str | Sequence[str], name: str) -> bool:
     return False
 
 
-def check_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
+def check_patterns(value: Names) -> Names:
     """Return the patterns. Raises ValueError if one is empty or a regular expression does not compile."""
     for pattern in value:
         if not pattern:

@@ -55,9 +55,7 @@ class BenchedModel:
     @property
     def types(self) -> Counter[str]:
         """How many heavy nodes run in which type."""
-        return (
-            Counter(one.type for one in self.proof.nodes) if self.proof is not None else Counter()
-        )
+        return Counter(node.type for node in self.proof.nodes) if self.proof else Counter()
 
     @property
     def built(self) -> bool:

@@ -1,10 +1,11 @@
 """The sizes an engine is built for: (min, opt, max) of every input, given, guessed, or taken from samples."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from onnxq.arrays import Arrays, InputShapes, Shape
+from onnxq.backends.engine import Profile
 from onnxq.data.sources import fits_whole
 from onnxq.data.synthetic import make_synthetic
 from onnxq.errors import ConfigError, DataError, OnnxqError, suggest_names
@@ -12,10 +13,8 @@ from onnxq.graph import GraphIndex, ModelLike, ValueInfo
 from onnxq.sites import Caution, Cautions, Names
 from onnxq.wording import format_shape
 
-Sizes = tuple[Shape, Shape, Shape]
-# By the names of inputs.
-SizeProfile = dict[str, Sizes]
-GivenSizes = Mapping[str, Sequence[Sequence[int]]]
+# (min, opt, max) by the names of inputs.
+SizeProfile = dict[str, tuple[Shape, ...]]
 
 _fault = partial(ConfigError, code="Q315")
 _FORM = "write it as input:1x3x224x224 or input:MIN,OPT,MAX with sizes joined by x"
@@ -34,10 +33,8 @@ def parse_shapes(texts: Iterable[str]) -> SizeProfile:
             or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts)
         ):
             raise _fault(f"shapes: {text}", "is not an input with its sizes", _FORM)
-        shapes = [tuple(map(int, part.split("x"))) for part in parts] * (
-            3 if len(parts) == 1 else 1
-        )
-        found[name] = (shapes[0], shapes[1], shapes[2])
+        shapes = tuple(tuple(map(int, part.split("x"))) for part in parts)
+        found[name] = shapes if len(parts) == 3 else shapes * 3
     return found
 
 
@@ -46,11 +43,11 @@ def is_dynamic(value: ValueInfo) -> bool:
     return value.shape is None or any(not isinstance(dim, int) for dim in value.shape)
 
 
-def demand_sizes(index: GraphIndex, given: GivenSizes, engine: str) -> None:
+def demand_sizes(index: GraphIndex, given: Profile, engine: str) -> None:
     """Raise ConfigError, naming the sizes, for inputs of no fixed size without one size given. engine: its title."""
     for value in index.inputs:
-        sizes = {tuple(size) for size in given.get(value.name, ())}
-        if not is_dynamic(value) or len(sizes) == 1:
+        sizes = given.get(value.name, ())
+        if not is_dynamic(value) or len(set(sizes)) == 1:
             continue
         have = format_shape(value.shape or ()) or "no shape"
         cause = f"{engine} compiles for one size alone, and this input has {'several' if sizes else have}"
@@ -58,13 +55,13 @@ def demand_sizes(index: GraphIndex, given: GivenSizes, engine: str) -> None:
         raise _fault(f"input {value.name}", cause, fix)
 
 
-def make_profile(index: GraphIndex, given: GivenSizes) -> tuple[SizeProfile, Names]:
+def make_profile(index: GraphIndex, given: Profile) -> tuple[SizeProfile, Names]:
     """(min, opt, max) of every dynamic input, and the names of those that were guessed.
 
     Raises ConfigError for an unknown input, sizes that do not fit its shape, or when no guess fits the model.
     """
     inputs = {value.name: value for value in index.inputs}
-    found = {}
+    found: SizeProfile = {}
     for name, sizes in given.items():
         if name not in inputs:
             raise _fault(
@@ -78,12 +75,12 @@ def make_profile(index: GraphIndex, given: GivenSizes) -> tuple[SizeProfile, Nam
         guessed = _guess_sizes(
             index.model, tuple(inputs.values()), {name: sizes[1] for name, sizes in found.items()}
         )
-        found.update((name, (guessed[name], guessed[name], guessed[name])) for name in missing)
+        found |= {name: (guessed[name],) * 3 for name in missing}
     # Sizes of an input that has one are only checked: engines refuse a profile for it.
     return {name: sizes for name, sizes in found.items() if is_dynamic(inputs[name])}, missing
 
 
-def warn_guesses(profile: Mapping[str, Sizes], guessed: Names, done: str) -> Cautions:
+def warn_guesses(profile: Profile, guessed: Names, done: str) -> Cautions:
     """The warning of inputs whose size was guessed, if there are any. done: "built for", as they were."""
     if not guessed:
         return ()
@@ -92,8 +89,7 @@ def warn_guesses(profile: Mapping[str, Sizes], guessed: Names, done: str) -> Cau
     return (Caution("W112", text),)
 
 
-def _check_sizes(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
-    shapes = [tuple(map(int, shape)) for shape in sizes]
+def _check_sizes(value: ValueInfo, shapes: tuple[Shape, ...]) -> tuple[Shape, ...]:
     for shape in shapes:
         if not fits_whole(shape, value):
             given = "x".join(map(str, shape))
@@ -105,7 +101,7 @@ def _check_sizes(value: ValueInfo, sizes: Sequence[Sequence[int]]) -> Sizes:
             "its three shapes are not min, opt, max in growing order",
             _FORM,
         )
-    return shapes[0], shapes[1], shapes[2]
+    return shapes
 
 
 def _guess_sizes(
@@ -115,9 +111,9 @@ def _guess_sizes(
     dims = {}
     for value in inputs:
         for axis, size in enumerate(known.get(value.name, ())):
-            dim = (value.shape or ())[axis] if value.shape is not None else None
+            dim = None if value.shape is None else value.shape[axis]
             if not isinstance(dim, int):
-                dims[dim if dim is not None else f"{value.name}:{axis}"] = size
+                dims[dim or f"{value.name}:{axis}"] = size
     try:
         # Sizes that the model runs with are looked for first; it may hold operators that ONNX Runtime lacks.
         try:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from onnxq.errors import OnnxqError, OutputError, replace_surrogates
+from onnxq.errors import ErrorClass, OutputError, replace_surrogates
 from onnxq.files import scratch
 
 EXISTS_FIX = "choose another name, or overwrite it with `force=True`"
@@ -372,7 +372,7 @@ _CALIBRATIONS = {
 }
 
 
-def read_input(path: AnyPath, error: type[OnnxqError], *, limit: int, pipes: bool = False) -> bytes:
+def read_input(path: AnyPath, error: ErrorClass, *, limit: int, pipes: bool = False) -> bytes:
     """Read an input file of at most `limit` bytes.
 
     error: the class to raise for larger files, and for devices and pipes. pipes: read them as well.
@@ -392,7 +392,7 @@ def read_input(path: AnyPath, error: type[OnnxqError], *, limit: int, pipes: boo
 
 
 def read_text(
-    path: AnyPath, error: type[OnnxqError], fix: str, *, limit: int = 64 * MIB, code: str = ""
+    path: AnyPath, error: ErrorClass, fix: str, *, limit: int = 64 * MIB, code: str = ""
 ) -> str:
     """Read the text of a file or pipe, without a byte order mark. Raises `error` (fix, code) if that fails."""
     try:
@@ -424,7 +424,7 @@ def shorten_error(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def check_input_kind(path: AnyPath, error: type[OnnxqError], *, pipes: bool = False) -> None:
+def check_input_kind(path: AnyPath, error: ErrorClass, *, pipes: bool = False) -> None:
     """Raise `error` for a device or (unless pipes) a pipe, OutputError for an output of the running command.
 
     Raises OSError for a path that does not exist.

@@ -27,6 +27,8 @@ from onnxq.workers.processes import ProcessWorkers
 
 Configuration = Config | AnyPath | None
 Overrides = Settings | None
+# A file or folder to write; None for none.
+OutputPath = AnyPath | None
 
 
 def name_model(model: object) -> str:

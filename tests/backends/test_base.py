@@ -216,10 +216,10 @@ def test_targets_are_found_by_name_and_mode() -> None:
 
 def test_backends_with_engines_are_known_before_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = [backend.name for backend in list_backends() if backend.engines]
-    assert list_runnable(foreign=False) == loaded
+    assert list_runnable() == loaded
     for name in list(BACKENDS):
         monkeypatch.delitem(BACKENDS, name)
-    assert list_runnable(foreign=False) == loaded
+    assert list_runnable() == loaded
     assert not BACKENDS
 
 

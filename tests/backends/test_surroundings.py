@@ -4,11 +4,12 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxq.backends.base import Candidate
 from onnxq.backends.surroundings import (
     find_attention,
     find_attention_cut,
     find_backbone,
-    find_skip_input,
+    find_residual,
     list_computed_inputs,
     measure_distances,
     multiplies_activations,
@@ -83,7 +84,8 @@ def test_the_convolution_behind_a_tensor(body: str, tensor: str, conv: str | Non
 )
 def test_the_skip_branch_of_a_residual_block(body: str, operands: str, skip: int | None) -> None:
     found = block(body, operands)
-    assert find_skip_input(found, found.find_node("y")) == skip
+    residual = find_residual(Candidate(found.find_node("y"), found, {}))
+    assert (None if residual is None else residual[0]) == skip
 
 
 def test_distances_count_the_nodes_between() -> None:
@@ -155,11 +157,11 @@ CUT = """g (float[1,4,8] x) => (float[1,4,8] y) <float[8,8] w, float[8] c, int64
 def test_the_result_that_is_cut_into_query_key_and_value(between: str, at: str | None) -> None:
     text = CUT.replace("int64[2] ones = {{1, 1}}", "int64[1] s0 = {{0}}, int64[1] s1 = {{8}}").format(between)
     graph = index(text)
-    assert find_attention_cut(graph, graph.find_node("h")) == (None if at is None else TensorId(at))
+    assert find_attention_cut(Candidate(graph.find_node("h"), graph, {})) == (None if at is None else TensorId(at))
 
 
 def test_a_cut_that_does_not_reach_attention_is_none() -> None:
     text = """g (float[1,4,8] x) => (float[1,4,4] y) <float[8,8] w> {
         h = MatMul(x, w) a, b = Split<axis=2>(h) y = Add(a, b) }"""
     graph = index(text)
-    assert find_attention_cut(graph, graph.find_node("h")) is None
+    assert find_attention_cut(Candidate(graph.find_node("h"), graph, {})) is None

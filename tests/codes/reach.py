@@ -69,7 +69,7 @@ reach("Q000")(make_raiser(errors.OnnxqError))
 @reach("Q115")
 def a_foreign_engine_fails(_: Path):
     pytest.importorskip("polygraphy")
-    from onnxq.backends.trt.run import load_polygraphy, translate_errors
+    from onnxq.backends.trt.engine import load_polygraphy, translate_errors
 
     with translate_errors():
         load_polygraphy("logger").G_LOGGER.critical("the engine broke")
@@ -340,7 +340,7 @@ TABLE: dict[str, Provoke] = {
     "Q513": lambda folder: onnxq.merge_parts([written(folder, "{}", "p.json")]),
     "Q802": lambda _: run_without("torch", "onnxq.qat", "prepare_qat"),
     "Q803": lambda _: run_without("PIL", "onnxq.data.images", _IMAGE),
-    "Q804": lambda _: run_without("polygraphy", "onnxq.backends.trt.run", "load_polygraphy('logger')"),
+    "Q804": lambda _: run_without("polygraphy", "onnxq.backends.trt.engine", "load_polygraphy('logger')"),
     "Q809": lambda _: run_without("distributed", "onnxq.workers.dask", "DaskWorkers('tcp://127.0.0.1:9')"),
     "Q810": lambda folder: run_without(
         "tokenizers", "onnxq.data.text", f"load_tokenizer({str(written(folder, '{}', 'tokenizer.json'))!r})"

@@ -26,6 +26,7 @@ LAYER = LayerDiff(
     name="/layers.0/conv/Conv_output_0",
     node="Conv_0",
     op="Conv",
+    at="",
     accuracy=(error(OFF, "float", 28.0),),
     engines=(error(ON, OFF, 60.0),),
     drop_db=4.0,

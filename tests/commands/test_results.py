@@ -7,6 +7,7 @@ import pytest
 
 from onnxq.commands.kernels import Kernels
 from onnxq.commands.results import _MODULES, find_form, write_json
+from onnxq.report import ResultFormat
 from tests.commands import (
     test_bench,
     test_diff,
@@ -73,4 +74,6 @@ def test_a_document_keeps_its_keys(result: object, keys: str) -> None:
 
 @pytest.mark.parametrize("kind", _MODULES)
 def test_every_class_has_its_form(kind: str) -> None:
-    assert kind in import_module(f"onnxq.commands.{_MODULES[kind]}").FORMS
+    module = import_module(f"onnxq.commands.{_MODULES[kind]}")
+    assert isinstance(module.FORM, ResultFormat)
+    assert hasattr(module, kind)

@@ -30,8 +30,11 @@ FOUND = Variants(
     metric="evaluate.py:accuracy",
     checked=2,
     data="samples.npz: 16 samples",
+    synthetic=False,
+    seed=0,
     cpu="vnni",
     shapes={"x": (1, 192)},
+    versions={},
 )  # fmt: skip
 
 

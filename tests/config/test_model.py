@@ -11,16 +11,11 @@ from hypothesis import strategies as st
 
 from onnxq.config import (
     Config,
-    DataConfig,
-    FrontEnd,
     MultiInput,
     QuantizerSpec,
-    RuntimeConfig,
     TensorConfig,
-    VerifyConfig,
     read_config,
 )
-from onnxq.config.data import OutputConfig
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
@@ -145,12 +140,6 @@ def test_a_wish_is_a_spec(wish, spec):
     assert TensorConfig(**wish).spec(1) == spec
 
 
-def test_names_and_lists_of_one_are_the_same():
-    one, many = (read_config(None, {"skip": given, "weight_bits": 4}) for given in ("rounding", ["rounding"]))
-    assert one == many
-    assert (one.skip, one.weight_bits) == (("rounding",), (4,))
-
-
 def test_images_square_size_and_defaults(tmp_path: Path) -> None:
     images = read(tmp_path, "data:\n  images: {size: 224, mean: [0.5], std: [0.2]}\n").data.images
     assert images is not None
@@ -173,31 +162,6 @@ def test_images_square_size_and_defaults(tmp_path: Path) -> None:
 def test_every_key_of_images(given: dict[str, Any], field: str, found: object) -> None:
     images = read_config(None, {"data.images": {"size": 4, **given}}).data.images
     assert getattr(images, field) == found
-
-
-def test_sections_have_the_documented_defaults() -> None:
-    config = Config()
-    assert config.data == DataConfig(images=None, samples=None, seed=0, batch=None, memory_limit=None)
-    assert config.verify == VerifyConfig(holdout=None, latency=True, threads=1)
-    assert config.runtime == RuntimeConfig(libraries=())
-    assert config.output == OutputConfig(plan="", bits_attribute=False, external_data=False, rename=False)
-    assert (config.accuracy.min_sqnr, config.accuracy.metric, config.budget) == (None, None, None)
-    assert config.diff.engines == config.profile.by == config.prove.require_int8 == ()
-    assert (config.prove.engine, config.prove.timeout) == (None, 600.0)
-    assert read_config("ort-int8").torch == FrontEnd()
-
-
-@pytest.mark.parametrize(
-    ("text", "field", "found"),
-    [
-        ("data: {samples: 64, seed: 3, batch: 8}", "data", DataConfig(samples=64, seed=3, batch=8)),
-        ("data: {memory_limit: 4096}", "data", DataConfig(memory_limit=4096)),
-        ("verify: {holdout: 0, latency: no, threads: 0}", "verify", VerifyConfig(holdout=0, latency=False, threads=0)),
-        ("output: {plan: p.json, rename: yes}", "output", OutputConfig(plan="p.json", rename=True)),
-    ],
-)
-def test_sections_are_read(tmp_path: Path, text: str, field: str, found: object) -> None:
-    assert getattr(read(tmp_path, text), field) == found
 
 
 def test_libraries_of_a_chain_of_files_come_together(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 import onnxq
 from onnxq.backends import find_backend, load_config
 from onnxq.backends.engine import Job
-from onnxq.backends.trt.run import build_trt
+from onnxq.backends.trt.engine import build_trt
 from onnxq.cli import cli
 from onnxq.errors import ConfigError
 from onnxq.sites import TensorId

@@ -24,7 +24,7 @@ def test_what_is_no_shape(text):
 
 
 def run(model: onnx.ModelProto, **given):
-    return make_profile(GraphIndex(model), given)
+    return make_profile(GraphIndex(model), {name: tuple(sizes) for name, sizes in given.items()})
 
 
 def dynamic() -> onnx.ModelProto:

@@ -17,8 +17,7 @@ from onnxq.backends.engine import BuildState, Kernel
 from onnxq.backends.trt.kernels import read_layers_message
 from onnxq.commands.results import write_json
 from onnxq.engines.diff.results import load_results
-from onnxq.engines.prove.compare import find_changes, read_proof
-from onnxq.engines.prove.proof import Build, NodeProof, Proof, SiteProof, SiteState
+from onnxq.engines.prove.proof import Build, NodeProof, Proof, SiteProof, SiteState, find_changes, read_proof
 from onnxq.interop.trt_cache import ORIGIN
 from onnxq.kernels import cache as kernel_cache
 from onnxq.spec import PerChannel, QuantSpec

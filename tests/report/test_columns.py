@@ -89,7 +89,7 @@ def difference() -> Difference:
 
     layers = tuple(
         LayerDiff(
-            name=name, node=name, op="MatMul", accuracy=(error(OFF, "float"), error(ON, "float")),
+            name=name, node=name, op="MatMul", at="", accuracy=(error(OFF, "float"), error(ON, "float")),
             engines=(error(ON, OFF),), drop_db=float(k),
         )
         for k, name in enumerate(names("MatMul_output_0"))

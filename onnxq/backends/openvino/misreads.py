@@ -11,7 +11,7 @@ from onnxq.backends import surroundings
 from onnxq.backends.base import Candidate, Reason
 from onnxq.graph import NodeRef, walk_from
 from onnxq.graph.base import POSITIVE_OPS, Graph
-from onnxq.sites import Names, TensorId
+from onnxq.sites import MaybeTensor, Names, NameSet, TensorId
 
 T = TypeVar("T")
 # Activations that the kernel of a product computes on its result.
@@ -134,7 +134,7 @@ def _find_sized_nodes(index: Graph) -> frozenset[NodeRef]:
     return frozenset(sized)
 
 
-def _find_sized_ops(index: Graph, shape: NodeRef) -> frozenset[str]:
+def _find_sized_ops(index: Graph, shape: NodeRef) -> NameSet:
     """The kinds of operators that take what is computed from a shape for the sizes of their results."""
     numbers = walk_from([shape], partial(_list_numbers, index))
     edges = [edge for node in numbers for edge in index.list_consumers(node.result)]
@@ -150,7 +150,7 @@ def _list_numbers(index: Graph, node: NodeRef) -> Iterator[NodeRef]:
             yield reader
 
 
-def explain_multiplied(tensor: TensorId | None, index: Graph) -> Reason:
+def explain_multiplied(tensor: MaybeTensor, index: Graph) -> Reason:
     """Why a tensor takes no pair: a product of activations reads it, moved or rectified, as its other operand is read.
 
     Where both come from pairs whose zero point is that of no shift (128), OpenVINO 2026.4 multiplies in integers. Its
@@ -264,7 +264,7 @@ def check_transposed(c: Candidate) -> Reason:
     return surroundings.check_weighted(c)
 
 
-def _is_positive(index: Graph, tensor: TensorId | None) -> bool:
+def _is_positive(index: Graph, tensor: MaybeTensor) -> bool:
     """True where no value of a tensor is negative: those of activations, as they are moved, pooled and joined."""
     if tensor is None:
         return False
@@ -341,7 +341,7 @@ def check_matmul(c: Candidate) -> Reason:
 
 
 # The rewrite that makes one node of it writes an operator of ONNX Runtime's own.
-def find_swish(c: Candidate) -> TensorId | None:
+def find_swish(c: Candidate) -> MaybeTensor:
     """The tensor x * gate(x) where x is the result, and nothing else reads it: the kernel computes that as well."""
     readers = c.index.readers(c.node.result)
     gate = next((node for node in readers if node.op_type in _GATES), None)

@@ -32,10 +32,10 @@ def _list_sum_inputs(c: Candidate) -> Indices:
 
     It does not round in between then, unlike the file.
     """
-    skip = surroundings.find_skip_input(c.index, c.node)
-    if skip is None:
+    residual = surroundings.find_residual(c)
+    if residual is None:
         return 0, 1
-    branch = surroundings.list_computed_inputs(c.index, c.node)[1 - skip]
+    skip, branch = residual
     maker = c.index.find_producer(branch)
     alone = (
         maker is not None and maker.op_type == "Conv" and len(c.index.list_consumers(branch)) == 1

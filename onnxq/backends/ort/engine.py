@@ -38,7 +38,7 @@ class OrtEngine(GraphEngine):
     module = "onnxruntime"
     packages = ("onnxruntime", "onnxruntime-gpu")
     install = "pip install 'onnxq[cpu]'"
-    takes = frozenset({"ort_library", "provider"})
+    takes = ("ort_library", "provider")
     any_size = True
     saturates = True
 

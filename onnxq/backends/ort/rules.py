@@ -258,7 +258,7 @@ _NO_GAIN = {
 
 # Operators that u8 x s8 kernels compute in a Q/DQ file, and those kernels as nodes of their own, by the shape of their
 # weight: [M, C / group, *taps]; [K, N], or [N, K] with transB; [K, N].
-CONVS = frozenset({"Conv", "QLinearConv"})
+CONVS = ("Conv", "QLinearConv")
 _GEMMS = ("Gemm", "QGemm")
 _MATRICES = (
     "MatMul",

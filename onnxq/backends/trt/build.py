@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Engine, Job, Profile
 from onnxq.backends.trt.kernels import HEADER, INSPECTION, LAYERS
+from onnxq.sites import drop_repeats
 
 _ERRORS = ("ERROR", "INTERNAL_ERROR")
 
@@ -127,7 +128,7 @@ def _read_refusal(parser: Any) -> BuildResult:
     """Why the parser did not take the model, and the node it stopped at."""
     errors = [parser.get_error(k) for k in range(parser.num_errors)]
     node = next((str(error.node_name()) for error in errors if error.node_name()), "")
-    reason = "; ".join(dict.fromkeys(map(_describe_error, errors)))
+    reason = "; ".join(drop_repeats(map(_describe_error, errors)))
     return BuildResult(
         state=BuildState.REFUSED, reason=reason or "the parser gave no reason", node=node
     )

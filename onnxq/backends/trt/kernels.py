@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 
 from onnxq.backends.engine import Kernel, Kernels, Tensor, Tensors
-from onnxq.sites import JsonObject, Names
+from onnxq.sites import JsonObject, Names, drop_repeats
 
 # Files in which a build lists its kernels, as its log or its inspector does.
 LAYERS = "layers.txt"
@@ -77,7 +77,7 @@ def find_dtype(words: str) -> str:
 
 def find_node_names(metadata: str) -> Names:
     """The ONNX nodes in a kernel's metadata, each once, in its order."""
-    return tuple(dict.fromkeys(_NODE.findall(metadata)))
+    return drop_repeats(_NODE.findall(metadata))
 
 
 def moves_data(name: str, kind: str) -> bool:

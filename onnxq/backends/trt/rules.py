@@ -11,14 +11,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from onnxq.arrays import Shape
 from onnxq.backends import surroundings
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.errors import CauseAndFix
 from onnxq.graph import MICROSOFT, NodeRef
-from onnxq.sites import Indices, Names, Role
+from onnxq.sites import Indices, JsonObject, Names, NameSet, Role
 from onnxq.spec import FLOAT8, FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
 # TensorRT in narrow float types: operators that it computes in float32 only.
@@ -62,15 +61,13 @@ def refuse_narrow(c: Candidate, kind: FloatType) -> str:
 # Proved with the parser of TensorRT-RTX 1.7: tests/backends/trt/test_parser.py asks it again.
 
 # Of com.microsoft. Another of these is looked for among the plugins.
-TAKEN = frozenset(
-    {
-        "Gelu",
-        "GroupQueryAttention",
-        "MatMulNBits",
-        "MultiHeadAttention",
-        "RotaryEmbedding",
-        "SkipSimplifiedLayerNormalization",
-    }
+TAKEN = (
+    "Gelu",
+    "GroupQueryAttention",
+    "MatMulNBits",
+    "MultiHeadAttention",
+    "RotaryEmbedding",
+    "SkipSimplifiedLayerNormalization",
 )
 _UNKNOWN = (
     "it knows this operator of ONNX Runtime only as a plugin; "
@@ -129,9 +126,7 @@ def _check_matmul(c: Candidate) -> Reason:
 
 def _check_cut(c: Candidate) -> Reason:
     return _check_matmul(c) or (
-        None
-        if surroundings.find_attention_cut(c.index, c.node) is not None
-        else "its result is not cut"
+        None if surroundings.find_attention_cut(c) is not None else "its result is not cut"
     )
 
 
@@ -149,28 +144,18 @@ def _find_partners(c: Candidate) -> Names:
 
 
 def _check_residual(c: Candidate) -> Reason:
-    return (
-        None
-        if surroundings.find_skip_input(c.index, c.node) is not None
-        else "not the end of a residual block"
-    )
+    return None if surroundings.find_residual(c) else "not the end of a residual block"
 
 
 def _list_skip_inputs(c: Candidate) -> Indices:
-    k = surroundings.find_skip_input(c.index, c.node)
-    return () if k is None else (k,)
+    residual = surroundings.find_residual(c)
+    return () if residual is None else residual[:1]
 
 
-def _takes_sum(c: Candidate, chosen: frozenset[str]) -> bool:
+def _takes_sum(c: Candidate, chosen: NameSet) -> bool:
     """True when the convolution branch ends in a chosen convolution, whose kernel can compute the sum as well."""
-    k = surroundings.find_skip_input(c.index, c.node)
-    return (
-        k is not None
-        and surroundings.find_backbone(
-            c.index, surroundings.list_computed_inputs(c.index, c.node)[1 - k]
-        )
-        in chosen
-    )
+    residual = surroundings.find_residual(c)
+    return residual is not None and surroundings.find_backbone(c.index, residual[1]) in chosen
 
 
 # TensorRT fuses the two products and the softmax of attention as one kernel, "mha" in its names.
@@ -218,7 +203,7 @@ RULES = (
         weight=1,
         check=_check_cut,
         unpaid=_check_gain,
-        closes=lambda c: surroundings.find_attention_cut(c.index, c.node),
+        closes=surroundings.find_attention_cut,
     ),
     _product(
         name="matmul",
@@ -270,7 +255,7 @@ _capability = partial(Capability, storage=("int8",), symmetric=(True,))
 # float8e4m3fn is a type of opset 19.
 _float8 = partial(_capability, storage=(FLOAT8,), opset=19)
 # Operators whose weight may have one scale per output channel.
-_CHANNEL: dict[str, Any] = {
+_CHANNEL: JsonObject = {
     "role": Role.WEIGHT,
     "ops": ("Conv", "Gemm", "MatMul"),
     "granularity": (PerTensor, PerChannel),

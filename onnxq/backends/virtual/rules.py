@@ -9,7 +9,12 @@ optimizations off computes the file as it is written; speed is not considered.
 from functools import partial
 
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
-from onnxq.backends.surroundings import check_all_computed, check_data, check_two_activations
+from onnxq.backends.surroundings import (
+    check_all_computed,
+    check_data,
+    check_resize,
+    check_two_activations,
+)
 from onnxq.sites import Role
 from onnxq.spec import PerBlock, PerChannel, PerTensor
 
@@ -41,10 +46,8 @@ def _check_softmax(c: Candidate) -> Reason:
 
 
 def _check_resize(c: Candidate) -> Reason:
-    mode = c.attr("mode", "nearest")
-    return (
-        "nearest values stay on their levels" if mode in ("nearest", b"nearest") else check_data(c)
-    )
+    repeats = check_resize(c) is None
+    return "nearest values stay on their levels" if repeats else check_data(c)
 
 
 _WEIGHTED = "a pair on each activation and on the weight"

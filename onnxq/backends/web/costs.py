@@ -88,12 +88,10 @@ class WebCosts:
         )
 
     def _predict_lstm(self, case: OpCase) -> Cost:
-        assert case.weight is not None
-
         def quantize(values: int, _: int) -> float:
             return self.predict_quantize(values, dynamic=True)
 
-        return sum_lstm(case, case.weight, self.predict_node, quantize)
+        return sum_lstm(case, self.predict_node, quantize)
 
 
 def count_work(case: OpCase) -> _Work:

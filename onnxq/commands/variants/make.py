@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from onnxq.backends import check_limits, find_reference, find_target, list_backends, load_config
-from onnxq.commands.variants.result import FLOAT, FORMS, Variant, Variants, VariantState
+from onnxq.commands.variants.result import FLOAT, FORM, Variant, Variants, VariantState
 from onnxq.config import Command, Config, expand_names
 from onnxq.data import Dataset, load_data
 from onnxq.errors import ConfigError, OnnxqError
@@ -26,7 +26,7 @@ from onnxq.files.scratch import ScratchFolder
 from onnxq.graph import Model, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.graph.index import GraphIndex
 from onnxq.pipeline import ModelSource, name_file, quantize_model
-from onnxq.pipeline.configuration import Configuration, Overrides, open_run
+from onnxq.pipeline.configuration import Configuration, OutputPath, Overrides, open_run
 from onnxq.pipeline.finalize import Result, count_bytes, list_files
 from onnxq.progress import Progress, silent
 from onnxq.runtime import Latency, Session, convert_floats, detect_cpu, time_models
@@ -120,7 +120,7 @@ def variants(
     config: Configuration = None,
     *,
     overrides: Overrides = None,
-    out: str | Path | None = None,
+    out: OutputPath = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> Variants:
@@ -391,7 +391,7 @@ def _write_files(
     with run.progress("writing"):
         places = [targets[_RECORD], *parts]
         with replace_files(places, overwrite=force, inputs=run.original.files) as files:
-            files[0].write(FORMS["Variants"].write_json(result).encode())
+            files[0].write(FORM.write_json(result).encode())
             for part, file in zip(parts.values(), files[1:], strict=True):
                 with part.open("rb") as source:
                     shutil.copyfileobj(source, file)

@@ -14,7 +14,7 @@ from onnxq.backends import find_reference
 from onnxq.errors import VerificationError
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal, warn_synthetic
 from onnxq.runtime import CPU_KINDS, Latency
-from onnxq.sites import Caution, Cautions, Names, Settings
+from onnxq.sites import Caution, Cautions, Names, Settings, drop_repeats
 from onnxq.wording import show_as_summary
 
 # The name under which hubs know the float model.
@@ -83,16 +83,16 @@ class Variants:
     source: str
     original: Variant
     variants: tuple[Variant, ...]
-    metric: str = ""
-    checked: int = 0
-    data: str = ""
-    synthetic: bool = False
-    seed: int = 0
+    metric: str
+    checked: int
+    data: str
+    synthetic: bool
+    seed: int
     config: str = ""
     options: Settings = field(default_factory=dict)
-    cpu: str = ""
-    shapes: InputShapes = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    cpu: str
+    shapes: InputShapes
+    versions: Mapping[str, str]
 
     @property
     def usable(self) -> tuple[Variant, ...]:
@@ -202,9 +202,7 @@ def _make_lines(result: Variants) -> terminal.SheetRows:
     for variant in result.variants:
         if variant.state is not VariantState.MADE and _explain_state(variant):
             yield "left out", f"{variant.dtype}: {_explain_state(variant)}"
-    for device in dict.fromkeys(
-        device for variant in result.variants for device in variant.lacking
-    ):
+    for device in drop_repeats(device for variant in result.variants for device in variant.lacking):
         groups = defaultdict(list)
         for variant in result.variants:
             if variant.lacking.get(device):
@@ -222,12 +220,10 @@ def _list_warnings(result: Variants) -> Iterator[Caution]:
         yield warn_synthetic("the variants were checked")
 
 
-FORMS = {
-    "Variants": ResultFormat[Variants](
-        make_parts=_make_parts,
-        list_warnings=_list_warnings,
-        derive=_describe_variants,
-        hidden="original",
-        find_fault=find_no_variant,
-    )
-}
+FORM = ResultFormat[Variants](
+    make_parts=_make_parts,
+    list_warnings=_list_warnings,
+    derive=_describe_variants,
+    hidden="original",
+    find_fault=find_no_variant,
+)

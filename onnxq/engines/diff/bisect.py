@@ -34,7 +34,7 @@ from onnxq.graph import GraphIndex, ModelLike, walk_from
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.progress import Tick
 from onnxq.runtime import Feeds, Session
-from onnxq.sites import TensorId
+from onnxq.sites import NameSet, TensorId
 
 # How a piece ended: its error and why the engine cannot run it; None for one that is fine.
 _End = tuple[Error, str] | None
@@ -88,7 +88,6 @@ class PieceSearch:
     computes differently.
     """
 
-    index: GraphIndex
     parts: FedParts
     counterpart: Counterpart
     run: str
@@ -96,7 +95,7 @@ class PieceSearch:
     tick: Tick
     step: float = 0.0
     failing: bool = False
-    tried: dict[frozenset[str], _End] = field(default_factory=dict)
+    tried: dict[NameSet, _End] = field(default_factory=dict)
 
     def find_piece(self) -> Piece | None:
         """None when no piece diverges by itself: the difference then adds up from roundings."""
@@ -114,7 +113,7 @@ class PieceSearch:
             against=OFF,
             output=self.counterpart.tensor,
             nodes=tuple(order),
-            ops=tuple(self.index.find_node(name).op_type for name in order),
+            ops=tuple(self.parts.nodes[name].op_type for name in order),
             inputs=tuple(inputs),
             sqnr_db=error.sqnr_db,
             max_abs=error.max_abs,
@@ -158,7 +157,7 @@ class PieceSearch:
             self.tried[key] = self._try(key)
         return self.tried[key]
 
-    def _try(self, piece: frozenset[str]) -> _End:
+    def _try(self, piece: NameSet) -> _End:
         tensor = self.counterpart.tensor
         proto, feeds = self.parts.cut_fed(piece, tensor)
         try:
@@ -187,12 +186,12 @@ class KernelCheck:
     # How many were tried.
     kernels: int
     # Most steps that any quantized value is off by, and the share of values that are off in the worst kernel.
-    levels: float = 0.0
-    share: float = 0.0
+    levels: float
+    share: float
     # Of the worst float result.
-    sqnr_db: float = math.inf
+    sqnr_db: float
     # The first kernel that diverges.
-    point: DivergencePoint | None = None
+    point: DivergencePoint | None
 
     def describe(self) -> str:
         """The agreement of the kernels, in a line."""
@@ -241,7 +240,7 @@ def check_kernels(
     )
 
 
-def _find_kernel(cutter: FedParts, tensor: str, stops: frozenset[str]) -> set[str]:
+def _find_kernel(cutter: FedParts, tensor: str, stops: NameSet) -> set[str]:
     """The nodes between a tensor ORT computes and those before it that it also computes."""
 
     def list_behind(node: str) -> list[str]:

@@ -19,7 +19,7 @@ from onnxq.engines.saturation.emulate import emulate_saturation
 from onnxq.engines.saturation.measure import SaturatingRun
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.accumulator import measure_error
-from onnxq.graph import GraphIndex, walk_from
+from onnxq.graph import GraphIndex, NodeRef, walk_from
 from onnxq.sites import TensorId
 
 # dB that a run must be nearer to the emulation than to the exact answer: a quarter of the noise. An unrelated fault is
@@ -82,19 +82,15 @@ def _find_ancestors(index: GraphIndex, tensor: str) -> set[str]:
     """Names of the nodes that a tensor is computed by, with those of their bodies."""
     by_scope = defaultdict(list)
     for node in index.nodes:
-        by_scope[node.scope].append(node.name)
+        by_scope[node.scope].append(node)
 
-    def list_behind(name: str) -> Iterator[str]:
-        for _, scope in index.subgraphs(name):
-            yield from by_scope.get(scope, ())
-        for read in index.list_reads(index.named[name]):
-            yield from list_maker(read)
+    def list_behind(node: NodeRef) -> Iterator[NodeRef]:
+        for _, scope in index.subgraphs(node.name):
+            yield from by_scope[scope]
+        yield from index.makers(node)
 
-    def list_maker(made: TensorId) -> list[str]:
-        maker = index.find_producer(made)
-        return [] if maker is None else [maker.name]
-
-    return walk_from(list_maker(TensorId(tensor)), list_behind)
+    maker = index.find_producer(TensorId(tensor))
+    return {node.name for node in walk_from([] if maker is None else [maker], list_behind)}
 
 
 # Operators between a product and the tensor that its kernel gives.

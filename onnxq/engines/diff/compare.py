@@ -37,7 +37,7 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import QUANTIZE, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.progress import Progress, silent
 from onnxq.runtime import NodeError
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import Names, Refusal, TensorId, drop_repeats
 
 # Bytes of inner tensors held at a time, where the configuration names no limit: a GiB, which every machine has that
 # can hold two models.
@@ -50,7 +50,7 @@ class DiffResult:
 
     difference: Difference
     recorder: Recorder
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[Piece, ...]
 
 
 def compare_models(
@@ -279,17 +279,13 @@ class _Comparison:
             inside = engines.float_index if self.prepared is None else GraphIndex(self.prepared)
             self.inner = inner = open_inner(inside, self.index, first, fused=fused, threads=threads)
         with ExitStack() as stack:
-            others = engines.open_inner(stack)
             return compare_layers(
                 inner,
-                self.dataset.samples,
-                first,
-                others=others,
+                self.dataset,
+                engines.open_inner(stack),
                 threads=threads,
                 memory_limit=self.config.data.memory_limit or _MEMORY_LIMIT,
-                begin=lambda rounds: engines.progress(
-                    "comparing layers", rounds * len(self.dataset)
-                ),
+                progress=engines.progress,
             )
 
     def find_first_points(
@@ -359,7 +355,6 @@ class _Comparison:
             with self.engines.progress(f"bisecting ({label_run(run)})") as task:
                 parts = self._cut_parts(point.sample)
                 found = PieceSearch(
-                    self.index,
                     parts,
                     point.counterpart,
                     run,
@@ -394,33 +389,26 @@ class _Comparison:
                 for tensor in find_named_tensors(self.index, error):
                     end = Counterpart(tensor, None)
                     found = PieceSearch(
-                        self.index, parts, end, run, engine, task.advance, failing=True
+                        parts, end, run, engine, task.advance, failing=True
                     ).find_piece()
                     if found is not None:
                         yield found
                         break
 
 
-def find_named_tensors(index: GraphIndex, error: OnnxqError) -> list[str]:
+def find_named_tensors(index: GraphIndex, error: OnnxqError) -> Names:
     """Tensors to search from: the outputs of the nodes that an engine's error names, and those of their quantizers."""
     node_name = [error.node] if isinstance(error, NodeError) else []
     found: list[str] = []
     # Names of nodes have no common form: every word of the message may be one.
     for name in [*node_name, *re.findall(r"[^\s'\"(),;]+", error.cause)]:
-        made = [
-            tensor
-            for node in index.nodes
-            if node.name == name and not node.scope
-            for tensor in node.outputs
-        ]
-        readers = [
-            reader
-            for tensor in made
-            for reader in index.readers(TensorId(tensor))
-            if not reader.scope
-        ]
-        found += [*made, *(reader.outputs[0] for reader in readers if reader.op_type == QUANTIZE)]
-    return list(dict.fromkeys(found))
+        node = index.named.get(name)
+        if node is None or node.scope:
+            continue
+        readers = [reader for made in node.results for reader in index.readers(made)]
+        quantizers = [one for one in readers if one.op_type == QUANTIZE and not one.scope]
+        found += [*node.outputs, *(one.outputs[0] for one in quantizers)]
+    return drop_repeats(found)
 
 
 def _label_loaded(loaded: Sequence[LoadedRun], local: Iterable[str]) -> dict[str, LoadedRun]:

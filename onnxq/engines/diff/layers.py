@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +19,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array, Arrays, Interval
 from onnxq.backends.engine import Runner, SessionRunner
+from onnxq.data import Dataset
 from onnxq.engines.diff.measure import Level, Tallies, Tally, diverges, find_level
 from onnxq.engines.diff.model import FLOAT, OFF, ON, Divergence, Error, LayerDiff, label_run
 from onnxq.engines.diff.runs import Reference
@@ -28,12 +28,10 @@ from onnxq.graph import FLOAT_TENSORS, GraphIndex, ModelLike, NodeRef, add_libra
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.graph.light import list_libraries
 from onnxq.plan.names import is_clipped_part
-from onnxq.progress import Task, Tick, silent
+from onnxq.progress import Progress, Tick
 from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
-from onnxq.sites import Lines, Names, Refusal, Refusals, TensorId
+from onnxq.sites import Lines, Names, NameSet, Refusal, Refusals, TensorId, drop_repeats
 
-# Gives the samples anew.
-Samples = Callable[[], Iterable[Feeds]]
 _FLOATS = FLOAT_TENSORS | {0}
 # Types that numpy and ORT exchange; sub-byte and float8 tensors stay inside.
 _INTEGERS = {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, 0}
@@ -100,8 +98,8 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
             continue
         if _is_quantizer_clip(index, node):
             continue
-        for name in filter(None, node.outputs):
-            tensor = TensorId(name)
+        for tensor in node.results:
+            name = tensor.name
             if (
                 name in containers
                 or index.find_dtype(tensor) not in _FLOATS
@@ -110,7 +108,7 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
                 continue
             makers = quantizers.get(name, [])
             stored = [q.outputs[0] for q in makers if index.find_dtype(q.result) in _INTEGERS]
-            levels = [Counterpart(tensor, find_level(index, tensor)) for tensor in stored]
+            levels = [Counterpart(one, find_level(index, one)) for one in stored]
             # An exporter that quantizes an output gives the dequantized tensor the float one's name.
             readers = (node for q in makers for node in index.readers(q.result))
             names = [name, *(node.outputs[0] for node in readers if node.op_type == DEQUANTIZE)]
@@ -141,12 +139,9 @@ def _find_data_nodes(index: GraphIndex) -> set[str]:
 
 def find_source(index: GraphIndex, tensor: str) -> str:
     """The float tensor behind one: through a pair and the Clip or Max that narrows its range."""
-    for _ in range(len(index.nodes) + 1):
-        node = index.find_producer(TensorId(tensor))
-        if node is None or not (
-            node.op_type in (QUANTIZE, DEQUANTIZE) or _is_quantizer_clip(index, node)
-        ):
-            return tensor
+    while (node := index.find_producer(TensorId(tensor))) is not None:
+        if node.op_type not in (QUANTIZE, DEQUANTIZE) and not _is_quantizer_clip(index, node):
+            break
         tensor = node.inputs[0]
     return tensor
 
@@ -218,7 +213,7 @@ class Inner:
     skipped: list[Refusal] = field(default_factory=list)
 
     @property
-    def survivors(self) -> frozenset[str]:
+    def survivors(self) -> NameSet:
         """Tensors ORT still computes after all its fusions."""
         if self.fused is None:
             return frozenset()
@@ -270,18 +265,16 @@ def _find_layout_notes(
 
 def compare_layers(
     inner: Inner,
-    samples: Samples,
-    first: Feeds,
+    dataset: Dataset,
+    others: Sequence[Runner],
     *,
-    others: Sequence[Runner] = (),
-    threads: int = 0,
-    memory_limit: int = 2**30,
-    begin: Callable[[int], AbstractContextManager[Task]] = lambda rounds: silent(""),
+    threads: int,
+    memory_limit: int,
+    progress: Progress,
 ) -> LayerResults:
     """Run float and quantized model (and `others`, active runners that give inner tensors by name) over the samples.
 
-    memory_limit: bytes of tensors held of one sample, all runs together; more samples are read again for more tensors.
-    begin: begins a step of so many rounds over the samples.
+    memory_limit: bytes of tensors held of one sample, all runs together; all samples are read again for more tensors.
     """
     made = match_tensors(inner.float_index, inner.index)
     if not made:
@@ -289,10 +282,11 @@ def compare_layers(
     work = _LayerWork(inner)
     names = {runner.name for runner in others}
     # Three runs of ORT (float, without and with optimizations) hold tensors beside those of the others.
-    groups = list(group_by_size(inner.index.model, made, first, memory_limit // (3 + len(names))))
-    with begin(len(groups)) as task:
+    share = memory_limit // (3 + len(names))
+    groups = list(group_by_size(inner.index.model, made, dataset[0], share))
+    with progress("comparing layers", len(groups) * len(dataset)) as task:
         for group in groups:
-            work.read_group(group, samples, others, threads, task.advance)
+            work.read_group(group, dataset, others, threads, task.advance)
     return work.sum_up(made, [*((ON,) if inner.fused is not None else ()), *sorted(names)])
 
 
@@ -349,27 +343,27 @@ class _LayerWork:
     def read_group(
         self,
         group: Sequence[MatchedTensor],
-        samples: Samples,
+        dataset: Dataset,
         others: Sequence[Runner],
         threads: int,
         tick: Tick,
     ) -> None:
         """Run all models over the samples, and compare these tensors."""
         inner = self.inner
-        tensors = list(dict.fromkeys(one.tensor for row in group for one in row.counterparts))
-        references = list(dict.fromkeys(row.reference for row in group if row.reference))
+        tensors = drop_repeats(one.tensor for row in group for one in row.counterparts)
+        references = drop_repeats(row.reference for row in group if row.reference)
         sources = [(FLOAT, inner.float_index, references), (OFF, inner.index, tensors)]
         levels: dict[str, Level | None] = {}
         if inner.fused is not None:
             survivors = inner.survivors
             levels = {name: find_level(inner.fused, name) for name in tensors if name in survivors}
-            sources.append((ON, inner.fused, list(levels)))
+            sources.append((ON, inner.fused, tuple(levels)))
         runners = [
             _open_runner(name, index.model, wanted, threads)
             for name, index, wanted in sources
             if wanted
         ]
-        for feeds in samples():
+        for feeds in dataset.samples():
             values = {runner.name: runner.infer(feeds) for runner in (*runners, *others)}
             for row in group:
                 self._compare_tensor(row, feeds, values, levels)

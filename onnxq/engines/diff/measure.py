@@ -19,7 +19,7 @@ from onnxq.config import DiffConfig
 from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import drop_padding
-from onnxq.graph import MOVING_OPS, GraphIndex, NodeRef
+from onnxq.graph import MOVING_OPS, GraphIndex
 from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.sites import TensorId
 
@@ -49,21 +49,11 @@ class Level:
 
 def find_level(index: GraphIndex, tensor: str) -> Level | None:
     """The scale of a main-graph tensor that holds integers; None when it has none, or one per channel."""
-    node = index.find_producer(TensorId(tensor))
-    for _ in range(len(index.nodes)):
-        if node is None:
-            return None
-        positions = _OUTPUT_SCALE.get(node.op_type)
-        if positions is not None:
-            return _read_level(index, node, *positions)
-        if node.op_type not in _MOVERS or not node.inputs:
-            return None
-        node = index.find_producer(TensorId(node.inputs[0]))
-    return None
-
-
-def _read_level(index: GraphIndex, node: NodeRef, scale_at: int, zero_at: int) -> Level | None:
-    scale, zero = (index.input_value(node, k) for k in (scale_at, zero_at))
+    node = index.find_producer(index.find_origin(TensorId(tensor), _MOVERS))
+    positions = None if node is None else _OUTPUT_SCALE.get(node.op_type)
+    if positions is None:
+        return None
+    scale, zero = (index.input_value(node, k) for k in positions)
     if scale is None or scale.size != 1 or (zero is not None and zero.size != 1):
         return None
     return Level(float(scale.reshape(())), int(zero.reshape(())) if zero is not None else 0)

@@ -92,11 +92,11 @@ class LayerDiff:
     node: str
     op: str
     # The quantized model's tensor that was read for it, "" when it has the same name.
-    at: str = ""
-    accuracy: tuple[Error, ...] = ()
-    engines: tuple[Error, ...] = ()
+    at: str
+    accuracy: tuple[Error, ...]
+    engines: tuple[Error, ...]
     # The SQNR it lost against the worst tensor it is computed from.
-    drop_db: float = math.nan
+    drop_db: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class Divergence:
     node: str
     op: str
     sqnr_db: float
-    levels: float = math.nan
+    levels: float
     # The weights whose 16-bit sums overflow on CPUs without VNNI, where that explains the difference.
     saturating: SaturatingWeights = ()
 
@@ -127,11 +127,11 @@ class Bisection:
     inputs: Names
     sqnr_db: float
     max_abs: float
-    levels: float = math.nan
+    levels: float
     # How many subgraphs were tried.
-    trials: int = 0
+    trials: int
     # Of an engine that cannot run it at all, in the engine's words.
-    failure: str = ""
+    failure: str
     path: str = ""
 
 

@@ -23,7 +23,7 @@ from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, fix_noise
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session, tap_tensors, trim_memory
-from onnxq.sites import Refusal, TensorId
+from onnxq.sites import Refusal, TensorId, drop_repeats
 
 # Gives the outputs of a model on feeds.
 EngineRun = Callable[[ModelLike, Feeds], Arrays]
@@ -44,7 +44,7 @@ class Reference:
 
     def __call__(self, names: Iterable[str]) -> ArrayDict:
         """The arrays of these tensors of the main graph."""
-        wanted = list(dict.fromkeys(names))
+        wanted = drop_repeats(names)
         missing = [TensorId(name) for name in wanted if name not in self._known]
         if missing:
             tapped = tap_tensors(self._index.model, missing, only=True)

@@ -17,11 +17,11 @@ from onnxq.engines.prove.kernels import HEAVY, PRODUCTS, NodeWork, is_low
 from onnxq.engines.prove.proof import HOST, INT8, LOW, UNSEEN, NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import DEQUANTIZE, GraphIndex, NodeRef, NodeRefs, name_nodes
-from onnxq.sites import Names
+from onnxq.sites import Names, drop_repeats
 
 
 def judge_model(
-    index: GraphIndex, inspection: Inspection, kernels: Sequence[Kernel], reasons: Reasons
+    index: GraphIndex, inspection: Inspection, kernels: Kernels, reasons: Reasons
 ) -> tuple[tuple[NodeProof, ...], tuple[SiteProof, ...]]:
     """One proof for every heavy node and every pair of the model, in its order."""
     by_node = _group_by_node(kernels)
@@ -34,7 +34,7 @@ def judge_model(
 
 
 def count_types(
-    index: GraphIndex, kernels: Sequence[Kernel], words: KernelWords
+    index: GraphIndex, kernels: Kernels, words: KernelWords
 ) -> tuple[tuple[str, int], ...]:
     """How many products kernels compute in which type, the most frequent type first."""
     by_node = _group_by_node(kernels)
@@ -47,7 +47,7 @@ def count_types(
 
 def judge_sums(
     index: GraphIndex,
-    kernels: Sequence[Kernel],
+    kernels: Kernels,
     words: KernelWords,
     sums: IntegerSums | None = None,
 ) -> SaturatingWeights:
@@ -65,7 +65,7 @@ def judge_sums(
 
 
 def judge_optimizer_sums(
-    index: GraphIndex, kernels: Sequence[Kernel], optimized: GraphIndex, known: Sequence[WeightSums]
+    index: GraphIndex, kernels: Kernels, optimized: GraphIndex, known: Sequence[WeightSums]
 ) -> SaturatingWeights:
     """The weights that the file holds as float, the engine rounds to int8 by itself, and that can overflow.
 
@@ -87,7 +87,7 @@ def judge_optimizer_sums(
 
 
 def judge_weights(
-    engine: Engine, index: GraphIndex, kernels: Sequence[Kernel], folder: Path
+    engine: Engine, index: GraphIndex, kernels: Kernels, folder: Path
 ) -> SaturatingWeights:
     """The weights that can overflow 16-bit sums; those of the file alone where it was not built."""
     if not engine.saturates:
@@ -109,7 +109,7 @@ def _describe_exact(work: NodeWork) -> str:
     return "computed as int8 by int8" if signed and not work.words.shifts else ""
 
 
-def _group_by_node(kernels: Sequence[Kernel]) -> dict[str, Kernels]:
+def _group_by_node(kernels: Kernels) -> dict[str, Kernels]:
     """The kernels that have a part in each node."""
     by_node: dict[str, Kernels] = {}
     for kernel in kernels:
@@ -120,13 +120,8 @@ def _group_by_node(kernels: Sequence[Kernel]) -> dict[str, Kernels]:
 
 def find_heavy_nodes(index: GraphIndex) -> NodeRefs:
     """Products and pools of every scope; not those of constants alone, which no engine runs."""
-    return tuple(
-        node for node in index.nodes if node.op_type in HEAVY and not _is_constant(index, node)
-    )
-
-
-def _is_constant(index: GraphIndex, node: NodeRef) -> bool:
-    return bool(index.list_reads(node)) and not index.list_computed(node)
+    heavy = (node for node in index.nodes if node.op_type in HEAVY)
+    return tuple(node for node in heavy if index.list_computed(node) or not index.list_reads(node))
 
 
 def _judge_node(node: NodeRef, kernels: Kernels, reasons: Reasons) -> NodeProof:
@@ -135,7 +130,7 @@ def _judge_node(node: NodeRef, kernels: Kernels, reasons: Reasons) -> NodeProof:
     kind = work.type if reasons.find_moved(node.name) is None else HOST
     types = work.describe_types(first) if first is not None else ""
     stored = work.arithmetic[0].stored if work.arithmetic else ""
-    computed = tuple(dict.fromkeys(part.dtype for part in work.arithmetic))
+    computed = drop_repeats(part.dtype for part in work.arithmetic)
     whole = bool(computed) and set(computed) <= set(LOW)
     return NodeProof(
         node=node.name,
@@ -183,7 +178,7 @@ class _PairJudge:
             rule=rule,
             readers=readers,
             unfused=unfused,
-            kernels=tuple(dict.fromkeys(one.name for one in own if _reads_low(one, pair))),
+            kernels=drop_repeats(one.name for one in own if _reads_low(one, pair)),
             reason=reason,
         )
 
@@ -199,7 +194,7 @@ class _PairJudge:
         if pair.lookup or not pair.dequantize:
             return tuple(filter(None, (pair.lookup,)))
         edges = self.index.list_consumers(self.index.find_node(pair.dequantize).result)
-        return tuple(dict.fromkeys(edge.node for edge in edges))
+        return drop_repeats(edge.node for edge in edges)
 
     def _takes_integers(self, pair: PairInfo, reader: str) -> bool | None:
         """True when the reader takes the integers in, False when it reads floats, None when neither can be seen."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from onnxq.backends.base import WEIGHTED_OPS
 from onnxq.backends.engine import Kernel, Kernels, KernelWords, Tensor, Tensors
 from onnxq.engines.prove.proof import FLOAT8, INT8, INT16, STORED, UNSEEN
+from onnxq.sites import drop_repeats
 
 # Products: nearly all of a network's arithmetic. The second group moves or averages, which int8 makes cheaper too.
 PRODUCTS = frozenset((*WEIGHTED_OPS, "Einsum", "Attention"))
@@ -62,7 +63,7 @@ class NodeWork:
     @cached_property
     def arithmetic(self) -> tuple[Arithmetic, ...]:
         """The arithmetic of the workers, each kind once."""
-        return tuple(dict.fromkeys(map(self.find_arithmetic, self.workers)))
+        return drop_repeats(map(self.find_arithmetic, self.workers))
 
     @property
     def type(self) -> str:
@@ -98,7 +99,7 @@ class NodeWork:
     def describe_types(self, kernel: Kernel) -> str:
         """The operands of the node in a kernel and the kernel's results: "int8 x int8 -> float32"."""
         read = " x ".join(tensor.dtype or "?" for tensor in self._find_operands(kernel))
-        return f"{read} -> {', '.join(dict.fromkeys(t.dtype or '?' for t in kernel.outputs))}"
+        return f"{read} -> {', '.join(drop_repeats(t.dtype or '?' for t in kernel.outputs))}"
 
     def _is_attention(self, kernel: Kernel) -> bool:
         return bool(self.words.attention) and self.words.attention in kernel.name

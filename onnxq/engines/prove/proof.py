@@ -1,14 +1,22 @@
-"""The proof of a build: its kernels, the nodes and sites they compute, and in which type; frozen values."""
+"""The proof of a build: its kernels, the nodes and sites they compute, and in which type; frozen values.
+
+Two proofs are compared by the names of nodes and sites, which stay when kernels are fused and named otherwise.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from onnxq.annotate import WeightSums
 from onnxq.annotate.operators import SaturatingWeights
 from onnxq.backends.engine import BuildState, DevicePlacement, Kernels, Profile
+from onnxq.config.schema import JsonText, Loose, Natural
 from onnxq.engines.saturation.measure import SaturationCost
-from onnxq.sites import Cautions, EngineOptions, Lines, Names
+from onnxq.errors import DataError
+from onnxq.files import AnyPath, read_text
+from onnxq.sites import Cautions, EngineOptions, JsonObject, Lines, Names, drop_repeats
 from onnxq.wording import Word, show_as_summary
 
 INT8 = "int8"
@@ -185,9 +193,7 @@ class Proof:
     @property
     def unmet(self) -> Lines:
         """Nodes that do not run in the type required of them, or run in a forbidden one."""
-        return tuple(
-            dict.fromkeys(node for requirement in self.requirements for node in requirement.unmet)
-        )
+        return drop_repeats(node for requirement in self.requirements for node in requirement.unmet)
 
     @property
     def saturating(self) -> SaturatingWeights:
@@ -230,3 +236,86 @@ class Proof:
     def moving(self) -> Kernels:
         """The kernels that only lay out, copy or convert data."""
         return tuple(kernel for kernel in self.kernels if kernel.moves)
+
+
+# The JSON of a proof has some 1000 bytes for a node.
+_MOST_BYTES = 2**29
+
+
+class _BuildRow(Loose):
+    engine: str = ""
+    version: str = ""
+    capability: str = ""
+    state: str = ""
+
+
+class _NodeRow(Loose):
+    type: str
+
+
+class _SiteRow(Loose):
+    state: str
+
+
+class _WeightRow(Loose):
+    weight: str
+    exact: str = ""
+    rows: Natural = 0
+    all_rows: Natural = 0
+
+
+class ProofFile(Loose):
+    """The parts of a proof's JSON that a later proof is compared with."""
+
+    build: _BuildRow
+    nodes: dict[str, _NodeRow]
+    sites: dict[str, _SiteRow]
+    kernels: tuple[JsonObject, ...] = ()
+    weights: tuple[_WeightRow, ...] | None = None
+
+
+_FIX = "write it with `onnxq prove`, as JSON"
+
+
+def read_proof(path: AnyPath) -> ProofFile:
+    """The proof in a JSON file that `onnxq prove` wrote. Raises DataError with line and path for any other file."""
+    text = JsonText(str(path), read_text(path, DataError, _FIX, limit=_MOST_BYTES, code="Q217"))
+    raw = text.parse(DataError, _FIX, code="Q217")
+    if not isinstance(raw, dict) or not all(
+        isinstance(raw.get(key), dict) for key in ("build", "nodes", "sites")
+    ):
+        raise DataError(path, "is not the JSON of a proof", _FIX, code="Q217")
+    return text.read(ProofFile, DataError, _FIX, code="Q217")
+
+
+def find_changes(before: ProofFile, after: Proof) -> Iterator[Change]:
+    """The differences: engine and state, numbers of kernels, then nodes, weights and sites in the model's order."""
+    facts = dict(before.build)
+    yield from _compare_named(
+        "build", facts, {key: str(getattr(after.build, key)) for key in facts}
+    )
+    counts = ({"kernels": str(len(proof.kernels))} for proof in (before, after))
+    yield from _compare_named("count", *counts)
+    types = {name: one.type for name, one in before.nodes.items()}
+    yield from _compare_named("node", types, {one.node: one.type for one in after.nodes})
+    if before.weights is not None:
+        rows = {one.weight: _describe_rows(one) for one in before.weights}
+        yield from _compare_named(
+            "weight", rows, {one.weight: _describe_rows(one) for one in after.weights}
+        )
+    states = {name: one.state for name, one in before.sites.items()}
+    yield from _compare_named("site", states, {one.site: str(one.state) for one in after.sites})
+
+
+def _describe_rows(weight: _WeightRow | WeightSums) -> str:
+    return f"{0 if weight.exact else weight.rows} of {weight.all_rows} rows can overflow"
+
+
+def _compare_named(
+    kind: str, before: Mapping[str, str], after: Mapping[str, str]
+) -> Iterator[Change]:
+    for name in drop_repeats((*after, *before)):
+        was = before.get(name, "")
+        now = after.get(name, "")
+        if was != now:
+            yield Change(kind=kind, name=name, before=was, after=now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +21,11 @@ from onnxq.backends.engine import (
     ComputeCapability,
     DevicePlacement,
     Job,
-    Kernel,
+    Kernels,
+    Profile,
 )
 from onnxq.config import ProveConfig, RuntimeConfig, matches_any
 from onnxq.data import Dataset
-from onnxq.engines.prove.compare import find_changes, read_proof
 from onnxq.engines.prove.judge import find_heavy_nodes, judge_model, judge_weights
 from onnxq.engines.prove.kernels import HEAVY, PRODUCTS
 from onnxq.engines.prove.proof import (
@@ -39,11 +39,13 @@ from onnxq.engines.prove.proof import (
     Proof,
     Reduced,
     Requirement,
+    find_changes,
+    read_proof,
 )
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
 from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
-from onnxq.engines.shapes import GivenSizes, Sizes, demand_sizes, make_profile, warn_guesses
+from onnxq.engines.shapes import demand_sizes, make_profile, warn_guesses
 from onnxq.errors import ConfigError, OnnxqError, OutputError, suggest_names
 from onnxq.files import ScratchFolder, prepare_folder
 from onnxq.graph import ModelLike, ModelSource, add_libraries, infer_shapes, name_nodes, save_model
@@ -52,7 +54,7 @@ from onnxq.graph.convert import inline_functions
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.progress import Progress, silent
-from onnxq.sites import Cautions, Names, UnquantizedNodes
+from onnxq.sites import Cautions, Names, UnquantizedNodes, drop_repeats
 
 # Seconds in all and for a part, which is smaller than the whole: a longer build is not worth waiting for.
 _REDUCE_SECONDS = 180.0
@@ -69,7 +71,7 @@ class ProveRequest:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     # Samples that saturation is measured on.
     dataset: Dataset | None = None
-    shapes: GivenSizes = field(default_factory=dict)
+    shapes: Profile = field(default_factory=dict)
     save: Path | None = None
     progress: Progress = silent
 
@@ -151,7 +153,7 @@ def _find_engine(model: onnx.ModelProto, request: ProveRequest) -> tuple[Engine,
 
 def _find_shapes(
     engine: Engine, index: GraphIndex, request: ProveRequest
-) -> tuple[Mapping[str, Sizes], Cautions]:
+) -> tuple[Profile, Cautions]:
     """The sizes to build for, and a warning of those that were guessed."""
     if engine.any_size:
         return {}, ()
@@ -164,7 +166,7 @@ def _find_shapes(
 def _make_job(
     engine: Engine,
     capability: ComputeCapability,
-    shapes: Mapping[str, Sizes],
+    shapes: Profile,
     request: ProveRequest,
 ) -> Job:
     # A timing cache grows from build to build.
@@ -250,7 +252,7 @@ def _check_types(types: Iterable[str], option: str) -> None:
 
 def _select_required(
     index: GraphIndex, wanted: Sequence[tuple[str, str]], reasons: Reasons
-) -> list[Requirement]:
+) -> tuple[Requirement, ...]:
     """The heavy nodes that each (type, pattern) selects, by name or operator; of types of weights those with a weight,
     of `quantized` those with pairs. None of them is met yet.
 
@@ -280,7 +282,7 @@ def _select_required(
             near = suggest_names(pattern, [node.name for node in heavy]) if heavy else ""
             raise ConfigError(subject, cause, near, code="Q309")
         required.append(Requirement(dtype=dtype, pattern=pattern, nodes=names, unmet=names))
-    return list(dict.fromkeys(required))
+    return drop_repeats(required)
 
 
 def _check_required(
@@ -293,18 +295,16 @@ def _check_required(
 
 def _check_forbidden(forbidden: Sequence[str], nodes: Sequence[NodeProof]) -> Iterator[Requirement]:
     # Engines add up a pool in float32 whatever the file says, and it costs next to nothing.
-    products = [one for one in nodes if one.op in PRODUCTS]
-    for dtype in dict.fromkeys(forbidden):
-        unmet = tuple(one.node for one in products if dtype in one.computed)
-        yield Requirement(
-            dtype=dtype, forbidden=True, nodes=tuple(one.node for one in products), unmet=unmet
-        )
+    computed = {one.node: one.computed for one in nodes if one.op in PRODUCTS}
+    for dtype in drop_repeats(forbidden):
+        unmet = tuple(name for name, types in computed.items() if dtype in types)
+        yield Requirement(dtype=dtype, forbidden=True, nodes=tuple(computed), unmet=unmet)
 
 
 def _check_integers(
     engine: Engine,
     index: GraphIndex,
-    kernels: Sequence[Kernel],
+    kernels: Kernels,
     placement: DevicePlacement | None,
 ) -> Iterator[Requirement]:
     """Every node that a kernel computes, on integers; none is left to the CPU."""
@@ -376,9 +376,7 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
         return
     # Before the build, which takes minutes: any engine's files may be those that are written.
     engines = list_engines().values() if engine is None else (find_engine(engine),)
-    names = tuple(
-        dict.fromkeys((*(name for one in engines for name in one.saved.values()), REDUCED))
-    )
+    names = drop_repeats((*(name for one in engines for name in one.saved.values()), REDUCED))
     for name in names:
         if os.path.exists(folder / name) and not force:
             fix = "choose another folder, or use `force=True`"

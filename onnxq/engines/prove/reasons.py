@@ -11,7 +11,7 @@ from onnxq.backends.engine import ComputeCapability, DevicePlacement, Engine
 from onnxq.engines.prove.kernels import PRODUCTS
 from onnxq.engines.prove.proof import UNSEEN, NodeProof
 from onnxq.graph import DEQUANTIZE, LAYOUT_OPS, GraphIndex, NodeRef
-from onnxq.sites import Indices, Refusal, TensorId, Unquantized
+from onnxq.sites import Indices, Refusal, TensorId, Unquantized, drop_repeats
 from onnxq.spec import PerChannel, PerTensor, find_numpy_storage
 
 # Operators that only move data: engines carry a quantization over them.
@@ -108,9 +108,9 @@ class Reasons:
             if name in proven
         ]
         if causes:
-            return "; ".join(dict.fromkeys(causes))
+            return "; ".join(drop_repeats(causes))
         if unfused:
-            ops = ", ".join(dict.fromkeys(pair.ops)) or "its reader"
+            ops = ", ".join(drop_repeats(pair.ops)) or "its reader"
             return f"{ops} reads floats: the value is rounded and taken back, and no kernel reads it as integers"
         if not pair.dequantize:
             return "nothing dequantizes it"

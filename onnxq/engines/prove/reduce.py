@@ -12,7 +12,7 @@ from onnx import helper
 from onnxq.engines.prove.proof import Reduced
 from onnxq.graph import Cutter, GraphIndex, ModelLike
 from onnxq.graph.scopes import list_reads
-from onnxq.sites import Names, TensorId
+from onnxq.sites import Names, NameSet, TensorId
 
 Fails = Callable[[ModelLike], bool]
 
@@ -91,7 +91,7 @@ class _Search:
         self._fails = fails
         self._end = end
         self.builds = 0
-        self._known: dict[frozenset[str], bool] = {}
+        self._known: dict[NameSet, bool] = {}
 
     def ends_alike(self, names: Sequence[str]) -> bool:
         """Does this part end as the whole did?"""

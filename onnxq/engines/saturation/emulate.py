@@ -26,7 +26,7 @@ from onnxq.arrays import Floats, Integers, Mask, as_float32, as_int64
 from onnxq.backends.base import Data
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.graph.integer_operators import NodeWriter, read_integer_operators
-from onnxq.sites import Refusal, Refusals, TensorId
+from onnxq.sites import NameSet, Refusal, Refusals, TensorId
 
 # Sums computed at a time: with 112 x 112 positions a tensor of them is 50 MB.
 _CHUNK = 1024
@@ -59,11 +59,11 @@ class Emulation:
 
     exact: ModelLike
     saturating: ModelLike
-    counters: tuple[Counter, ...] = ()
-    skipped: Refusals = ()
+    counters: tuple[Counter, ...]
+    skipped: Refusals
 
 
-def emulate_saturation(proto: ModelLike, nodes: frozenset[str] | None = None) -> Emulation:
+def emulate_saturation(proto: ModelLike, nodes: NameSet | None = None) -> Emulation:
     """Rewrite a model. nodes: those that saturate, where more is known of their kernels than the file says.
 
     Raises ModelError for a model below opset 13 with integer operators that cannot be upgraded.

@@ -16,7 +16,7 @@ from onnxq.graph import ModelLike
 from onnxq.progress import Tick
 from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.tap import Probe
-from onnxq.sites import Refusals, TensorId
+from onnxq.sites import NameSet, Refusals, TensorId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,13 @@ class SaturationCost:
     """The errors that CPUs without VNNI make on samples."""
 
     data: str = ""
-    samples: int = 0
+    samples: int
     synthetic: bool = False
     # Those whose weights can overflow.
-    nodes: tuple[NodeCost, ...] = ()
-    outputs: tuple[OutputCost, ...] = ()
+    nodes: tuple[NodeCost, ...]
+    outputs: tuple[OutputCost, ...]
     # Those of the nodes that could not be emulated.
-    skipped: Refusals = ()
+    skipped: Refusals
 
     @property
     def saturated(self) -> int:
@@ -66,7 +66,7 @@ def measure_saturation(
     proto: ModelLike,
     samples: Iterable[Arrays],
     *,
-    nodes: frozenset[str] | None = None,
+    nodes: NameSet | None = None,
     threads: int = 0,
     on_sample: Tick = lambda: None,
 ) -> SaturationCost:

@@ -13,8 +13,7 @@ import onnxq
 from onnxq.backends import find_engine
 from onnxq.backends.building import compile_model, serve_child
 from onnxq.backends.engine import ENGINE, LOG, MODEL, Job
-from onnxq.backends.qnn.build import _judge_build
-from onnxq.backends.qnn.kernels import NodeNames, find_fix
+from onnxq.backends.qnn.engine import NodeNames, _judge_build, find_fix
 from onnxq.backends.serving import ServedRunner
 from onnxq.commands.prove import find_unmet_requirement
 from onnxq.engines.prove.proof import SiteState

@@ -16,7 +16,6 @@ from onnxq.backends.building import JOB, RESULT
 from onnxq.backends.serving import FEEDS
 from onnxq.backends.trt import cuda
 from onnxq.backends.trt.cuda import Cuda, CudaError, count_gpus
-from onnxq.backends.trt.timing import time_job
 from onnxq.runtime.exchange import write_values
 
 
@@ -69,7 +68,7 @@ JOB_OF_NOTHING = {"plugins": [], "rounds": 1, "seconds": 0.1, "engines": {}}
 @pytest.mark.skipif(count_gpus() > 0, reason="there is a GPU")
 def test_without_a_gpu_the_result_says_why(tmp_path: Path) -> None:
     write_values(tmp_path / FEEDS, {})
-    assert "driver" in time_job(find_engine("tensorrt-rtx"), JOB_OF_NOTHING, tmp_path)["failed"]
+    assert "driver" in find_engine("tensorrt-rtx").run_job(JOB_OF_NOTHING, tmp_path)["failed"]
 
 
 @pytest.mark.trt

@@ -10,8 +10,7 @@ import onnxq
 from onnxq.backends import engine as base
 from onnxq.backends import find_backend
 from onnxq.backends.engine import Job
-from onnxq.backends.trt import engine
-from onnxq.backends.trt import run as trt
+from onnxq.backends.trt import engine as trt
 from onnxq.errors import ModelError
 from onnxq.runtime import NodeError
 from tests.engines.diff.models import WIDTH, chain, pairs, samples
@@ -40,7 +39,7 @@ def test_what_stands_in_the_way_comes_with_a_way_out() -> None:
 
 
 def test_without_the_library_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (engine, base):
+    for module in (trt, base):
         monkeypatch.setattr(module, "find_spec", lambda _name: None)
     found = find_obstacle()
     assert "onnxq[trt]" in found.fix
@@ -48,7 +47,7 @@ def test_without_the_library_the_install_line_is_given(monkeypatch: pytest.Monke
 
 
 def test_without_polygraphy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (engine, base):
+    for module in (trt, base):
         monkeypatch.setattr(module, "find_spec", lambda name: None if name == "polygraphy" else ModuleSpec(name, None))
     assert find_obstacle().fix == "pip install 'onnxq[polygraphy]'"
 

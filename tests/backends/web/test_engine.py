@@ -20,7 +20,7 @@ import onnxq
 from onnxq.backends import find_engine, find_target
 from onnxq.backends.building import serve_process
 from onnxq.backends.engine import ENGINE, MODEL, BuildState, Job
-from onnxq.backends.web.node import INSTALL, SERVER, Node, NodeRunner, explain_absence, find_package
+from onnxq.backends.web.engine import INSTALL, SERVER, Node, NodeRunner, explain_absence, find_package
 from onnxq.emit import write_matrices
 from onnxq.errors import DataError, MissingDependencyError, ModelError, VerificationError
 from onnxq.graph import name_nodes

@@ -12,7 +12,7 @@ import onnxq
 from onnxq.backends import find_backend, find_target
 from onnxq.backends.costs import OpCase
 from onnxq.backends.web.costs import COSTS, count_work, fits_matrix
-from onnxq.backends.web.node import VERSION, find_package, read_version
+from onnxq.backends.web.engine import VERSION, find_package, read_version
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session

@@ -13,7 +13,7 @@ from click.testing import Result
 
 import onnxq
 from onnxq.backends import find_backend
-from onnxq.backends.trt.run import load_polygraphy, translate_errors
+from onnxq.backends.trt.engine import load_polygraphy, translate_errors
 from onnxq.engines.diff.results import Recorder, find_inputs_beside, load_results
 from onnxq.errors import DataError, OutputError
 from onnxq.plan import Scaling

@@ -16,6 +16,7 @@ from onnxq.engines.diff.measure import Level, find_level
 from onnxq.engines.diff.model import OFF, ON
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, infer_shapes, name_nodes
+from onnxq.progress import silent
 from onnxq.runtime import Session, optimize_graph, tap_tensors
 from onnxq.sites import TensorId
 from tests.engines.diff.models import CHAIN, PAIRS, WIDTH, by_name, diff, indexed, pairs, quantized_cnn, samples, sqnr
@@ -90,7 +91,7 @@ def test_another_engine_that_gives_inner_tensors_is_a_column() -> None:
     tapped = tap_tensors(quantized, [TensorId("r/quantized"), TensorId("b")])
     other = SessionRunner("other", Session(tapped.proto, optimize=False, threads=1))
     data = load_data(samples(4), inner.float_index.inputs)
-    found = compare_layers(inner, data.samples, data[0], others=[other], threads=1)
+    found = compare_layers(inner, data, [other], threads=1, memory_limit=2**30, progress=silent)
     layers = {layer.name: layer for layer in found.layers}
     for name in ("r", "b", "y"):
         error = next(one for one in layers[name].engines if one.run == "other")

@@ -10,8 +10,7 @@ import pytest
 
 from onnxq.annotate import WeightSums
 from onnxq.backends.engine import BuildState, Kernel
-from onnxq.engines.prove.compare import find_changes, read_proof
-from onnxq.engines.prove.proof import Build, NodeProof, Proof, SiteProof, SiteState
+from onnxq.engines.prove.proof import Build, NodeProof, Proof, SiteProof, SiteState, find_changes, read_proof
 from onnxq.errors import DataError
 
 BUILD = Build(engine="ort", version="ONNX Runtime 1.31.0", state=BuildState.BUILT, capability="", shapes={})
