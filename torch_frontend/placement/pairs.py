@@ -126,6 +126,11 @@ class Pair:
     bound: Bound = (None, None)
     sums: Sums | None = None
 
+    @property
+    def layer(self) -> str:
+        """Path of the layer whose weight it quantizes; "" for other tensors."""
+        return "" if self.weight is None else self.weight.module
+
 
 @dataclass
 class Pairs:

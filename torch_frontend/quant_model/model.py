@@ -81,7 +81,6 @@ class QuantModel(AncestorNames, Exportable):
         self.products = built.products
         self.origin = built.origin
         self.state = State.FLOAT
-        self._paths = built.paths
         self._float_names = find_float_names(source, built.model)
         self._batches: list[Inputs] | None = None
         # nn.Module starts in train mode; the copy has the mode of the given model.
@@ -94,12 +93,8 @@ class QuantModel(AncestorNames, Exportable):
     def quantizers(self) -> dict[str, Quantizer]:
         """Site -> quantizer: activations in the order of the graph, then weights."""
         # Looked up at every call: `reconstruct` replaces quantizers, copies and pickles have their own.
-        by_site = {}
-        for site, path in self._paths.items():
-            module = self.model.get_submodule(path)
-            assert isinstance(module, Quantizer)
-            by_site[site] = module
-        return by_site
+        ordered = sorted(quantizers_of(self.model), key=lambda quantizer: quantizer.role.is_weight)
+        return {quantizer.site: quantizer for quantizer in ordered}
 
     @property
     def traced(self) -> bool:
@@ -108,21 +103,19 @@ class QuantModel(AncestorNames, Exportable):
 
     def weights(self) -> dict[str, Tensor]:
         """Site -> the float weight that its quantizer reads."""
-        nodes = (
-            self.model.graph.find_nodes(op="call_module")
-            if isinstance(self.model, fx.GraphModule)
-            else ()
-        )
-        calls = {str(node.target): node for node in nodes}
-        weights = {}
-        quantizers = self.quantizers
-        for site, path in self._paths.items():
-            owner = self.model.get_submodule(path.rpartition(".")[0])
-            # A layer's quantizer is its child; that of a parameter is a call of its own.
-            if isinstance(owner, WeightQuantized):
-                weights[site] = owner.weight
-            elif quantizers[site].role.is_weight:
-                weights[site] = compute_constant(self.model, calls[path].args[0])
+        # A layer's quantizer is its child; that of a parameter is a call of its own.
+        layers = [module for module in self.model.modules() if isinstance(module, WeightQuantized)]
+        weights = {
+            q.site: layer.weight
+            for layer in layers
+            for q in quantizers_of(layer)
+            if q.role.is_weight
+        }
+        if isinstance(self.model, fx.GraphModule):
+            for node in self.model.graph.find_nodes(op="call_module"):
+                quantizer = find_module(self.model, node)
+                if isinstance(quantizer, Quantizer) and quantizer.role.is_weight:
+                    weights[quantizer.site] = compute_constant(self.model, node.args[0])
         return weights
 
     def mermaid(self) -> str:
