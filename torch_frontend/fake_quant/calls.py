@@ -127,11 +127,8 @@ def _start_call(
 
 
 def _convert_qparam(values: Tensor, width: torch.dtype, order: tuple[int, ...] | None) -> Tensor:
-    if values.dtype is not width:
-        values = values.to(width)
-    if order is not None:
-        values = values.permute(order)
-    return values if values.is_contiguous() else values.contiguous()
+    values = values.to(width)
+    return (values if order is None else values.permute(order)).contiguous()
 
 
 def _restore_sum(sums: Tensor, like: Tensor, layout: Layout, grid: Grid) -> Tensor:
@@ -140,7 +137,7 @@ def _restore_sum(sums: Tensor, like: Tensor, layout: Layout, grid: Grid) -> Tens
         sums = sums.permute(
             sorted(range(len(layout.order)), key=layout.order.__getitem__)
         ).contiguous()
-    return sums if sums.dtype is like.dtype else sums.to(like.dtype)
+    return sums.to(like.dtype)
 
 
 def _allocate_like(x: Tensor) -> Tensor:

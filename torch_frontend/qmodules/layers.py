@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
-from torch.nn.utils.weight_norm import WeightNorm
+from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from onnxq.errors import ModelError
 from torch_frontend.qmodules.registry import Op, find_layer, register_qmodule
@@ -251,23 +251,10 @@ def _has_weight_norm(module: nn.Module) -> bool:
 def _make_plain(layer: nn.Module) -> nn.Module:
     """The layer with the weight that its weight norm gives now."""
     plain: Any = copy_shallowly(layer)
-    if parametrize.is_parametrized(layer):
-        weight = layer.weight
-        # torch makes a class for each parametrized layer, below the layer's own.
-        plain.__class__ = type(layer).__base__
-        del plain._modules["parametrizations"]
-    else:
-        key, hook = next(
-            (k, hook)
-            for k, hook in plain._forward_pre_hooks.items()
-            if isinstance(hook, WeightNorm)
-        )
-        weight = hook.compute_weight(layer)
-        del (
-            plain._forward_pre_hooks[key],
-            plain._parameters["weight_g"],
-            plain._parameters["weight_v"],
-        )
-        plain.__dict__.pop("weight", None)
-    plain.weight = nn.Parameter(weight.detach().clone())
+    if not parametrize.is_parametrized(layer):
+        return remove_weight_norm(plain)
+    # torch makes a class for each parametrized layer, below the layer's own.
+    plain.__class__ = type(layer).__base__
+    del plain._modules["parametrizations"]
+    plain.weight = nn.Parameter(layer.weight.detach().clone())
     return plain

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map_only
 
 from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError, suggest_names
 from onnxq.sites import Refusal
@@ -86,8 +87,12 @@ def reconstruct(
             if not own or again:
                 continue
             learned.update((id(quantizer), unit.name) for quantizer in own)
-            place = (unit.name, index, len(units))
-            report = partial(_report_progress, progress, *place, settings.iterations)
+
+            def report(step: int, loss: float, name: str = unit.name, index: int = index) -> None:
+                if progress is not None:
+                    place = (name, index, len(units))
+                    progress(LearningProgress(*place, step, settings.iterations, loss))
+
             with UnitCache(settings.cache_bytes) as cache:
                 _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
                 done.append(learn_unit(unit, cache, settings, qdrop=qdrop, report=report))
@@ -106,19 +111,6 @@ def _check_method(method: str, qdrop: float) -> None:
             "the paper takes 0.5; 0 switches it off",
             code="Q318",
         )
-
-
-def _report_progress(
-    progress: Report | None,
-    unit: str,
-    index: int,
-    units: int,
-    iterations: int,
-    step: int,
-    loss: float,
-) -> None:
-    if progress is not None:
-        progress(LearningProgress(unit, index, units, step, iterations, loss))
 
 
 def as_adaround(quantizer: Quantizer) -> AdaRound | None:
@@ -202,11 +194,8 @@ def _collect_batches(data: Iterable[Any], samples: int) -> list[Inputs]:
         ]
         size = len(tensors[0]) if tensors else 0
         if size > samples:
-            args = tuple(_cut_value(value, size, samples) for value in inputs.args)
-            inputs = Inputs(
-                args,
-                {key: _cut_value(value, size, samples) for key, value in inputs.kwargs.items()},
-            )
+            cut = partial(_cut_tensor, size=size, samples=samples)
+            inputs = tree_map_only(Tensor, cut, inputs)
         if size:
             batches.append(inputs)
             samples -= size
@@ -222,12 +211,8 @@ def _collect_batches(data: Iterable[Any], samples: int) -> list[Inputs]:
     return batches
 
 
-def _cut_value(value: Any, size: int, samples: int) -> Any:
-    return (
-        value[:samples]
-        if isinstance(value, Tensor) and value.dim() and len(value) == size
-        else value
-    )
+def _cut_tensor(value: Tensor, size: int, samples: int) -> Tensor:
+    return value[:samples] if value.dim() and len(value) == size else value
 
 
 def _find_units(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -156,7 +157,7 @@ def _make_module(
 ) -> BatchNorm:
     """The module of a call. tensors: names of the batch norm's -> the reads of attributes that give them."""
     values = {
-        name: _read_attribute(model, source)
+        name: attrgetter(str(source.target))(model)
         for name, source in tensors.items()
         if source is not None
     }
@@ -181,12 +182,6 @@ def _make_module(
     # Without statistics of its own the function is in training mode in both modes of the model.
     module.training = arguments.get("training", False) if tracks else model.training
     return module
-
-
-def _read_attribute(model: fx.GraphModule, node: fx.Node) -> Tensor:
-    path, _, name = str(node.target).rpartition(".")
-    value: Tensor = getattr(model.get_submodule(path), name)
-    return value
 
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
