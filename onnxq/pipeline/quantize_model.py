@@ -140,7 +140,7 @@ def draft_placement(
     state: FloatState,
     samples: SampleSets,
     config: Config,
-    name: str,
+    name: str = "",
     *,
     identified: bool = True,
     progress: Progress = silent,
@@ -222,7 +222,7 @@ def _make_own(
     )
     try:
         state = load_state(model, alone, sizes=shared.sizes)
-        plan = draft_placement(state, ctx.data, alone.config, "", identified=False).default()
+        plan = draft_placement(state, ctx.data, alone.config, identified=False).default()
         same = plan.by_site.keys() == shared.plan.by_site.keys()
         if not plan.sites or (same and state.rewrites == shared.rewrites):
             return None
@@ -296,7 +296,7 @@ def prepare_run(
             ctx = ctx.add_samples(samples).add_reference(
                 state.model,
                 lambda equalized, shown: draft_placement(
-                    equalized, samples, config, "", identified=False, progress=shown
+                    equalized, samples, config, identified=False, progress=shown
                 ).default(),
             )
     return ctx, state, obstacle
@@ -314,7 +314,7 @@ def _measure_float(ctx: RunContext, state: FloatState) -> AccuracyRequest:
         return replace(ctx.request, float_value=value)
 
 
-def calibrate_run(ctx: EqualizeContext, state: FloatState, name: str) -> PlacedState:
+def calibrate_run(ctx: EqualizeContext, state: FloatState, name: str = "") -> PlacedState:
     """The equalized model with its calibrated plan, to be refined. name: of the model."""
     placed = plan_run(ctx, state, name)
     with ctx.timers.run("calibrate", "calibrating"):

@@ -322,7 +322,7 @@ def retarget(
                     state.model, config, before=state.before, prepare=state.rewrites
                 )
             else:
-                problem = draft_placement(state, run.data, config, "", progress=progress)
+                problem = draft_placement(state, run.data, config, progress=progress)
             ways = Ways(problem, problem.default(), reason=_FLOAT_REASON)
             plan, filling = _place_pairs(
                 source, ways, sampled=data is not None, complete=config.convert.complete
