@@ -47,10 +47,14 @@ def _draw_box(model: fx.GraphModule, node: fx.Node) -> str:
     if isinstance(module, Quantizer):
         off = "" if module.disabled_reason is None else f"<br/>off: {module.disabled_reason}"
         return f'("{_escape_text(f"{module.site} {_describe_spec(module)}{off}")}")'
+    return _draw_layer(str(node.target), module)
+
+
+def _draw_layer(name: str, module: nn.Module) -> str:
     kind = "" if isinstance(module, Call) else f"<br/>{type(module).__name__}"
     inner = module._modules.get("weight_quantizer")
     weight = f"<br/>weight {_describe_spec(inner)}" if isinstance(inner, Quantizer) else ""
-    return f'["{_escape_text(node.target)}{kind}{weight}"]'
+    return f'["{_escape_text(name)}{kind}{weight}"]'
 
 
 def _describe_spec(module: Quantizer) -> str:
@@ -64,11 +68,10 @@ def _escape_text(value: object) -> str:
 
 def _draw_list(model: nn.Module) -> str:
     """The diagram of a model without a graph: its layers with quantizers, without edges."""
-    lines = ["graph TD"]
-    for k, (name, module) in enumerate(model.named_modules()):
-        inner = module._modules.get("weight_quantizer")
-        if isinstance(inner, Quantizer):
-            lines.append(
-                f'  n{k}["{_escape_text(name)}<br/>{type(module).__name__}<br/>weight {_describe_spec(inner)}"]'
-            )
+    lines = [
+        f"  n{k}{_draw_layer(name, module)}"
+        for k, (name, module) in enumerate(model.named_modules())
+        if "weight_quantizer" in module._modules
+    ]
+    lines.insert(0, "graph TD")
     return "\n".join(lines) + "\n"

@@ -23,6 +23,7 @@ from torch_frontend.placement.pairs import Decision
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile
 from torch_frontend.quant_model.ancestor import AncestorNames, read_switches, rename_backend
+from torch_frontend.quant_model.attach import INPUTS, WEIGHT
 from torch_frontend.quant_model.build import build_quantized, refuse_compiled
 from torch_frontend.quant_model.float_state import PartialStateWarning, find_float_names
 from torch_frontend.quant_model.mermaid import draw_mermaid
@@ -91,10 +92,15 @@ class QuantModel(AncestorNames, Exportable):
 
     @property
     def quantizers(self) -> dict[str, Quantizer]:
-        """Site -> quantizer: activations in the order of the graph, then weights."""
+        """Site -> quantizer: activations in the order of the graph, then weights; those inside of layers last."""
+
         # Looked up at every call: `reconstruct` replaces quantizers, copies and pickles have their own.
-        ordered = sorted(quantizers_of(self.model), key=lambda quantizer: quantizer.role.is_weight)
-        return {quantizer.site: quantizer for quantizer in ordered}
+        def rank(path: str) -> tuple[bool, bool]:
+            return by_path[path].role.is_weight, not {WEIGHT, INPUTS}.isdisjoint(path.split("."))
+
+        modules = self.model.named_modules()
+        by_path = {path: module for path, module in modules if isinstance(module, Quantizer)}
+        return {by_path[path].site: by_path[path] for path in sorted(by_path, key=rank)}
 
     @property
     def traced(self) -> bool:

@@ -157,8 +157,8 @@ def learn_unit(
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_require_gradients_of(unit.module, [scale for _, scale in moving]))
-        _start_roundings(unit, roundings, cache)
-        _optimize_unit(unit, cache, settings, roundings, moving, qdrop, before, report)
+        _start_roundings(unit, cache)
+        _optimize_unit(unit, cache, settings, moving, qdrop, before, report)
     for rounding in roundings:
         rounding.stop_learning()
     after = _measure_error(unit, cache)
@@ -201,7 +201,7 @@ def _require_gradients_of(module: nn.Module, scales: list[Tensor]) -> Iterator[N
             tensor.grad = None
 
 
-def _start_roundings(unit: Unit, roundings: list[AdaRound], cache: UnitCache) -> None:
+def _start_roundings(unit: Unit, cache: UnitCache) -> None:
     """Start every rounding with its float weight, caught in one run of the unit."""
     # A weight may be a Parameter, or computed from some in the graph: only the call shows it.
 
@@ -210,7 +210,7 @@ def _start_roundings(unit: Unit, roundings: list[AdaRound], cache: UnitCache) ->
             rounding.start_learning(inputs[0])
 
     with ExitStack() as stack:
-        for rounding in roundings:
+        for rounding in unit.weights:
             stack.enter_context(rounding.register_forward_pre_hook(begin))
         stack.enter_context(torch.no_grad())
         unit.run(*cache.draw_samples(1, torch.Generator(), cache.can_mix()).inputs)
@@ -220,7 +220,6 @@ def _optimize_unit(
     unit: Unit,
     cache: UnitCache,
     settings: Settings,
-    roundings: list[AdaRound],
     moving: list[tuple[Quantizer, Tensor]],
     qdrop: float,
     nearest: float,
@@ -231,6 +230,7 @@ def _optimize_unit(
     seed = settings.seed ^ crc32(unit.name.encode())
     picks = torch.Generator().manual_seed(seed)
     drops = torch.Generator(cache.device).manual_seed(seed)
+    roundings = unit.weights
     # Roundings have a rate of their own that stays; that of scales falls.
     optimizers = [torch.optim.Adam([rounding.v for rounding in roundings], lr=settings.lr)]
     if moving:

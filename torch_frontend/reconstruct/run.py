@@ -228,9 +228,7 @@ def _find_units(
                 if method == "adaround"
                 else regions.list_blocks(settings.max_layers)
             )
-        return [
-            graph_unit(model, region.name, list(region.nodes), region.exit) for region in chosen
-        ]
+        return [graph_unit(model, region) for region in chosen]
     if blocks is None and method == "brecq":
         raise ConfigError(
             "method 'brecq'",

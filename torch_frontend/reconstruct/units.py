@@ -291,9 +291,11 @@ def module_unit(model: nn.Module, name: str) -> Unit:
     return Unit(name, run, catch, module, owned=quantizers_of(module))
 
 
-def graph_unit(model: fx.GraphModule, name: str, region: list[fx.Node], exit_: fx.Node) -> Unit:
-    """Nodes of a graph as a unit. region: in topological order, with `exit_`; values read from outside are inputs."""
-    inside = set(region)
+def graph_unit(model: fx.GraphModule, region: Region) -> Unit:
+    """A region of a graph as a unit; values read from outside are inputs."""
+    name = region.name
+    exit_ = region.exit
+    inside = set(region.nodes)
     part, entries = _extract_part(model, inside, exit_)
     wanted = {*entries, exit_}
     caught: dict[fx.Node, Any] = {}

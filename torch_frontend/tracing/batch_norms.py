@@ -213,40 +213,29 @@ def find_layers(
 
     see_through: the value behind a batch norm's argument, where calls between the two compute nothing.
     """
-    calls = Counter(str(node.target) for node in model.graph.find_nodes(op="call_module"))
-    # How many modules hold each Parameter: a tied weight must not be scaled for one of them.
-    holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     folds = []
     for node in model.graph.nodes:
-        norm = find_module(model, node)
-        if not isinstance(norm, _BatchNorm):
-            continue
-        source = see_through(node.args[0] if node.args else None)
-        layer = find_module(model, source)
-        if isinstance(layer, _LAYERS):
-            folds.append(
-                (node, source, _explain_conflict(node, source, norm, layer, calls, holders))
-            )
+        if isinstance(find_module(model, node), _BatchNorm):
+            source = see_through(node.args[0] if node.args else None)
+            if isinstance(find_module(model, source), _LAYERS):
+                folds.append((node, source, _explain_conflict(model, node, source)))
     return folds
 
 
-def _explain_conflict(
-    node: fx.Node,
-    source: fx.Node,
-    norm: nn.Module,
-    layer: nn.Module,
-    calls: Counter[str],
-    holders: Counter[int],
-) -> str | None:
-    """Reason why folding would change another result, or None."""
+def _explain_conflict(model: fx.GraphModule, node: fx.Node, source: fx.Node) -> str | None:
+    """Reason why folding the batch norm that a node calls would change another result, or None. source: its layer."""
+    layer: Any = find_module(model, source)
     if len(list_readers(source)) > 1:
         return "others read its result too"
-    if calls[str(source.target)] > 1 or calls[str(node.target)] > 1:
+    targets = [call.target for call in model.graph.find_nodes(op="call_module")]
+    if targets.count(source.target) > 1 or targets.count(node.target) > 1:
         return "one of the two is called more than once"
-    if getattr(norm, "running_mean", None) is None:
+    if getattr(find_module(model, node), "running_mean", None) is None:
         return "the batch norm keeps no running statistics"
     if explain_unconvertible(layer) is not None:
         return "the layer's weight is computed"
+    # A tied weight must not be scaled for one of its layers.
+    holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     if any(holders[id(p)] > 1 for p in (layer.weight, layer.bias) if p is not None):
         return "the layer's weight is another layer's too"
     # BatchNorm1d normalizes axis 1, which is a Linear's feature axis only for [N, features].

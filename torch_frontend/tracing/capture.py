@@ -29,7 +29,7 @@ from torch_frontend.tracing.aten import convert_calls, read_aten_name
 from torch_frontend.tracing.leaves import CallsOutside, IsLeaf, LeafCall, insert_leaves, mark_leaves
 from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path, name_arguments
 from torch_frontend.tracing.signature import CHECKS, read_sizes, require_default, restore_signature
-from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
+from torch_frontend.tracing.simplify import ATTENTION_DROPOUT, DROPOUTS
 from torch_frontend.tracing.tracer import (
     GraphOrigin,
     Traced,
@@ -43,12 +43,7 @@ from torch_frontend.tracing.values import keep_buffers, keep_modes
 
 # Functions that take a mode, which a graph follows: their names and numbers decide nothing.
 _FOLLOWING = (
-    functional.dropout,
-    torch.dropout,
-    functional.dropout1d,
-    functional.dropout2d,
-    functional.dropout3d,
-    functional.alpha_dropout,
+    *DROPOUTS,
     functional.scaled_dot_product_attention,
     functional.batch_norm,
 )

@@ -46,6 +46,11 @@ def name_arguments(node: fx.Node, *names: str) -> Kwargs:
     return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
+def read_key(key: Any) -> Any:
+    """The index or name of one step of a path that pytree gives; None of other steps."""
+    return getattr(key, "idx", getattr(key, "key", None))
+
+
 def read_stack(node: fx.Node) -> Kwargs:
     """The modules whose forward makes a call, from the outermost to the innermost."""
     return node.meta.get("nn_module_stack") or {}
