@@ -57,8 +57,7 @@ def export_with_markers(
         raise ModelError(
             type(model).__name__, "torch.onnx.export gave nothing", "update torch", code="Q122"
         )
-    proto: ModelProto = program.model_proto
-    return clean_up_model(proto)
+    return clean_up_model(program.model_proto)
 
 
 def order_inputs(model: nn.Module, inputs: Inputs) -> Inputs:
@@ -184,7 +183,6 @@ def _bake_weights(
     weights: dict[str, Tensor] = {}
 
     def catch(quantizer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        assert isinstance(quantizer, Quantizer)
         weight = quantizer.bake(inputs[0]).detach().clone()
         # The marker of a site holds one weight.
         if not torch.equal(weights.setdefault(quantizer.site, weight), weight):

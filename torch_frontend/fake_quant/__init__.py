@@ -64,5 +64,4 @@ def fake_quantize(
     # The op settles empty tensors before any kernel sees them.
     if sum_orders and x.numel():
         return fake_quantize_in_sums(x, scale, zero_point, sum_orders, *settings)
-    y: Tensor = torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)
-    return y
+    return torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)

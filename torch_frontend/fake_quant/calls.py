@@ -180,8 +180,7 @@ class CompiledKernels(ABC):
         """Return y, with the strides of `torch.empty_like(x)`."""
         prepared = prepare_forward(x, scale, zero_point, grid)
         self.run_call(prepared)
-        y: Tensor = prepared.outputs[0]  # type: ignore[assignment]
-        return y
+        return prepared.outputs[0]  # type: ignore[assignment]
 
     def backward(
         self, dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed

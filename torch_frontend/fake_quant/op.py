@@ -7,7 +7,7 @@ Under vmap a batch of tensors is computed as one larger tensor with more scales.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ def batch_backward(
     grads = torch.ops.onnxq.fake_quantize_backward(
         folded.fold_batch(dy), folded.fold_batch(x), *qparams, *needed, *folded.grid
     )
-    restore: tuple[Callable[[Tensor], Tensor], ...] = (
+    restore = (
         folded.unfold_batch,
         lambda t: t.reshape(scale.shape),
         lambda t: t.reshape(zero_point.shape),
@@ -186,8 +186,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _apply_with_gradient(*args: Any) -> Tensor:
-    y: Tensor = _StraightThrough.apply(*args)
-    return y
+    return _StraightThrough.apply(*args)
 
 
 _LIBRARY.impl("fake_quantize", _apply_with_gradient, "Autograd")

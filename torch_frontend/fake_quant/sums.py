@@ -40,8 +40,7 @@ def fake_quantize_in_sums(
     x: Tensor, scale: Tensor, zero_point: Tensor, orders: Sequence[SumOrder], *settings: Any
 ) -> Tensor:
     """`torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)` of a weight that keeps its sums of `orders`."""
-    y: Tensor = _KeepSums.apply(x, scale, zero_point, tuple(orders), settings)
-    return y
+    return _KeepSums.apply(x, scale, zero_point, tuple(orders), settings)
 
 
 class _KeepSums(torch.autograd.Function):

@@ -377,7 +377,7 @@ class _Lowering:
         name = call.name.name
         count = len(call.name.entry.data) if call.op.weight is not None else 1
         reads = self._list_reads(call)[:count]
-        why: str | None = None
+        why = None
         if call.module is not None and _holds_weight(call):
             why = explain_unconvertible(call.module)
         if why is None:

@@ -175,8 +175,7 @@ def _register_operators() -> None:
 def _find_target(name: str) -> Target:
     """The class or function of a dotted name in operators.yaml; of a method, which begins with a dot, its name."""
     place, _, own = name.rpartition(".")
-    target: Target = getattr(_PLACES[place], own) if place else own
-    return target
+    return getattr(_PLACES[place], own) if place else own
 
 
 _PLACES: Mapping[str, Any] = {

@@ -68,7 +68,7 @@ class AncestorNames:
             "get_quantization_error(is_async=…)",
             'quantization_error(mode="isolated" or "cumulative")',
         )
-        metric: Any = "mse"
+        metric = "mse"
         if checker is not None:
             wanted = checker
             metric = lambda a, b: float(wanted(torch.from_numpy(a), torch.from_numpy(b)))  # noqa: E731

@@ -34,7 +34,6 @@ def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -
     quantizers = make_quantizers(calls, config)
     nodes: dict[str, fx.Node] = {}
     for pair in calls:
-        assert pair.value is not None
         # A parameter that several calls read has a pair for each of them, and one quantizer.
         if pair.site not in nodes:
             path = make_unique_path(model, holder, pair.site.replace(".", "_"))
@@ -129,7 +128,6 @@ def bind_sums(model: nn.Module, pairs: Iterable[Pair], quantizers: Quantizers) -
         if pair.sums is not None and pair.sums.data in quantizers:
             path = f"{pair.layer}.{WEIGHT}"
             weight = model.get_submodule(path) if pair.layer else quantizers[pair.site]
-            assert isinstance(weight, Quantizer)
             weight.bind_sums(pair.sums.order, quantizers[pair.sums.data])
 
 

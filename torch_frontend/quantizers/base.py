@@ -342,8 +342,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         # A compiler follows no handler of errors.
         if torch.compiler.is_compiling():
             return self.fake_quantize(x)
-        y: Tensor = self._name_errors(lambda: self.fake_quantize(x))
-        return y
+        return self._name_errors(lambda: self.fake_quantize(x))
 
     def round_to_grid(self, x: Tensor, scale: Tensor | None = None, **how: Any) -> Tensor:
         """`torch_frontend.fake_quant.fake_quantize` with this quantizer's spec, qparams and sums.

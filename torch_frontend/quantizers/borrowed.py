@@ -186,16 +186,14 @@ class Follower(Quantizer):
 
     def qparams(self) -> QParams:
         """The leader's qparams."""
-        leading: QParams = self._name_errors(self.leader.qparams)
-        return leading
+        return self._name_errors(self.leader.qparams)
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """x on the leader's grid."""
         return self.leader.fake_quantize(x)
 
     def _read_qparams(self) -> tuple[Tensor, Tensor]:
-        leading: tuple[Tensor, Tensor] = self.leader._read_qparams()
-        return leading
+        return self.leader._read_qparams()
 
     # Its tensors are the leader's, which moves with the module that it stands in.
     def _apply(self, fn: Any, recurse: bool = True) -> Follower:

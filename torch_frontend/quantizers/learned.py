@@ -137,8 +137,8 @@ class MeanMagnitude:
             raise observers.base.make_empty_error("LSQ")
         mean = (self._sums[0] / self._sums[1]).numpy()
         if self._range is None:
-            zero: Any = np.full(mean.shape, find_zero_point(self.spec))
-            steps: Any = symmetric_steps(self.spec)
+            zero = np.full(mean.shape, find_zero_point(self.spec))
+            steps = symmetric_steps(self.spec)
         else:
             zero = self._range.qparams().zero_point
             # p stands for the longer side, see above.

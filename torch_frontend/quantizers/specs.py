@@ -176,7 +176,7 @@ def mark_tensor(
     the reader of the marker rounds the zero point. Both None for a spec that is dynamic.
     """
     # Levels and bits: a narrow range has fewer levels than its bits.
-    attrs: dict[str, Any] = {
+    attrs = {
         "site": site,
         "role": str(role),
         "qmin": spec.qmin,
@@ -194,7 +194,4 @@ def mark_tensor(
     if spec.dynamic:
         attrs["dynamic"] = 1
     inputs = (x,) if scale is None or zero_point is None else (x, scale, zero_point)
-    result: Tensor = torch.onnx.ops.symbolic(
-        MARKER, inputs, attrs, dtype=x.dtype, shape=x.shape, version=1
-    )
-    return result
+    return torch.onnx.ops.symbolic(MARKER, inputs, attrs, dtype=x.dtype, shape=x.shape, version=1)

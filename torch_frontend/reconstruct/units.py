@@ -285,8 +285,7 @@ def module_unit(model: nn.Module, name: str) -> Unit:
 
     def run(*flat: Any) -> Tensor:
         args, kwargs = tree.tree_unflatten(list(flat), layouts[0])
-        result: Tensor = module(*args, **kwargs)
-        return result
+        return module(*args, **kwargs)
 
     return Unit(name, run, catch, module, owned=quantizers_of(module))
 

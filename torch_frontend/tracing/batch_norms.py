@@ -224,7 +224,7 @@ def find_layers(
 
 def _explain_conflict(model: fx.GraphModule, node: fx.Node, source: fx.Node) -> str | None:
     """Reason why folding the batch norm that a node calls would change another result, or None. source: its layer."""
-    layer: Any = find_module(model, source)
+    layer = find_module(model, source)
     if len(list_readers(source)) > 1:
         return "others read its result too"
     targets = [call.target for call in model.graph.find_nodes(op="call_module")]
@@ -291,7 +291,6 @@ def fold_tensors(layer: nn.Module, folded: Folded) -> tuple[Tensor, Tensor]:
     factor, shift = _find_factors(folded.tensors, folded.eps)
     weight = folded.tensors["weight"]
     bias = folded.tensors.get("bias")
-    assert weight is not None
     # float64, rounded once at the end.
     scaled = (weight.detach().double() * _spread_factors(layer, weight, factor)).to(weight.dtype)
     shifted = shift if bias is None else shift + bias.detach().double() * factor
@@ -303,7 +302,7 @@ def fold_layer(layer: nn.Module, norm: nn.Module) -> nn.Module:
 
     Its attribute `folded` holds the tensors of both.
     """
-    copy: Any = copy_shallowly(layer)
+    copy = copy_shallowly(layer)
     trains = copy.weight.requires_grad
     copy.folded = Folded({"weight": copy.weight, "bias": copy.bias, **_read_norm(norm)}, norm.eps)  # type: ignore
     weight, bias = fold_tensors(layer, copy.folded)

@@ -145,7 +145,7 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
         root.__dict__[table].update(model.__dict__[table])
     root.training = model.training
     operators = [(node, read_aten_name(node)) for node in graph.nodes]
-    modes: Refusals = ()
+    modes = ()
     if any(name for _, name in operators):
         flags = [
             name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1])
@@ -260,7 +260,6 @@ def _copy_graph(graph: fx.Graph) -> fx.Graph:
     """A copy that no module owns."""
     copy = fx.Graph()
     end = copy.graph_copy(graph, {}, return_output_node=True)
-    assert isinstance(end, tuple)
     copy.output(end[0]).meta = dict(end[1].meta)
     # The form of arguments and results; torch warns of copies of it.
     copy.set_codegen(graph._codegen)
@@ -281,8 +280,7 @@ def _widen_batch(inputs: Inputs) -> Inputs:
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if _has_batch(leaf)]
     if not tensors or any(tensor.shape[0] != 1 for tensor in tensors):
         return inputs
-    widened: Inputs = pytree.tree_map(lambda x: torch.cat([x, x]) if _has_batch(x) else x, inputs)
-    return widened
+    return pytree.tree_map(lambda x: torch.cat([x, x]) if _has_batch(x) else x, inputs)
 
 
 def _has_batch(value: Any) -> bool:

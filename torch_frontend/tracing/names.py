@@ -55,8 +55,7 @@ class CallName:
 
 def read_name(node: fx.Node) -> CallName | None:
     """The name of a node's call; None for inputs, parameters, sizes and elements of tuples."""
-    name: CallName | None = node.meta.get(_NAMED)
-    return name
+    return node.meta.get(_NAMED)
 
 
 def read_op(node: fx.Node) -> str:

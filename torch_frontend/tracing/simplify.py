@@ -67,7 +67,7 @@ def replace_dropouts(model: fx.GraphModule) -> None:
             node.args = tuple(arguments.pop(name) for name in ("query", "key", "value"))
             node.kwargs = arguments
             name = "scaled_dot_product_attention"
-            dropout: nn.Module = AttentionDropout(node.meta[ATTENTION_DROPOUT])
+            dropout = AttentionDropout(node.meta[ATTENTION_DROPOUT])
         elif node.op == "call_function" and node.target in DROPOUTS:
             arguments = name_arguments(node, "input", "p", "training")
             if bool(arguments.get("training", True)) != model.training:

@@ -277,7 +277,7 @@ def trace_model(
     if any(parameters[name].kind is inspect.Parameter.VAR_KEYWORD for name in arguments or ()):
         return Untraceable("it is called with arguments that its forward does not name")
     # Used only where a plain trace fails: it fixes the shapes that decide control flow.
-    example: Arguments = None
+    example = None
     for _ in range(_TRIES):
         tracer = Tracer(skip, frozenset(failed), fixed, example)
         try:
