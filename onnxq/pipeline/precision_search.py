@@ -23,7 +23,7 @@ from onnxq.errors import ConfigError
 from onnxq.evaluation.profile import noise_to_db
 from onnxq.graph import ModelLike, widen_model
 from onnxq.graph.light import measure_size
-from onnxq.passes import FloatState, PlacedState, Timers, build_file, build_quantized, give_types
+from onnxq.passes import FloatState, PlacedState, Timers, build_file, build_quantized, run_metric
 from onnxq.passes.base import EqualizeContext, Stage, run_stage
 from onnxq.passes.mixed_precision.candidates import list_quantized_ops
 from onnxq.passes.mixed_precision.cross_validation import estimate_new
@@ -334,10 +334,7 @@ class PrecisionSearch:
         time = self._time(model) if self.timed else math.nan
         metric = math.nan
         if ctx.request.metric is not None:
-            typed = give_types(state, build_quantized(state, plan))
-            metric = ctx.request.metric(
-                typed, optimize=state.problem.engine.times_itself, threads=config.verify.threads
-            )
+            metric = run_metric(ctx.request.metric, config, state, build_quantized(state, plan))
         measured = Costs(noise, measure_size(model), time)
         # Of whole precisions there is nothing yet to predict by.
         forecast = None

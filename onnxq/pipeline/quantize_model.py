@@ -22,7 +22,7 @@ from onnxq.evaluation.metric import AccuracyRequest, make_request
 from onnxq.graph import GraphIndex, ModelLike, ModelSource, get_index, is_large_model
 from onnxq.numerics.machine import use_one_blas_thread
 from onnxq.passes import EqualizeContext, RunContext, SampledContext, SampleSets, registry
-from onnxq.passes.assembly import build_file, build_quantized, give_types
+from onnxq.passes.assembly import build_file, build_quantized, run_metric
 from onnxq.passes.base import Pass, Stage, run_pass, run_stage
 from onnxq.passes.equalization.passes import SCALINGS, TOKENS, add_token_rule
 from onnxq.passes.mixed_precision.candidates import leave_missing_float
@@ -305,12 +305,10 @@ def prepare_run(
 def _measure_float(ctx: RunContext, state: FloatState) -> AccuracyRequest:
     """The request with the float model's figure of its metric, if it has one."""
     metric = ctx.request.metric
-    threads = ctx.config.verify.threads
     if metric is None:
         return ctx.request
     with ctx.progress(f"running {metric.name} on the float model"):
-        optimize = find_target(ctx.config.target).times_itself
-        value = metric(give_types(state, state.named), optimize=optimize, threads=threads)
+        value = run_metric(metric, ctx.config, state, state.named)
         return replace(ctx.request, float_value=value)
 
 
