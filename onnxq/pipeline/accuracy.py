@@ -1,7 +1,5 @@
 """The account of an accuracy that was asked for, with the figures of the finished model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The configuration of one call: checked against all that it names, its outputs guarded, the crew that it asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter

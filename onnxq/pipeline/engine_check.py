@@ -1,7 +1,5 @@
 """The finished model on its target's own engine, run or emulated here: its parts, types and answers."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Sizes of inputs that a file fixes, for engines that compile a graph for them: those of `fix`, or of the samples."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -6,8 +6,6 @@ models are; a monotone curve through them maps what the programme predicts to wh
 the limits, until its choice is one that was measured. Only measured models are given out.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The one orchestration: load, prepare, plan, calibrate, emit, check."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

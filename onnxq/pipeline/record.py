@@ -1,7 +1,5 @@
 """The record of a quantized model: its pairs switched on and off, its kernels, and the values of its tensors."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import platform

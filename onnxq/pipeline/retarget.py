@@ -5,8 +5,6 @@ pairs in it; each gets the numbers that the file has for its tensor. A weight ke
 come out as they were; an activation keeps scale and zero point where its type stays, and its range where that changes.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The exported file on the example inputs, compared with the module that it was made from."""
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings

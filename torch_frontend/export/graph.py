@@ -1,7 +1,5 @@
 """torch.onnx.export of a module whose quantizers leave markers, and clean-up of its result."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import logging

@@ -1,7 +1,5 @@
 """Export of a quantized module to ONNX: the float network, the plan of its quantizers, and the quantized model."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack

@@ -9,8 +9,6 @@ sums       weights that keep the 16-bit sums of kernels
 grid       integer range, granularity and gradient rule of one call, with checks
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

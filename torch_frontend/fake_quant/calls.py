@@ -1,7 +1,5 @@
 """Calls of compiled kernels: their arguments and outputs, run on the CPU at once, on a GPU by launches of a plan."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from abc import ABC, abstractmethod

@@ -5,8 +5,6 @@ Importing this module registers the operators; no kernel is compiled or loaded b
 Under vmap a batch of tensors is computed as one larger tensor with more scales.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

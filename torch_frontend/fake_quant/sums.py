@@ -13,8 +13,6 @@ The op runs first; then the few sums that overflow are corrected. On the CPU onl
 and under a compiler, selecting them would wait for the device, so all sums are computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

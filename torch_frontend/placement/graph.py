@@ -1,7 +1,5 @@
 """A graph of calls in ONNX's operators and layouts: the form in which the planner reads a torch module."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """ONNX's operators for torch's calls, as torch 2.13 exports them at opset 20 and onnxq prepares them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The planner's sites as quantizers of a torch module, and the account of all products."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """First qparams from a few batches, and the same qparams on every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 

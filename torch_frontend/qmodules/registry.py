@@ -1,7 +1,5 @@
 """Registry of modules, functions and tensor methods: their operator and their quantized class; users add their own."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Names of Sparsebit's QuantModel, so that its users' code runs; each warns once where it is called."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Carry out a placement: quantizers become calls of a graph, children of layers, or hooks of untraced layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ Folding y = f (Wx) + … multiplies each output channel of W by f, and so its sc
 (with the opposite sign where f < 0), which takes one scale per channel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Build a module with quantizers from a float module: trace, simplify, name, fold, place, attach."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Calibration: quantizers observe the user's own forward passes; `asym` then runs the batches once more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

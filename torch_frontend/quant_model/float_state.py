@@ -4,8 +4,6 @@ Conversion keeps a network's tensors, so that each is found again by identity. O
 is folded once more, from the tensors of the checkpoint.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

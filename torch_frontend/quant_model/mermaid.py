@@ -1,7 +1,5 @@
 """The graph with its quantizers as a Mermaid diagram."""
 
-from __future__ import annotations
-
 from torch import fx, nn
 
 from torch_frontend.qmodules import Call

@@ -12,8 +12,6 @@ v starts where soft equals the float weight. `torch_frontend.reconstruct` does t
 rounded to nearest.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """A QuantSpec as quantizers read it: the groups of its scales, the qparams it may have, its node in an ONNX export."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Duties of a training loop towards its quantizers: legal values after each step, NaN checks, penalties in the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

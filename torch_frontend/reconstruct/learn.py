@@ -1,7 +1,5 @@
 """Learning of one unit: its weights' roundings, and its activations' scales, towards its output in float."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

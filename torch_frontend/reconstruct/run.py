@@ -1,7 +1,5 @@
 """reconstruct(): learn the roundings of a calibrated model from a few samples, unit by unit, first to last."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial

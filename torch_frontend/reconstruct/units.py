@@ -7,8 +7,6 @@ is a unit of its own. The activations behind a unit's last operator and the quan
 A unit is such a part of a model, which runs alone on inputs caught in runs of the whole model.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """ATen's operators as the torch functions and tensor methods that call them, which the registry knows."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress

@@ -7,8 +7,6 @@ Folded into the layer in front, y = γ (Wx + b − μ) / √(σ² + ε) + β = (
 factor an output channel.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

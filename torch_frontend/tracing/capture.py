@@ -4,8 +4,6 @@ The graph that comes out has the layers of the model as calls again, and torch's
 so that everything behind it reads one form of graph.
 """
 
-from __future__ import annotations
-
 import inspect
 import io
 import logging

@@ -1,7 +1,5 @@
 """Modules, attributes and calls of a graph by their dotted paths; the arguments of a call."""
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import attrgetter
 from typing import Any, NamedTuple

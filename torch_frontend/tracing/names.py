@@ -1,7 +1,5 @@
 """Names of graph values: the path of the module that makes them, never a position."""
 
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from collections.abc import Collection

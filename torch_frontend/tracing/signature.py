@@ -1,7 +1,5 @@
 """Arguments and results of a forward: those fixed while tracing are checked in each run; flat ones are packed again."""
 
-from __future__ import annotations
-
 import inspect
 import operator
 from collections.abc import Collection, Mapping

@@ -1,7 +1,5 @@
 """Rewrites of a new graph that change no value: in-place writes, identities, elements of lists, composed products."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shapes and types of the float model's values, from one run with the user's example."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
