@@ -73,7 +73,7 @@ def write_all(
                 staged |= {file: path.with_name(file.name) for file in folder.iterdir()}
             check_outputs("", *staged.values(), force=overwrite)
             # Data before models: a model must never be there without the data that it refers to.
-            for file in sorted(staged, key=lambda file: not file.name.endswith(".data")):
+            for file in sorted(staged, key=lambda file: staged[file] in models):
                 os.replace(file, staged[file])
     except OSError as error:
         subject = str(next(iter(models), ""))
