@@ -183,10 +183,6 @@ class _StraightThrough(torch.autograd.Function):
         )
 
 
-def _apply_with_gradient(*args: Any) -> Tensor:
-    return _StraightThrough.apply(*args)
-
-
-_LIBRARY.impl("fake_quantize", _apply_with_gradient, "Autograd")
+_LIBRARY.impl("fake_quantize", _StraightThrough.apply, "Autograd")
 torch.library.register_vmap("onnxq::fake_quantize", batch_forward, lib=_LIBRARY)
 torch.library.register_vmap("onnxq::fake_quantize_backward", batch_backward, lib=_LIBRARY)
