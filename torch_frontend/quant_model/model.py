@@ -148,10 +148,7 @@ class QuantModel(AncestorNames, Exportable):
             if isinstance(quantizer, Quantizer) and not is_float(node.args[0]):
                 quantizer.disabled_reason = "integers flow here"
                 quantizer.observing = False
-                self.decisions = (
-                    *self.decisions,
-                    Decision(quantizer.site, "integers flow here", "integers"),
-                )
+                self.decisions += (Decision(quantizer.site, "integers flow here", "integers"),)
 
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
@@ -186,7 +183,7 @@ class QuantModel(AncestorNames, Exportable):
         if asym:
             self._calibrate_again(w_quant, a_quant)
         switch_kinds(quantizers, False, False)
-        calibrate.check_qparams(quantizers.values())
+        self.check()
         self._batches = None  # frees the batches
         self.state = State.CALIBRATED
         return self
@@ -220,7 +217,7 @@ class QuantModel(AncestorNames, Exportable):
     def init_qat(self) -> QuantModel:
         """Switch all quantizers on and the model to train mode; learned scales and zero points are trained."""
         check_step("init_qat", self.state)
-        calibrate.check_qparams(self.quantizers.values())
+        self.check()
         switch_kinds(self.quantizers, True, True)
         self.train()
         self.state = State.QUANTIZED
@@ -232,9 +229,9 @@ class QuantModel(AncestorNames, Exportable):
         Batch norms that trained with the statistics of their batches (`fuse_bn: false`) are folded.
         """
         check_step("freeze", self.state)
-        calibrate.check_qparams(self.quantizers.values())
+        self.check()
         if self.state not in (State.FROZEN, State.EXPORTED):
-            self.decisions = (*self.decisions, *bn_tuning.fold_trained(self.model))
+            self.decisions += tuple(bn_tuning.fold_trained(self.model))
         for quantizer in self.quantizers.values():
             quantizer.freeze()
         switch_kinds(self.quantizers, True, True)
@@ -309,7 +306,7 @@ class QuantModel(AncestorNames, Exportable):
         with bn_tuning.tune_statistics(self.model):
             yield self
         known = self._float_names.find_own(self.model)
-        self.decisions = (*self.decisions, *bn_tuning.fold_tuned(self.model, pairs))
+        self.decisions += tuple(bn_tuning.fold_tuned(self.model, pairs))
         self._float_names.note_folds(self.model, known)
         self.state = State.QUANTIZED
 
