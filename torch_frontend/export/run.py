@@ -189,15 +189,13 @@ def to_onnx(
             input_names=input_names,
             output_names=output_names,
         )
-    sites = [quantizer.site for quantizer in quantizers]
     marked = onnxq.strip_markers(
         proto,
         target=target or config.target,
         mode=config.mode,
-        quantizers=sites,
+        quantizers=[quantizer.site for quantizer in quantizers],
         name=name,
-        # As in training, so that the file has the integers that were trained.
-        saturation=config.saturation,
+        saturation=config.saturation,  # as in training, whose integers the file has
     )
     plan = warn_of_moved_weights(marked, quantizers)
     # The same emitter as for ONNX files, so that trained and calibrated models cannot differ in form.

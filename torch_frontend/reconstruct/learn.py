@@ -126,16 +126,16 @@ def learn_unit(
     unit: Unit,
     cache: UnitCache,
     settings: Settings,
-    *,
     qdrop: float,
-    report: Callable[[int, float], None],
+    place: tuple[int, int],
+    progress: Report | None,
 ) -> UnitResult:
     """Learn the unit's roundings from the cached samples; every weight quantizer that is on must be an AdaRound.
 
     Adam on v, and on the scales that the unit owns if their rate is not 0. Loss: squared error of the output
     relative to that of rounding to nearest, plus the regularizer. If the error on all samples is not lower in the end,
-    rounding to nearest and the old scales are restored. report: called every 100 steps with iteration and mean squared
-    error.
+    rounding to nearest and the old scales are restored. place: index of the unit, and the number of all. progress: told
+    every 100 steps.
     """
     roundings = unit.weights
     # Of activations to learn here: the quantizer's learned slots, or a uniform one's scale.
@@ -156,7 +156,7 @@ def learn_unit(
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_require_gradients_of(unit.module, [scale for _, scale in moving]))
         _start_roundings(unit, cache)
-        _optimize_unit(unit, cache, settings, moving, qdrop, before, report)
+        _optimize_unit(unit, cache, settings, moving, qdrop, before, place, progress)
     for rounding in roundings:
         rounding.stop_learning()
     after = _measure_error(unit, cache)
@@ -221,7 +221,8 @@ def _optimize_unit(
     moving: list[tuple[Quantizer, Tensor]],
     qdrop: float,
     nearest: float,
-    report: Callable[[int, float], None],
+    place: tuple[int, int],
+    progress: Report | None,
 ) -> None:
     # Each unit has random numbers of its own, which do not depend on the units before it. drops draws on the device:
     # one number per element of an activation.
@@ -257,8 +258,10 @@ def _optimize_unit(
                 stepper.step()
             for quantizer, _ in moving:
                 quantizer.keep_legal()
-            if step % _EVERY == 0 or step == settings.iterations - 1:
-                report(step + 1, float(error.detach()))
+            last = step == settings.iterations - 1
+            if progress is not None and (step % _EVERY == 0 or last):
+                state = (step + 1, settings.iterations, float(error.detach()))
+                progress(LearningProgress(unit.name, *place, *state))
 
 
 def _measure_error(unit: Unit, cache: UnitCache) -> float:

@@ -16,7 +16,6 @@ from torch_frontend.quantizers.learned import LSQ, LSQPlus
 from torch_frontend.reconstruct.cache import Record, UnitCache
 from torch_frontend.reconstruct.learn import (
     METHODS,
-    LearningProgress,
     Reconstruction,
     Report,
     Settings,
@@ -85,15 +84,10 @@ def reconstruct(
             if not own or again:
                 continue
             learned.update((id(quantizer), unit.name) for quantizer in own)
-
-            def report(step: int, loss: float, name: str = unit.name, index: int = index) -> None:
-                if progress is not None:
-                    place = (name, index, len(units))
-                    progress(LearningProgress(*place, step, settings.iterations, loss))
-
+            place = (index, len(units))
             with UnitCache(settings.cache_bytes) as cache:
                 _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
-                done.append(learn_unit(unit, cache, settings, qdrop=qdrop, report=report))
+                done.append(learn_unit(unit, cache, settings, qdrop, place, progress))
     return Reconstruction(method=method, units=tuple(done), refusals=tuple(refusals))
 
 
