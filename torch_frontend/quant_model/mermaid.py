@@ -11,12 +11,9 @@ def draw_mermaid(model: nn.Module) -> str:
     """`graph TD` text: layers as boxes; quantizers as rounded boxes with bits and scheme, dashed if off for good."""
     if not isinstance(model, fx.GraphModule):
         return _draw_list(model)
-    lines = ["graph TD"]
-    ids = {}
     # Positions as ids: names hold characters that Mermaid does not take in ids.
-    for k, node in enumerate(model.graph.nodes):
-        ids[node] = f"n{k}"
-        lines.append(f"  {ids[node]}{_draw_box(model, node)}")
+    ids = {node: f"n{k}" for k, node in enumerate(model.graph.nodes)}
+    lines = ["graph TD", *(f"  {key}{_draw_box(model, node)}" for node, key in ids.items())]
     off = []
     for node in model.graph.nodes:
         for source in node.all_input_nodes:

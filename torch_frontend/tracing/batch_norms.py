@@ -193,13 +193,10 @@ def fold_batch_norms(model: fx.GraphModule) -> Outcomes:
     """
     outcomes: Outcomes = []
     for node, source, why in find_layers(model, lambda value: value):
-        name = read_name(node)
-        path = name.name if name is not None else str(node.target)
-        if why is not None:
-            outcomes.append((path, f"not folded into {source.target}: {why}"))
-            continue
-        fold_call(model, node, source)
-        outcomes.append((path, f"folded into {source.target}"))
+        outcome = f"folded into {source.target}"
+        outcomes.append((read_name(node).name, outcome if why is None else f"not {outcome}: {why}"))
+        if why is None:
+            fold_call(model, node, source)
     model.delete_all_unused_submodules()  # the folded batch norms
     return outcomes
 
