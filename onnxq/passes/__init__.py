@@ -3,7 +3,7 @@
 `registry.PASSES` lists them in their order, `runner` runs them, `base` defines their arguments and results.
 """
 
-from onnxq.passes.assembly import build_file, build_quantized, give_types
+from onnxq.passes.assembly import build_file, build_quantized, run_metric
 from onnxq.passes.base import EqualizeContext, RunContext, SampledContext
 from onnxq.passes.journal import LOST_DB, PassReport, Promotion
 from onnxq.passes.judging import SampleSets
@@ -24,5 +24,5 @@ __all__ = [
     "Timers",
     "build_file",
     "build_quantized",
-    "give_types",
+    "run_metric",
 ]

@@ -18,8 +18,10 @@ from itertools import islice
 
 from onnxq.arrays import is_float
 from onnxq.backends import find_target
+from onnxq.config import Config
 from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.errors import PlanError
+from onnxq.evaluation.metric import Metric
 from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, replace_items, verify_graph
 from onnxq.graph.base import MOVING_OPS
 from onnxq.graph.index import GraphIndex, get_index
@@ -250,15 +252,16 @@ def _write_operators(proto: ModelLike, plan: Plan) -> ModelLike:
     return write_qoperators(proto) if plan.qoperators else proto
 
 
-def give_types(state: FloatState, model: ModelLike) -> ModelLike:
-    """The float32 model with inputs and outputs as a person's function expects them: in the types that it came in.
+def run_metric(metric: Metric, config: Config, state: FloatState, model: ModelLike) -> float:
+    """The metric of a float32 model, whose inputs and outputs a person's function expects in the types they came in.
 
     Where some are bfloat16 all stay float32: ONNX Runtime takes no bfloat16 from numpy.
     """
-    kinds = set(state.types.interface.values())
-    if not kinds or FloatType.BFLOAT16.onnx_type in kinds:
-        return model
-    return write_types(model, FloatType.FLOAT16.onnx_type, None, interface=state.types.interface)
+    interface = state.types.interface
+    if interface and FloatType.BFLOAT16.onnx_type not in interface.values():
+        model = write_types(model, FloatType.FLOAT16.onnx_type, None, interface=interface)
+    optimize = find_target(config.target).times_itself
+    return metric(model, optimize=optimize, threads=config.verify.threads)
 
 
 def _with_biases(state: FloatState, plan: Plan) -> ModelLike:

@@ -1,14 +1,12 @@
 """The account of an accuracy that was asked for, with the figures of the finished model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
 from onnxq.backends import find_target
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.graph import ModelLike, emulate_types
-from onnxq.passes import PlannedState, Promotion, RunContext, SampledContext, build_file, give_types
+from onnxq.passes import PlannedState, Promotion, RunContext, SampledContext, build_file, run_metric
 from onnxq.passes.mixed_precision.cross_validation import find_optimism, split_folds
 from onnxq.passes.mixed_precision.promotion import PROMOTED
 from onnxq.pipeline import check
@@ -56,9 +54,7 @@ def answer_request(
         # not measured again.
         if math.isnan(account.value) or account.steps or plan.precision is not None:
             with ctx.progress(f"running {metric.name} on the quantized model"):
-                optimize = find_target(ctx.config.target).times_itself
-                typed = give_types(state, model)
-                value = metric(typed, optimize=optimize, threads=ctx.config.verify.threads)
+                value = run_metric(metric, ctx.config, state, model)
             account = replace(account, value=value, met=value >= account.least)
     elif isinstance(ctx, SampledContext) and request.min_sqnr is not None and affordable:
         account = _estimate(ctx, state, account)

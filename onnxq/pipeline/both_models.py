@@ -1,7 +1,5 @@
 """A float model and the quantized one made from it, brought to the same names and channels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onnxq.annotate import read_model

@@ -1,7 +1,5 @@
 """The command's own check: answers on held-back samples, and time beside the float model's."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

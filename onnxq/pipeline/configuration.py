@@ -1,9 +1,8 @@
 """The configuration of one call: checked against all that it names, its outputs guarded, the crew that it asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path, PurePath
 
 import onnx
@@ -118,29 +117,30 @@ def open_run(
                 ) from error
 
 
+# Options that name files to be written.
+_WRITTEN = (
+    "output.plan",
+    "report.markdown",
+    "report.mermaid",
+    "report.node_data",
+    "report.graph",
+    "search.rules",
+    "search.csv",
+    "search.plot",
+    "output.report",
+    "output.compiled",
+)
+
+
 def _list_outputs(config: Config, command: Command, out: AnyPath | None) -> Iterator[AnyPath]:
-    """The files that a command writes. Sections of the configuration that it does not take are left out."""
-    output = config.output
+    """The files that a command writes. Options of the configuration that it does not take are left out."""
     taken = {option.path for option in list_options(command)}
     if out is not None:
         yield out
-        if output.external_data and "output.external_data" in taken:
+        if config.output.external_data and "output.external_data" in taken:
             check_data_name(Path(out))
             yield name_data_file(out)
-    if output.plan and "output.plan" in taken:
-        yield output.plan
-    if command is Command.REPORT:
-        options = config.report
-        yield from filter(
-            None, (options.markdown, options.mermaid, options.node_data, options.graph)
-        )
-    if command is Command.SEARCH:
-        searched = config.search
-        yield from filter(None, (searched.rules, searched.csv, searched.plot))
-    if output.report and "output.report" in taken:
-        yield output.report
-    if output.compiled and "output.compiled" in taken:
-        yield output.compiled
+    yield from filter(None, (attrgetter(path)(config) for path in _WRITTEN if path in taken))
 
 
 # The value of `resume` for a folder beside the model.

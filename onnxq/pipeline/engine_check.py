@@ -1,11 +1,9 @@
 """The finished model on its target's own engine, run or emulated here: its parts, types and answers."""
 
-from __future__ import annotations
-
 import math
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,22 +48,16 @@ def check_on_engine(
     kernels = None
     try:
         title = f"building for {engine.title}, and running {count} samples there"
-        with (
-            ctx.progress(title, count) as task,
-            ScratchFolder() as folder,
-            ExitStack() as opened,
-        ):
-            opening = engine.open_runner("quantized", model, Job(), Path(folder))
-            runner = opened.enter_context(opening)
-            kernels = engine.read_kernels(model, folder)
-            placement = engine.read_placement(model, folder)
-            if taking is not model:
-                opened.close()
-                other = opened.enter_context(ScratchFolder())
-                opening = engine.open_runner("quantized", taking, Job(), Path(other))
-                runner = opened.enter_context(opening)
+        with ctx.progress(title, count) as task:
             samples = ctx.samples.test.take(count).samples()
-            off, agree = _sum_errors(reference, taking, runner, samples, task)
+            with _open_runner(engine, "quantized", model) as (runner, folder):
+                kernels = engine.read_kernels(model, folder)
+                placement = engine.read_placement(model, folder)
+                if taking is model:
+                    off, agree = _sum_errors(reference, model, runner, samples, task)
+            if taking is not model:
+                with _open_runner(engine, "quantized", taking) as (runner, _):
+                    off, agree = _sum_errors(reference, taking, runner, samples, task)
     except OnnxqError as error:
         reason = error.fault
         if kernels is not None:
@@ -88,6 +80,16 @@ def check_on_engine(
         outputs=_list_outputs(off, agree, floats),
         types=count_types(get_index(model), kernels, engine.words),
     )
+
+
+@contextmanager
+def _open_runner(engine: Engine, name: str, model: ModelLike) -> Iterator[tuple[Runner, Path]]:
+    """Build a model for an engine; gives what runs it, and the folder of what the engine wrote."""
+    with (
+        ScratchFolder() as folder,
+        engine.open_runner(name, model, Job(), Path(folder)) as runner,
+    ):
+        yield runner, Path(folder)
 
 
 def _list_outputs(
@@ -141,8 +143,7 @@ def _measure_float(
     try:
         with (
             ctx.progress(f"running the float model with {engine.title}", 1) as task,
-            ScratchFolder() as folder,
-            engine.open_runner("float", taking, Job(), Path(folder)) as runner,
+            _open_runner(engine, "float", taking) as (runner, _),
         ):
             off, _ = _sum_errors(
                 reference, taking, runner, ctx.samples.test.take(1).samples(), task
@@ -155,7 +156,7 @@ def _measure_float(
 def _takes_model(engine: Engine, model: ModelLike) -> bool:
     """True where the engine builds a model."""
     try:
-        with ScratchFolder() as folder, engine.open_runner("float", model, Job(), Path(folder)):
+        with _open_runner(engine, "float", model):
             return True
     except OnnxqError:
         return False

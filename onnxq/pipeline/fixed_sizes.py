@@ -1,7 +1,5 @@
 """Sizes of inputs that a file fixes, for engines that compile a graph for them: those of `fix`, or of the samples."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -116,19 +114,18 @@ def _add_sample_sizes(
     shapes: Mapping[str, NamedSizes], data: Dataset, progress: Progress
 ) -> NamedShapes:
     """The shapes with the sizes that all samples share in place of symbols."""
-    sample_sizes: dict[str, list[set[int]]] = {
-        name: [set() for _ in shape] for name, shape in shapes.items()
-    }
+    # By input and axis. An optional input, or one of unknown rank, has no axes to be fixed.
+    sizes: dict[tuple[str, int], set[int]] = {}
     with progress("looking at the sizes of samples", len(data)) as task:
         for feeds in count_items(data.samples(), task):
-            for name, sizes in sample_sizes.items():
-                # An optional input, or one of unknown rank, has no axes to be fixed.
-                for of_axis, size in zip(sizes, feeds[name].shape, strict=False):
-                    of_axis.add(int(size))
+            for name in shapes:
+                for axis, size in enumerate(feeds[name].shape):
+                    sizes.setdefault((name, axis), set()).add(int(size))
+    alike = {place: min(known) for place, known in sizes.items() if len(known) == 1}
     return {
         name: tuple(
-            min(sizes) if isinstance(dim, str) and len(sizes) == 1 else dim
-            for dim, sizes in zip(shape, sample_sizes[name], strict=True)
+            alike.get((name, axis), dim) if isinstance(dim, str) else dim
+            for axis, dim in enumerate(shape)
         )
         for name, shape in shapes.items()
     }

@@ -1,7 +1,5 @@
 """Placements that are measured: time a handful of placements on this machine and take the fastest that pays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

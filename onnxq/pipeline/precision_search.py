@@ -6,8 +6,6 @@ models are; a monotone curve through them maps what the programme predicts to wh
 the limits, until its choice is one that was measured. Only measured models are given out.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,7 +21,7 @@ from onnxq.errors import ConfigError
 from onnxq.evaluation.profile import noise_to_db
 from onnxq.graph import ModelLike, widen_model
 from onnxq.graph.light import measure_size
-from onnxq.passes import FloatState, PlacedState, Timers, build_file, build_quantized, give_types
+from onnxq.passes import FloatState, PlacedState, Timers, build_file, build_quantized, run_metric
 from onnxq.passes.base import EqualizeContext, Stage, run_stage
 from onnxq.passes.mixed_precision.candidates import SwitchedPlan, list_quantized_ops
 from onnxq.passes.mixed_precision.cross_validation import estimate_new
@@ -73,12 +71,11 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class _Point:
-    """chosen: precision by operator. predicted: by the programme. forecast: that, by what was measured before it; None
-    of precisions as a whole. measured: of its finished model; time in ms, nan where it was not timed. sure: the noise
-    of new samples, all but surely, where an SQNR is asked for."""
+    """chosen: precision by operator. forecast: what the programme predicts, by what was measured before it; None of
+    precisions as a whole. measured: of its finished model; time in ms, nan where it was not timed. sure: the noise of
+    new samples, all but surely, where an SQNR is asked for."""
 
     chosen: Precisions
-    predicted: Costs
     forecast: Costs | None
     measured: Costs
     sure: float
@@ -165,7 +162,7 @@ class PrecisionSearch:
         Rounding that goes on from what operators in front have lost makes less of 4 bits in all than of each alone.
         """
         own, *others = self.points
-        factor = own.measured.noise / (own.predicted.noise or math.inf)
+        factor = own.measured.noise / (self._predict_costs(own).noise or math.inf)
         program = self.program.scale_noise({one.name: factor for one in self.precisions}, factor)
         factors = {}
         for point in others:
@@ -176,9 +173,10 @@ class PrecisionSearch:
                 factors[name] = max(point.measured.noise - without, _LEAST_NOISE * alone) / alone
                 self.wholes[name] = factors[name] * alone, factors[name]
         self.program = program.scale_noise(factors, 1.0)
-        self.points = [
-            replace(point, predicted=self.program.add_costs(point.chosen)) for point in self.points
-        ]
+
+    def _predict_costs(self, point: _Point) -> Costs:
+        """The costs of a model by the programme."""
+        return self.program.add_costs(point.chosen)
 
     def _forecast_noise(self, chosen: Precisions) -> float:
         """The noise to expect of a mixture, by all that was measured so far."""
@@ -274,14 +272,14 @@ class PrecisionSearch:
         return measured
 
     def _draft(self, config: Config) -> tuple[Any, Any]:
-        problem = draft_placement(self.model, self.ctx.data, config, "", identified=False)
+        problem = draft_placement(self.model, self.ctx.data, config, identified=False)
         return problem, problem.default()
 
     def _refine(self, config: Config) -> PlacedState:
         # What passes report of trial plans is no account of the run, which tells of the plan taken
         # alone.
         ctx = replace(self.ctx, config=config, journal=[], timers=Timers(), progress=silent)
-        placed = calibrate_run(ctx, self.model, "")
+        placed = calibrate_run(ctx, self.model)
         return run_stage(list_passes(ctx), Stage.REFINE, ctx, placed)
 
     def _list_front(self) -> list[Precisions]:
@@ -302,7 +300,7 @@ class PrecisionSearch:
     def _find_distance(self, chosen: Precisions) -> float:
         """How far its predicted noise is from that of the nearest model that was measured, as a logarithm."""
         noise = self.program.add_costs(chosen).noise
-        known = [point.predicted.noise for point in self.points if point.predicted.noise]
+        known = filter(None, (self._predict_costs(point).noise for point in self.points))
         return (
             min((abs(math.log(noise / one)) for one in known), default=0.0) if noise else math.inf
         )
@@ -333,23 +331,18 @@ class PrecisionSearch:
         time = self._time(model) if self.timed else math.nan
         metric = math.nan
         if ctx.request.metric is not None:
-            typed = give_types(state, build_quantized(state, plan))
-            metric = ctx.request.metric(
-                typed, optimize=state.problem.engine.times_itself, threads=config.verify.threads
-            )
+            metric = run_metric(ctx.request.metric, config, state, build_quantized(state, plan))
         measured = Costs(noise, measure_size(model), time)
-        predicted = self.program.add_costs(chosen)
         # Of whole precisions there is nothing yet to predict by.
         forecast = None
         if not whole:
+            predicted = self.program.add_costs(chosen)
             size, time_ms = (
                 self._fit(name).expect_measurement(getattr(predicted, name))
                 for name in (SIZE, TIME)
             )
             forecast = Costs(self._forecast_noise(chosen), size, time_ms)
-        self.points.append(
-            _Point(chosen, predicted, forecast, measured, sure, metric, config, state)
-        )
+        self.points.append(_Point(chosen, forecast, measured, sure, metric, config, state))
 
     def _write(self, state: PlacedState) -> ModelLike:
         """The model as it will be in its file."""
@@ -404,20 +397,18 @@ class PrecisionSearch:
         if name == NOISE and math.isfinite(self.limits.metric):
             least = self.limits.metric
             # A metric is no smooth function of the noise: it has no curve to read the limit from.
-            failing = [point.predicted.noise for point in self.points if point.metric < least]
-            return bisect_noise(
-                failing, [point.predicted.noise for point in self.points if point.metric >= least]
-            )
+            noises = [(self._predict_costs(point).noise, point.metric) for point in self.points]
+            failing = [noise for noise, metric in noises if metric < least]
+            return bisect_noise(failing, [noise for noise, metric in noises if metric >= least])
         if name == NOISE:
-            return Rescaling.fit_pairs(
-                (p.predicted.noise, p.sure) for p in self.points
-            ).find_prediction(self.limits.noise)
+            pairs = ((self._predict_costs(point).noise, point.sure) for point in self.points)
+            return Rescaling.fit_pairs(pairs).find_prediction(self.limits.noise)
         limit = getattr(self.limits, name)
         return self._fit(name).find_prediction(limit)
 
     def _fit(self, name: str) -> Rescaling:
         return Rescaling.fit_pairs(
-            (getattr(p.predicted, name), getattr(p.measured, name)) for p in self.points
+            (getattr(self._predict_costs(p), name), getattr(p.measured, name)) for p in self.points
         )
 
     def list_front(self, taken: _Point) -> tuple[FrontPoint, ...]:

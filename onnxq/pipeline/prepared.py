@@ -1,7 +1,5 @@
 """From files to a model ready for planning, rewritten without changing its function, and samples parted by use."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 

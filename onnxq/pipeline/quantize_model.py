@@ -1,7 +1,5 @@
 """The one orchestration: load, prepare, plan, calibrate, emit, check."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +20,7 @@ from onnxq.evaluation.metric import AccuracyRequest, make_request
 from onnxq.graph import GraphIndex, ModelLike, ModelSource, get_index, is_large_model
 from onnxq.numerics.machine import use_blas_threads
 from onnxq.passes import EqualizeContext, RunContext, SampledContext, SampleSets, registry
-from onnxq.passes.assembly import build_file, build_quantized, give_types
+from onnxq.passes.assembly import build_file, build_quantized, run_metric
 from onnxq.passes.base import Pass, Stage, run_pass, run_stage
 from onnxq.passes.equalization.passes import SCALINGS, TOKENS, add_token_rule
 from onnxq.passes.mixed_precision.candidates import leave_missing_float
@@ -140,7 +138,7 @@ def draft_placement(
     state: FloatState,
     samples: SampleSets,
     config: Config,
-    name: str,
+    name: str = "",
     *,
     identified: bool = True,
     progress: Progress = silent,
@@ -222,7 +220,7 @@ def _make_own(
     )
     try:
         state = load_state(model, alone, sizes=shared.sizes)
-        plan = draft_placement(state, ctx.data, alone.config, "", identified=False).default()
+        plan = draft_placement(state, ctx.data, alone.config, identified=False).default()
         same = plan.by_site.keys() == shared.plan.by_site.keys()
         if not plan.sites or (same and state.rewrites == shared.rewrites):
             return None
@@ -296,7 +294,7 @@ def prepare_run(
             ctx = ctx.add_samples(samples).add_reference(
                 state.model,
                 lambda equalized, shown: draft_placement(
-                    equalized, samples, config, "", identified=False, progress=shown
+                    equalized, samples, config, identified=False, progress=shown
                 ).default(),
             )
     return ctx, state, obstacle
@@ -305,16 +303,14 @@ def prepare_run(
 def _measure_float(ctx: RunContext, state: FloatState) -> AccuracyRequest:
     """The request with the float model's figure of its metric, if it has one."""
     metric = ctx.request.metric
-    threads = ctx.config.verify.threads
     if metric is None:
         return ctx.request
     with ctx.progress(f"running {metric.name} on the float model"):
-        optimize = find_target(ctx.config.target).times_itself
-        value = metric(give_types(state, state.named), optimize=optimize, threads=threads)
+        value = run_metric(metric, ctx.config, state, state.named)
         return replace(ctx.request, float_value=value)
 
 
-def calibrate_run(ctx: EqualizeContext, state: FloatState, name: str) -> PlacedState:
+def calibrate_run(ctx: EqualizeContext, state: FloatState, name: str = "") -> PlacedState:
     """The equalized model with its calibrated plan, to be refined. name: of the model."""
     placed = plan_run(ctx, state, name)
     with ctx.timers.run("calibrate", "calibrating"):

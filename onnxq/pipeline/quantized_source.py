@@ -4,8 +4,6 @@ Operators on integers become float ones between pairs, narrow floats float32, an
 stand for, under the names that these had; then every pair is taken out.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The record of a quantized model: its pairs switched on and off, its kernels, and the values of its tensors."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import platform
@@ -224,7 +222,6 @@ def _make_record(
     proof = measured.proof
     sites = tuple(_list_sites(measured, progress))
     nodes = tuple(_list_nodes(measured))
-    runs = {run.name: run.label for run in difference.runs}
     figures = list(list_figures(difference))
     grade, verdict = make_verdict(figures, profile.choices)
     origin = {package: version(package) for package in ("onnxq", "onnx", "numpy")}
@@ -249,7 +246,7 @@ def _make_record(
         sqnr_db=bound_db(min((figure.sqnr_db for figure in figures), default=math.nan)),
         engine=engine if proof.built else "",
         types=Counter(node.type for node in nodes if node.type),
-        outputs=tuple(_list_outputs(measured, runs)),
+        outputs=tuple(_list_outputs(measured)),
         nodes=nodes,
         sites=sites,
         advice=tuple(_list_advice(measured, config)),
@@ -266,8 +263,9 @@ def measure_bytes(source: ModelSource) -> int:
     return int(source.ByteSize())
 
 
-def _list_outputs(measured: _Measured, runs: Mapping[str, str]) -> Iterator[OutputRecord]:
+def _list_outputs(measured: _Measured) -> Iterator[OutputRecord]:
     """Each output's figures, and values of the first sample."""
+    runs = {run.name: run.label for run in measured.difference.runs}
     runs_of_sample = (measured.float_outputs, measured.file_outputs)
     for output in measured.difference.outputs:
         figures = {

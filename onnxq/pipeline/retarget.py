@@ -5,8 +5,6 @@ pairs in it; each gets the numbers that the file has for its tensor. A weight ke
 come out as they were; an activation keeps scale and zero point where its type stays, and its range where that changes.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -322,7 +320,7 @@ def retarget(
                     state.model, config, before=state.before, prepare=state.rewrites
                 )
             else:
-                problem = draft_placement(state, run.data, config, "", progress=progress)
+                problem = draft_placement(state, run.data, config, progress=progress)
             ways = Ways(problem, problem.default(), reason=_FLOAT_REASON)
             plan, filling = _place_pairs(
                 source, ways, sampled=data is not None, complete=config.convert.complete

@@ -1,7 +1,5 @@
 """A search carried out: limits of the configuration in, the finished model that keeps them out."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """Scales that a plan lacks, or that no longer fit a person's edits of it: computed again, with a line for each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from onnxq.errors import PlanError

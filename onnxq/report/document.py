@@ -1,7 +1,5 @@
 """Results as one strict JSON document or as text: the one writer of both."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass

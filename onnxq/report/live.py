@@ -1,7 +1,5 @@
 """Progress for people: bars on a terminal, lines in a pipe, with the step, its duration and the time left."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

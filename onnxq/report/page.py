@@ -3,8 +3,6 @@
 Its pictures are SVG, coloured by the classes of its style sheet, and need no script; the template draws them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Writing to the terminal: text that fits, numbers for people. No other module prints."""
 
-from __future__ import annotations
-
 import io
 import math
 import sys

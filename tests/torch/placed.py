@@ -278,10 +278,12 @@ def front_end_marks(config: Config) -> tuple[QuantModel, dict[str, dict[tuple[Ro
     reader = _Values(model.model)
     with torch.no_grad():
         reader.run(*inputs.values())
-    weights, quantizers = model.weights(), model.quantizers
+    weights = model.weights()
     found: dict[str, dict[tuple[Role, Mark], str]] = {name: {} for name in NETS}
-    for site, path in model._paths.items():
-        role = quantizers[site].role
+    for path, quantizer in model.model.named_modules():
+        if not isinstance(quantizer, Quantizer):
+            continue
+        site, role = quantizer.site, quantizer.role
         value = weights[site].detach() if role is Role.WEIGHT else reader.found[path]
         owner = next(name for name in NETS if site in (f"input:{name}",) or site.startswith(f"nets.{name}."))
         found[owner][role, mark(value)] = site

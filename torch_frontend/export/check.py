@@ -1,7 +1,5 @@
 """The exported file on the example inputs, compared with the module that it was made from."""
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings
@@ -17,6 +15,7 @@ from torch.utils import _pytree as pytree
 from onnxq.arrays import Array
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.accumulator import measure_error
+from onnxq.report.terminal import format_decibel
 from onnxq.runtime import Feeds, Session
 from torch_frontend.quantizers import override_switches, quantizers_of
 from torch_frontend.tracing.modules import Inputs, as_inputs
@@ -62,16 +61,12 @@ class ExportCheck:
         if self.not_run:
             return f"was not compared with torch: {self.not_run}"
         written, run, rounding = map(
-            _format_decibel, (self.as_written, self.as_run, self.quantization)
+            format_decibel, (self.as_written, self.as_run, self.quantization)
         )
         return (
             f"against torch: SQNR {written} as written, {run} as ONNX Runtime optimizes it (at most {self.max_abs:.2g} "
             f"apart); of quantization itself {rounding}"
         )
-
-
-def _format_decibel(value: float) -> str:
-    return "exact" if value == math.inf else f"{value:.1f} dB"
 
 
 def check_export(model: nn.Module, file: Path, example_inputs: Any) -> ExportCheck:

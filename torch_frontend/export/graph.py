@@ -1,7 +1,5 @@
 """torch.onnx.export of a module whose quantizers leave markers, and clean-up of its result."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import logging
@@ -57,8 +55,7 @@ def export_with_markers(
         raise ModelError(
             type(model).__name__, "torch.onnx.export gave nothing", "update torch", code="Q122"
         )
-    proto: ModelProto = program.model_proto
-    return clean_up_model(proto)
+    return clean_up_model(program.model_proto)
 
 
 def order_inputs(model: nn.Module, inputs: Inputs) -> Inputs:
@@ -184,7 +181,6 @@ def _bake_weights(
     weights: dict[str, Tensor] = {}
 
     def catch(quantizer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        assert isinstance(quantizer, Quantizer)
         weight = quantizer.bake(inputs[0]).detach().clone()
         # The marker of a site holds one weight.
         if not torch.equal(weights.setdefault(quantizer.site, weight), weight):

@@ -1,7 +1,5 @@
 """Export of a quantized module to ONNX: the float network, the plan of its quantizers, and the quantized model."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +13,7 @@ from torch import nn
 
 import onnxq
 from onnxq.annotate import find_pairs, write_bits
-from onnxq.config import DEFAULT_TARGET, Config
+from onnxq.config import Config
 from onnxq.errors import ModelError, OutputError
 from onnxq.files import ScratchFolder, check_outputs, is_stream, write_text
 from onnxq.graph import GraphIndex, save_model
@@ -75,7 +73,7 @@ def write_all(
                 staged |= {file: path.with_name(file.name) for file in folder.iterdir()}
             check_outputs("", *staged.values(), force=overwrite)
             # Data before models: a model must never be there without the data that it refers to.
-            for file in sorted(staged, key=lambda file: not file.name.endswith(".data")):
+            for file in sorted(staged, key=lambda file: staged[file] in models):
                 os.replace(file, staged[file])
     except OSError as error:
         subject = str(next(iter(models), ""))
@@ -167,12 +165,11 @@ def to_onnx(
     Raises PlanError before calibration, CalibrationError for qparams that cannot be stored, ModelError naming a
     quantizer that the graph lost, for a model in bfloat16, or if torch cannot export it.
     """
+    config = Config()
     inner = model
-    wanted = target or DEFAULT_TARGET
-    mode = "static"
     if isinstance(model, Exportable):
         config = model.quant_config
-        inner, wanted, mode = model.begin_export(), target or config.target, config.mode
+        inner = model.begin_export()
     quantizers = graph.active_quantizers(inner)
     _check_types(inner)
     inputs = graph.order_inputs(inner, as_inputs(example_inputs))
@@ -192,11 +189,13 @@ def to_onnx(
             input_names=input_names,
             output_names=output_names,
         )
-    sites = [quantizer.site for quantizer in quantizers]
-    # As in training, so that the file has the integers that were trained.
-    saturation = model.quant_config.saturation if isinstance(model, Exportable) else "avoid"
     marked = onnxq.strip_markers(
-        proto, target=wanted, mode=mode, quantizers=sites, name=name, saturation=saturation
+        proto,
+        target=target or config.target,
+        mode=config.mode,
+        quantizers=[quantizer.site for quantizer in quantizers],
+        name=name,
+        saturation=config.saturation,  # as in training, whose integers the file has
     )
     plan = warn_of_moved_weights(marked, quantizers)
     # The same emitter as for ONNX files, so that trained and calibrated models cannot differ in form.

@@ -9,8 +9,6 @@ sums       weights that keep the 16-bit sums of kernels
 grid       integer range, granularity and gradient rule of one call, with checks
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 
@@ -64,5 +62,4 @@ def fake_quantize(
     # The op settles empty tensors before any kernel sees them.
     if sum_orders and x.numel():
         return fake_quantize_in_sums(x, scale, zero_point, sum_orders, *settings)
-    y: Tensor = torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)
-    return y
+    return torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)

@@ -1,7 +1,5 @@
 """Calls of compiled kernels: their arguments and outputs, run on the CPU at once, on a GPU by launches of a plan."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from abc import ABC, abstractmethod
@@ -127,11 +125,8 @@ def _start_call(
 
 
 def _convert_qparam(values: Tensor, width: torch.dtype, order: tuple[int, ...] | None) -> Tensor:
-    if values.dtype is not width:
-        values = values.to(width)
-    if order is not None:
-        values = values.permute(order)
-    return values if values.is_contiguous() else values.contiguous()
+    values = values.to(width)
+    return (values if order is None else values.permute(order)).contiguous()
 
 
 def _restore_sum(sums: Tensor, like: Tensor, layout: Layout, grid: Grid) -> Tensor:
@@ -140,7 +135,7 @@ def _restore_sum(sums: Tensor, like: Tensor, layout: Layout, grid: Grid) -> Tens
         sums = sums.permute(
             sorted(range(len(layout.order)), key=layout.order.__getitem__)
         ).contiguous()
-    return sums if sums.dtype is like.dtype else sums.to(like.dtype)
+    return sums.to(like.dtype)
 
 
 def _allocate_like(x: Tensor) -> Tensor:
@@ -183,8 +178,7 @@ class CompiledKernels(ABC):
         """Return y, with the strides of `torch.empty_like(x)`."""
         prepared = prepare_forward(x, scale, zero_point, grid)
         self.run_call(prepared)
-        y: Tensor = prepared.outputs[0]  # type: ignore[assignment]
-        return y
+        return prepared.outputs[0]  # type: ignore[assignment]
 
     def backward(
         self, dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed

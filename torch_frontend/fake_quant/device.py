@@ -3,8 +3,6 @@
 The driver's functions that load a kernel and launch it are called through ctypes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Integer range, granularity and gradient rule of one call, checked against its tensors; groups that share a scale."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple

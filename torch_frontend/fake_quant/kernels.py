@@ -1,7 +1,5 @@
 """The implementation that each device gets in this process, chosen when its first tensor arrives."""
 
-from __future__ import annotations
-
 import warnings
 from functools import cache
 from pathlib import Path

@@ -5,9 +5,7 @@ Importing this module registers the operators; no kernel is compiled or loaded b
 Under vmap a batch of tensors is computed as one larger tensor with more scales.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,7 +43,7 @@ def batch_backward(
     grads = torch.ops.onnxq.fake_quantize_backward(
         folded.fold_batch(dy), folded.fold_batch(x), *qparams, *needed, *folded.grid
     )
-    restore: tuple[Callable[[Tensor], Tensor], ...] = (
+    restore = (
         folded.unfold_batch,
         lambda t: t.reshape(scale.shape),
         lambda t: t.reshape(zero_point.shape),
@@ -185,11 +183,6 @@ class _StraightThrough(torch.autograd.Function):
         )
 
 
-def _apply_with_gradient(*args: Any) -> Tensor:
-    y: Tensor = _StraightThrough.apply(*args)
-    return y
-
-
-_LIBRARY.impl("fake_quantize", _apply_with_gradient, "Autograd")
+_LIBRARY.impl("fake_quantize", _StraightThrough.apply, "Autograd")
 torch.library.register_vmap("onnxq::fake_quantize", batch_forward, lib=_LIBRARY)
 torch.library.register_vmap("onnxq::fake_quantize_backward", batch_backward, lib=_LIBRARY)

@@ -14,8 +14,6 @@ tensors round to float16, as `onnxq.numerics` and ONNX Runtime do. NaN stays NaN
 gradient of the scale NaN; infinities saturate. A scale that is not above 0 makes all of its values NaN.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

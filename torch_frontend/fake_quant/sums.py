@@ -13,8 +13,6 @@ The op runs first; then the few sums that overflow are corrected. On the CPU onl
 and under a compiler, selecting them would wait for the device, so all sums are computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,8 +38,7 @@ def fake_quantize_in_sums(
     x: Tensor, scale: Tensor, zero_point: Tensor, orders: Sequence[SumOrder], *settings: Any
 ) -> Tensor:
     """`torch.ops.onnxq.fake_quantize(x, scale, zero_point, *settings)` of a weight that keeps its sums of `orders`."""
-    y: Tensor = _KeepSums.apply(x, scale, zero_point, tuple(orders), settings)
-    return y
+    return _KeepSums.apply(x, scale, zero_point, tuple(orders), settings)
 
 
 class _KeepSums(torch.autograd.Function):

@@ -1,7 +1,5 @@
 """A graph of calls in ONNX's operators and layouts: the form in which the planner reads a torch module."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -72,7 +70,7 @@ class TracedCall:
             return []
         # fx keeps arguments as the call passes them, by position or by name.
         position = self.name.entry.params.index(param)
-        key: int | str = position if position < len(self.node.args) else param
+        key = position if position < len(self.node.args) else param
         value = self.node.args[position] if isinstance(key, int) else self.node.kwargs.get(param)
         if isinstance(value, fx.Node):
             return [(Slot(key), value)]
@@ -89,8 +87,8 @@ class TracedCall:
 
 def fill_slot(node: fx.Node, slot: Slot, value: fx.Node) -> None:
     """Put `value` into a slot."""
-    argument: Any = node.args[slot.key] if isinstance(slot.key, int) else node.kwargs[slot.key]
-    new: Any = value
+    argument = node.args[slot.key] if isinstance(slot.key, int) else node.kwargs[slot.key]
+    new = value
     if slot.item is not None:
         # fx keeps lists among arguments immutable.
         new = [value if k == slot.item else item for k, item in enumerate(argument)]

@@ -1,7 +1,5 @@
 """ONNX's operators for torch's calls, as torch 2.13 exports them at opset 20 and onnxq prepares them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -377,7 +375,7 @@ class _Lowering:
         name = call.name.name
         count = len(call.name.entry.data) if call.op.weight is not None else 1
         reads = self._list_reads(call)[:count]
-        why: str | None = None
+        why = None
         if call.module is not None and _holds_weight(call):
             why = explain_unconvertible(call.module)
         if why is None:

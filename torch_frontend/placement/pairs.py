@@ -1,7 +1,5 @@
 """The planner's sites as quantizers of a torch module, and the account of all products."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -125,6 +123,11 @@ class Pair:
     disabled: str | None = None
     bound: Bound = (None, None)
     sums: Sums | None = None
+
+    @property
+    def layer(self) -> str:
+        """Path of the layer whose weight it quantizes; "" for other tensors."""
+        return "" if self.weight is None else self.weight.module
 
 
 @dataclass

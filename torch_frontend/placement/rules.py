@@ -1,7 +1,5 @@
 """The front end's additions to a target's rules: operators of torch for no engine, and the person's `multi_input`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial

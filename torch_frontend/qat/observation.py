@@ -1,10 +1,7 @@
 """First qparams from a few batches, and the same qparams on every rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,7 +51,7 @@ def _merge_ranks(waiting: Iterable[Quantizer]) -> None:
             if not quantizer.role.is_weight and quantizer.disabled_reason is None:
                 # Objects, not tensors: observers hold histograms and lists. Every rank comes here for the same sites in
                 # order.
-                statistics: list[Any] = [None] * dist.get_world_size()
+                statistics = [None] * dist.get_world_size()
                 dist.all_gather_object(statistics, quantizer.observations())
                 quantizer.merge_observations(statistics)
 
@@ -67,7 +64,7 @@ def share_qparams(module: nn.Module, *, source: int = 0) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         return
     own = {quantizer.site: quantizer for quantizer in quantizers_of(module)}
-    sent: list[object] = [None]
+    sent = [None]
     if dist.get_rank() == source:
         sent = [
             {

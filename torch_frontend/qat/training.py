@@ -172,8 +172,7 @@ class Distiller:
     @torch.no_grad()
     def answers(self, *inputs: Any) -> Tensor:
         """The teacher's logits [N, ..., classes]."""
-        logits: Tensor = self.teacher(*inputs)
-        return logits
+        return self.teacher(*inputs)
 
     def loss(self, student: Tensor, teacher: Tensor, task: Tensor) -> Tensor:
         """The mixed loss. student, teacher: logits of one shape, classes last. task: the student's own loss."""

@@ -1,7 +1,5 @@
 """Function and method calls as modules, which have a name; models that cannot be traced use them by hand."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

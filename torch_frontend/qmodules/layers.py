@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
-from torch.nn.utils.weight_norm import WeightNorm
+from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from onnxq.errors import ModelError
 from torch_frontend.qmodules.registry import Op, find_layer, register_qmodule
@@ -39,8 +39,7 @@ class _Conv(WeightQuantized):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """As torch's class."""
-        result: Tensor = self._conv_forward(input, self.quantized_weight(), self.bias)  # type: ignore[operator]
-        return result
+        return self._conv_forward(input, self.quantized_weight(), self.bias)  # type: ignore[operator]
 
 
 @register_qmodule(nn.Conv1d, op="conv")
@@ -71,8 +70,7 @@ class _ConvTranspose(WeightQuantized):
         compute = getattr(functional, f"conv_transpose{dims}d")
         weight = self.quantized_weight()
         settings = (self.stride, self.padding, extra, self.groups, self.dilation)
-        result: Tensor = compute(input, weight, self.bias, *settings)
-        return result
+        return compute(input, weight, self.bias, *settings)
 
 
 @register_qmodule(nn.ConvTranspose1d, op="conv_transpose")
@@ -244,30 +242,17 @@ def _has_weight_norm(module: nn.Module) -> bool:
         return True
     if not parametrize.is_parametrized(module) or list(module.parametrizations) != ["weight"]:  # type: ignore[arg-type]
         return False
-    chain: Any = module.parametrizations["weight"]  # type: ignore[index]
+    chain = module.parametrizations["weight"]  # type: ignore[index]
     return len(chain) == 1 and isinstance(chain[0], parametrizations._WeightNorm)
 
 
 def _make_plain(layer: nn.Module) -> nn.Module:
     """The layer with the weight that its weight norm gives now."""
-    plain: Any = copy_shallowly(layer)
-    if parametrize.is_parametrized(layer):
-        weight = layer.weight
-        # torch makes a class for each parametrized layer, below the layer's own.
-        plain.__class__ = type(layer).__base__
-        del plain._modules["parametrizations"]
-    else:
-        key, hook = next(
-            (k, hook)
-            for k, hook in plain._forward_pre_hooks.items()
-            if isinstance(hook, WeightNorm)
-        )
-        weight = hook.compute_weight(layer)
-        del (
-            plain._forward_pre_hooks[key],
-            plain._parameters["weight_g"],
-            plain._parameters["weight_v"],
-        )
-        plain.__dict__.pop("weight", None)
-    plain.weight = nn.Parameter(weight.detach().clone())
+    plain = copy_shallowly(layer)
+    if not parametrize.is_parametrized(layer):
+        return remove_weight_norm(plain)
+    # torch makes a class for each parametrized layer, below the layer's own.
+    plain.__class__ = type(layer).__base__
+    del plain._modules["parametrizations"]
+    plain.weight = nn.Parameter(layer.weight.detach().clone())
     return plain

@@ -1,7 +1,5 @@
 """Registry of modules, functions and tensor methods: their operator and their quantized class; users add their own."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -175,8 +173,7 @@ def _register_operators() -> None:
 def _find_target(name: str) -> Target:
     """The class or function of a dotted name in operators.yaml; of a method, which begins with a dot, its name."""
     place, _, own = name.rpartition(".")
-    target: Target = getattr(_PLACES[place], own) if place else own
-    return target
+    return getattr(_PLACES[place], own) if place else own
 
 
 _PLACES: Mapping[str, Any] = {

@@ -1,7 +1,5 @@
 """Names of Sparsebit's QuantModel, so that its users' code runs; each warns once where it is called."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
@@ -68,7 +66,7 @@ class AncestorNames:
             "get_quantization_error(is_async=…)",
             'quantization_error(mode="isolated" or "cumulative")',
         )
-        metric: Any = "mse"
+        metric = "mse"
         if checker is not None:
             wanted = checker
             metric = lambda a, b: float(wanted(torch.from_numpy(a), torch.from_numpy(b)))  # noqa: E731

@@ -1,7 +1,5 @@
 """Carry out a placement: quantizers become calls of a graph, children of layers, or hooks of untraced layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,22 +23,18 @@ from torch_frontend.tracing.signature import CHECKS
 from torch_frontend.tracing.values import use_eval_mode
 
 WEIGHT = "weight_quantizer"
-# Site -> path of its quantizer in the module.
-QuantizerPaths = dict[str, str]
 
 
-def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -> QuantizerPaths:
-    """Insert every quantizer of the placement. Returns site -> module path, activations in order, then weights."""
+def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -> None:
+    """Insert every quantizer of the placement."""
     holder = make_unique_path(model, "", "quantizers")
-    calls = [pair for pair in placement.pairs if pair.weight is None or not pair.weight.module]
+    calls = [pair for pair in placement.pairs if not pair.layer]
     quantizers = make_quantizers(calls, config)
-    paths: QuantizerPaths = {}
     nodes: dict[str, fx.Node] = {}
     for pair in calls:
-        assert pair.value is not None
         # A parameter that several calls read has a pair for each of them, and one quantizer.
-        if pair.site not in paths:
-            paths[pair.site] = path = make_unique_path(model, holder, pair.site.replace(".", "_"))
+        if pair.site not in nodes:
+            path = make_unique_path(model, holder, pair.site.replace(".", "_"))
             model.add_submodule(path, quantizers[pair.site])
             nodes[pair.site] = _insert_call(model, pair.value, path)
         node = nodes[pair.site]
@@ -52,11 +46,10 @@ def attach_quantizers(model: fx.GraphModule, placement: Pairs, config: Config) -
             )
         for reader, slot in pair.readers or ():
             fill_slot(reader, slot, node)
-    paths |= swap_layers(model, placement.pairs, config, quantizers)
-    bind_sums(model, placement.pairs, quantizers, paths)
+    swap_layers(model, placement.pairs, config, quantizers)
+    bind_sums(model, placement.pairs, quantizers)
     model.graph.lint()
     model.recompile()
-    return paths
 
 
 def make_quantizers(pairs: Iterable[Pair], config: Config) -> dict[str, Quantizer]:
@@ -102,58 +95,38 @@ def _insert_call(model: fx.GraphModule, value: fx.Node, path: str) -> fx.Node:
     return node
 
 
-def swap_layers(
-    model: nn.Module,
-    pairs: Iterable[Pair],
-    config: Config,
-    known: Quantizers | None = None,
-) -> QuantizerPaths:
-    """Give layers their weight's quantizer and change their class. Returns site -> module path of a new quantizer.
+def swap_layers(model: nn.Module, pairs: Iterable[Pair], config: Config, known: Quantizers) -> None:
+    """Give layers their weight's quantizer and change their class.
 
     known: quantizers of weights that calls outside of layers read, by site; layers of these weights share them.
     """
-    paths: QuantizerPaths = {}
     layers: dict[int, nn.Module] = {}
     shared: dict[object, Quantizer] = {}
     for pair in pairs:
-        path = "" if pair.weight is None else pair.weight.module
         # A layer that is called twice has two pairs.
-        if not path or id(model.get_submodule(path)) in layers:
+        if not pair.layer or id(old := model.get_submodule(pair.layer)) in layers:
             continue
-        old = model.get_submodule(path)
         layers[id(old)] = layer = swap_class(old)
         # Tied weights are one Parameter in several layers; with one spec they share a quantizer.
         key = (id(layer._parameters["weight"]), pair.spec, pair.quantizer)
         if key not in shared:
-            quantizer = (known or {}).get(pair.site)
-            if quantizer is not None and quantizer.spec == pair.spec:
-                shared[key] = quantizer
-            else:
-                shared[key] = _make_quantizer(pair, config)
-                paths[pair.site] = f"{path}.{WEIGHT}"
+            quantizer = known.get(pair.site)
+            fits = quantizer is not None and quantizer.spec == pair.spec
+            shared[key] = quantizer if quantizer and fits else _make_quantizer(pair, config)
         layer.add_module(WEIGHT, shared[key])
     replace_modules(model, layers)
-    return paths
 
 
-def bind_sums(
-    model: nn.Module,
-    pairs: Iterable[Pair],
-    activations: Quantizers,
-    paths: QuantizerPaths,
-) -> None:
-    """Let the quantizers of weights keep the sums of the target's kernels, while those of the data are on."""
+def bind_sums(model: nn.Module, pairs: Iterable[Pair], quantizers: Quantizers) -> None:
+    """Let the quantizers of weights keep the sums of the target's kernels, while those of the data are on.
+
+    quantizers: those that are no children of layers.
+    """
     for pair in pairs:
-        if pair.sums is not None and pair.sums.data in activations:
-            # Layers with tied weights share a quantizer, whose path is that in the first of them.
-            path = (
-                f"{pair.weight.module}.{WEIGHT}"
-                if pair.weight and pair.weight.module
-                else paths[pair.site]
-            )
-            weight = model.get_submodule(path)
-            assert isinstance(weight, Quantizer)
-            weight.bind_sums(pair.sums.order, activations[pair.sums.data])
+        if pair.sums is not None and pair.sums.data in quantizers:
+            path = f"{pair.layer}.{WEIGHT}"
+            weight = model.get_submodule(path) if pair.layer else quantizers[pair.site]
+            weight.bind_sums(pair.sums.order, quantizers[pair.sums.data])
 
 
 INPUTS = "input_quantizers"
@@ -185,12 +158,11 @@ def _quantize_value(quantizer: nn.Module, value: Any) -> Any:
 
 def convert_layers(
     model: nn.Module, requests: CallRequests, graph: CallGraph, prefix: str = ""
-) -> tuple[nn.Module, QuantizerPaths, Pairs]:
-    """A copy of the module tree that shares its tensors, with quantizers where the planner places them.
+) -> tuple[nn.Module, Pairs]:
+    """(a copy of the module tree with the same tensors, with quantizers where the planner places them; the placement).
 
     graph: its layers. prefix: the module's own qualified name, with which sites begin. Activation sites are inputs of
     layers (`<path>.in`), since their producers are unknown; a layer that is called twice has one.
-    Returns (module, site -> path of its quantizer in the module, activations first, the placement).
     """
     placed = plan_pairs(graph, requests, sized=False)
     converted = copy_module_tree(model)
@@ -201,32 +173,27 @@ def convert_layers(
     entries = {
         path: find_layer(module) for path, module in converted.named_modules(remove_duplicate=False)
     }
-    weights = swap_layers(converted, placed.pairs, requests.config)
-    paths: QuantizerPaths = {}
+    swap_layers(converted, placed.pairs, requests.config, {})
     for path, entry in entries.items():
         if path and entry is not None:
             full = f"{prefix}.{path}" if prefix else path
-            names = _add_input_quantizers(converted.get_submodule(path), entry, full, inputs)
-            paths |= {site: f"{path}.{INPUTS}.{name}" for site, name in names.items()}
-    bind_sums(converted, placed.pairs, inputs, weights)
-    return converted, paths | weights, placed
+            _add_input_quantizers(converted.get_submodule(path), entry, full, inputs)
+    bind_sums(converted, placed.pairs, inputs)
+    return converted, placed
 
 
 def _add_input_quantizers(
     module: nn.Module, entry: Registration, path: str, quantizers: Quantizers
-) -> dict[str, str]:
-    """Give a layer the quantizers of its data arguments. Returns site -> name among them."""
+) -> None:
+    """Give a layer the quantizers of its data arguments."""
     children = nn.Module()
-    names = {}
     for k, param in enumerate(entry.data):
         site = name_input(path, k)
         if site in quantizers:
-            names[site] = f"{param}_{entry.params.index(param)}"
-            children.add_module(names[site], quantizers[site])
-    if names:
+            children.add_module(f"{param}_{entry.params.index(param)}", quantizers[site])
+    if children._modules:
         module.add_module(INPUTS, children)
         module.register_forward_pre_hook(quantize_inputs, with_kwargs=True)
-    return names
 
 
 def list_unreached(model: nn.Module, inputs: Inputs) -> list[Product]:

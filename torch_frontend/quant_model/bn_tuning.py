@@ -4,8 +4,6 @@ Folding y = f (Wx) + … multiplies each output channel of W by f, and so its sc
 (with the opposite sign where f < 0), which takes one scale per channel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,8 +46,7 @@ def _find_layer_call(model: fx.GraphModule, node: Any) -> fx.Node | None:
     """The call that makes a value, seen through quantizers that are off for good; None behind an active one."""
     while (module := find_module(model, node)) is not None and len(list_readers(node)) == 1:
         if not isinstance(module, Quantizer):
-            call: fx.Node = node
-            return call
+            return node
         if module.disabled_reason is None:
             return None
         node = node.args[0]
@@ -130,7 +127,6 @@ def fold_tuned(
     model: nn.Module, pairs: list[NormPair], how: str = "tuned", rule: str = "batchnorm-tuning"
 ) -> list[Decision]:
     """Fold batch norms into their layers; scales are multiplied with the weights. how, rule: for the decisions."""
-    assert isinstance(model, fx.GraphModule)
     decisions = []
     for layer, norm in pairs:
         factor, _ = compute_factors(model.get_submodule(str(norm.target)))

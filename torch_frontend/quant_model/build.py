@@ -1,7 +1,5 @@
 """Build a module with quantizers from a float module: trace, simplify, name, fold, place, attach."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,10 +30,9 @@ from torch_frontend.tracing.values import compare_outputs, keep_buffers, record_
 
 @dataclass(frozen=True)
 class ConvertedModel:
-    """A module with quantizers. paths: site -> module path of its quantizer, activations first."""
+    """A module with quantizers, and what became of the rest."""
 
     model: nn.Module
-    paths: attach.QuantizerPaths
     refusals: Refusals
     left_float: tuple[LeftFloat, ...]
     decisions: tuple[Decision, ...]
@@ -159,24 +156,21 @@ def _build_traced(network: _Network, config: Config, inputs: Inputs | None) -> C
     }
     requests.check_used(*layers.values())
     placed = plan_pairs(graph, requests, sized=inputs is not None)
-    paths = attach.attach_quantizers(model, placed, config)
+    attach.attach_quantizers(model, placed, config)
     reasons = [*traced.refusals, *traced.opaque, *placed.reasons]
     products = placed.products
     for path, inside_graph in layers.items():
-        converted, inside_paths, inside = attach.convert_layers(
+        converted, inside = attach.convert_layers(
             model.get_submodule(path), requests, inside_graph, path
         )
         model.set_submodule(path, converted)
-        paths |= {site: f"{path}.{own}" for site, own in inside_paths.items()}
         reasons += inside.reasons
         products += inside.products
     model.recompile()
-    # Activations first.
-    ordered = sorted(paths.items(), key=lambda item: model.get_submodule(item[1]).role.is_weight)
     refusals, left_float = split_unquantized(reasons)
     decisions += placed.decisions
     return ConvertedModel(
-        model, dict(ordered), refusals, left_float, tuple(decisions), tuple(products), traced.origin
+        model, refusals, left_float, tuple(decisions), tuple(products), traced.origin
     )
 
 
@@ -187,7 +181,7 @@ def _build_untraced(
     graph = lower_layers(model, config)
     requests = CallRequests(config, graph)
     requests.check_used()
-    converted, paths, placed = attach.convert_layers(model, requests, graph)
+    converted, placed = attach.convert_layers(model, requests, graph)
     cause = f"its forward cannot be traced ({reason}): its layers are quantized one by one, not what connects them"
     fix = "take control flow on values and shapes out of its forward"
     if inputs is None:
@@ -199,4 +193,4 @@ def _build_untraced(
     )
     multiplying = GROUPS["products"] | GROUPS["product_functions"]
     products = (*placed.products, *(product for product in unreached if product.op in multiplying))
-    return ConvertedModel(converted, paths, refusals, left_float, (), products)
+    return ConvertedModel(converted, refusals, left_float, (), products)

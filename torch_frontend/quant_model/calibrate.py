@@ -1,7 +1,5 @@
 """Calibration: quantizers observe the user's own forward passes; `asym` then runs the batches once more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -99,8 +97,7 @@ def check_qparams(quantizers: Iterable[Quantizer]) -> None:
 
 def copy_inputs(inputs: Inputs) -> Inputs:
     """A copy of a batch on the host, which its owner may then change."""
-    copy: Inputs = tree_map_only(Tensor, lambda value: value.detach().to("cpu", copy=True), inputs)
-    return copy
+    return tree_map_only(Tensor, lambda value: value.detach().to("cpu", copy=True), inputs)
 
 
 class LayerwiseCalibration(fx.Interpreter):

@@ -4,8 +4,6 @@ Conversion keeps a network's tensors, so that each is found again by identity. O
 is folded once more, from the tensors of the checkpoint.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -94,7 +92,22 @@ class FloatNames:
         values = {name: state.pop(prefix + name) for name in self.find_float_keys(keys)}
         if not values:
             return False
-        placed = self._place_values(model.get_submodule(INNER[:-1]), values, missing, prefix)
+        placed = {
+            own: value
+            for own, names in self.places.items()
+            if (value := _read_first(values, names)) is not None
+        }
+        for path, fold in self.folds.items():
+            tensors = {key: _read_first(values, names) for key, names in fold.names.items()}
+            lacking = [names[0] for key, names in fold.names.items() if tensors[key] is None]
+            missing += [prefix + name for name in lacking]
+            layer = model.get_submodule(INNER + path)
+            folded = (
+                (layer.weight, layer.bias)
+                if lacking
+                else fold_tensors(layer, Folded(tensors, fold.eps))
+            )
+            placed |= {f"{path}.weight": folded[0], f"{path}.bias": folded[1]}
         # Quantizers keep what they have: a float state knows nothing of them.
         for key, value in model.state_dict().items():
             owner = model.get_submodule(key.rpartition(".")[0])
@@ -102,28 +115,6 @@ class FloatNames:
                 state.setdefault(prefix + key, value)
         state.update({f"{prefix}{INNER}{key}": value for key, value in placed.items()})
         return True
-
-    def _place_values(
-        self, converted: nn.Module, state: Mapping[str, Any], missing: list[str], prefix: str
-    ) -> dict[str, Any]:
-        """Own name -> value."""
-        placed = {
-            own: value
-            for own, names in self.places.items()
-            if (value := _read_first(state, names)) is not None
-        }
-        for path, fold in self.folds.items():
-            tensors = {key: _read_first(state, names) for key, names in fold.names.items()}
-            lacking = [names[0] for key, names in fold.names.items() if tensors[key] is None]
-            missing += [prefix + name for name in lacking]
-            layer = converted.get_submodule(path)
-            folded = (
-                (layer.weight, layer.bias)
-                if lacking
-                else fold_tensors(layer, Folded(tensors, fold.eps))
-            )
-            placed |= {f"{path}.weight": folded[0], f"{path}.bias": folded[1]}
-        return placed
 
     def find_unread(self, keys: Iterable[str]) -> list[str]:
         """Float names among these that no part of the converted module reads."""

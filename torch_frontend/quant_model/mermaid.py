@@ -1,7 +1,5 @@
 """The graph with its quantizers as a Mermaid diagram."""
 
-from __future__ import annotations
-
 from torch import fx, nn
 
 from torch_frontend.qmodules import Call
@@ -13,12 +11,9 @@ def draw_mermaid(model: nn.Module) -> str:
     """`graph TD` text: layers as boxes; quantizers as rounded boxes with bits and scheme, dashed if off for good."""
     if not isinstance(model, fx.GraphModule):
         return _draw_list(model)
-    lines = ["graph TD"]
-    ids = {}
     # Positions as ids: names hold characters that Mermaid does not take in ids.
-    for k, node in enumerate(model.graph.nodes):
-        ids[node] = f"n{k}"
-        lines.append(f"  {ids[node]}{_draw_box(model, node)}")
+    ids = {node: f"n{k}" for k, node in enumerate(model.graph.nodes)}
+    lines = ["graph TD", *(f"  {key}{_draw_box(model, node)}" for node, key in ids.items())]
     off = []
     for node in model.graph.nodes:
         for source in node.all_input_nodes:
@@ -47,10 +42,14 @@ def _draw_box(model: fx.GraphModule, node: fx.Node) -> str:
     if isinstance(module, Quantizer):
         off = "" if module.disabled_reason is None else f"<br/>off: {module.disabled_reason}"
         return f'("{_escape_text(f"{module.site} {_describe_spec(module)}{off}")}")'
+    return _draw_layer(str(node.target), module)
+
+
+def _draw_layer(name: str, module: nn.Module) -> str:
     kind = "" if isinstance(module, Call) else f"<br/>{type(module).__name__}"
     inner = module._modules.get("weight_quantizer")
     weight = f"<br/>weight {_describe_spec(inner)}" if isinstance(inner, Quantizer) else ""
-    return f'["{_escape_text(node.target)}{kind}{weight}"]'
+    return f'["{_escape_text(name)}{kind}{weight}"]'
 
 
 def _describe_spec(module: Quantizer) -> str:
@@ -64,11 +63,10 @@ def _escape_text(value: object) -> str:
 
 def _draw_list(model: nn.Module) -> str:
     """The diagram of a model without a graph: its layers with quantizers, without edges."""
-    lines = ["graph TD"]
-    for k, (name, module) in enumerate(model.named_modules()):
-        inner = module._modules.get("weight_quantizer")
-        if isinstance(inner, Quantizer):
-            lines.append(
-                f'  n{k}["{_escape_text(name)}<br/>{type(module).__name__}<br/>weight {_describe_spec(inner)}"]'
-            )
+    lines = [
+        f"  n{k}{_draw_layer(name, module)}"
+        for k, (name, module) in enumerate(model.named_modules())
+        if "weight_quantizer" in module._modules
+    ]
+    lines.insert(0, "graph TD")
     return "\n".join(lines) + "\n"

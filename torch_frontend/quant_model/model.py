@@ -23,6 +23,7 @@ from torch_frontend.placement.pairs import Decision
 from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile
 from torch_frontend.quant_model.ancestor import AncestorNames, read_switches, rename_backend
+from torch_frontend.quant_model.attach import INPUTS, WEIGHT
 from torch_frontend.quant_model.build import build_quantized, refuse_compiled
 from torch_frontend.quant_model.float_state import PartialStateWarning, find_float_names
 from torch_frontend.quant_model.mermaid import draw_mermaid
@@ -81,7 +82,6 @@ class QuantModel(AncestorNames, Exportable):
         self.products = built.products
         self.origin = built.origin
         self.state = State.FLOAT
-        self._paths = built.paths
         self._float_names = find_float_names(source, built.model)
         self._batches: list[Inputs] | None = None
         # nn.Module starts in train mode; the copy has the mode of the given model.
@@ -92,14 +92,15 @@ class QuantModel(AncestorNames, Exportable):
 
     @property
     def quantizers(self) -> dict[str, Quantizer]:
-        """Site -> quantizer: activations in the order of the graph, then weights."""
+        """Site -> quantizer: activations in the order of the graph, then weights; those inside of layers last."""
+
         # Looked up at every call: `reconstruct` replaces quantizers, copies and pickles have their own.
-        by_site = {}
-        for site, path in self._paths.items():
-            module = self.model.get_submodule(path)
-            assert isinstance(module, Quantizer)
-            by_site[site] = module
-        return by_site
+        def rank(path: str) -> tuple[bool, bool]:
+            return by_path[path].role.is_weight, not {WEIGHT, INPUTS}.isdisjoint(path.split("."))
+
+        modules = self.model.named_modules()
+        by_path = {path: module for path, module in modules if isinstance(module, Quantizer)}
+        return {by_path[path].site: by_path[path] for path in sorted(by_path, key=rank)}
 
     @property
     def traced(self) -> bool:
@@ -108,21 +109,19 @@ class QuantModel(AncestorNames, Exportable):
 
     def weights(self) -> dict[str, Tensor]:
         """Site -> the float weight that its quantizer reads."""
-        nodes = (
-            self.model.graph.find_nodes(op="call_module")
-            if isinstance(self.model, fx.GraphModule)
-            else ()
-        )
-        calls = {str(node.target): node for node in nodes}
-        weights = {}
-        quantizers = self.quantizers
-        for site, path in self._paths.items():
-            owner = self.model.get_submodule(path.rpartition(".")[0])
-            # A layer's quantizer is its child; that of a parameter is a call of its own.
-            if isinstance(owner, WeightQuantized):
-                weights[site] = owner.weight
-            elif quantizers[site].role.is_weight:
-                weights[site] = compute_constant(self.model, calls[path].args[0])
+        # A layer's quantizer is its child; that of a parameter is a call of its own.
+        layers = [module for module in self.model.modules() if isinstance(module, WeightQuantized)]
+        weights = {
+            q.site: layer.weight
+            for layer in layers
+            for q in quantizers_of(layer)
+            if q.role.is_weight
+        }
+        if isinstance(self.model, fx.GraphModule):
+            for node in self.model.graph.find_nodes(op="call_module"):
+                quantizer = find_module(self.model, node)
+                if isinstance(quantizer, Quantizer) and quantizer.role.is_weight:
+                    weights[quantizer.site] = compute_constant(self.model, node.args[0])
         return weights
 
     def mermaid(self) -> str:
@@ -149,10 +148,7 @@ class QuantModel(AncestorNames, Exportable):
             if isinstance(quantizer, Quantizer) and not is_float(node.args[0]):
                 quantizer.disabled_reason = "integers flow here"
                 quantizer.observing = False
-                self.decisions = (
-                    *self.decisions,
-                    Decision(quantizer.site, "integers flow here", "integers"),
-                )
+                self.decisions += (Decision(quantizer.site, "integers flow here", "integers"),)
 
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
@@ -187,7 +183,7 @@ class QuantModel(AncestorNames, Exportable):
         if asym:
             self._calibrate_again(w_quant, a_quant)
         switch_kinds(quantizers, False, False)
-        calibrate.check_qparams(quantizers.values())
+        self.check()
         self._batches = None  # frees the batches
         self.state = State.CALIBRATED
         return self
@@ -221,7 +217,7 @@ class QuantModel(AncestorNames, Exportable):
     def init_qat(self) -> QuantModel:
         """Switch all quantizers on and the model to train mode; learned scales and zero points are trained."""
         check_step("init_qat", self.state)
-        calibrate.check_qparams(self.quantizers.values())
+        self.check()
         switch_kinds(self.quantizers, True, True)
         self.train()
         self.state = State.QUANTIZED
@@ -233,9 +229,9 @@ class QuantModel(AncestorNames, Exportable):
         Batch norms that trained with the statistics of their batches (`fuse_bn: false`) are folded.
         """
         check_step("freeze", self.state)
-        calibrate.check_qparams(self.quantizers.values())
+        self.check()
         if self.state not in (State.FROZEN, State.EXPORTED):
-            self.decisions = (*self.decisions, *bn_tuning.fold_trained(self.model))
+            self.decisions += tuple(bn_tuning.fold_trained(self.model))
         for quantizer in self.quantizers.values():
             quantizer.freeze()
         switch_kinds(self.quantizers, True, True)
@@ -310,7 +306,7 @@ class QuantModel(AncestorNames, Exportable):
         with bn_tuning.tune_statistics(self.model):
             yield self
         known = self._float_names.find_own(self.model)
-        self.decisions = (*self.decisions, *bn_tuning.fold_tuned(self.model, pairs))
+        self.decisions += tuple(bn_tuning.fold_tuned(self.model, pairs))
         self._float_names.note_folds(self.model, known)
         self.state = State.QUANTIZED
 

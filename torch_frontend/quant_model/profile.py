@@ -1,7 +1,5 @@
 """Quantization error of each layer: isolated on the float model's values, or cumulative with all layers before it."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping

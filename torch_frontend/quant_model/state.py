@@ -1,7 +1,5 @@
 """The states of a QuantModel, the steps allowed in each, and the switches of its quantizers."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 from onnxq.config import matches_any, suggest_names

@@ -12,8 +12,6 @@ v starts where soft equals the float weight. `torch_frontend.reconstruct` does t
 rounded to nearest.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -21,9 +19,9 @@ import torch
 from torch import Tensor
 
 from onnxq.errors import CalibrationError
-from onnxq.sites import Names, NameSet, Role
+from onnxq.sites import Role
 from torch_frontend.fake_quant.sums import keep_soft_sums, keep_sums
-from torch_frontend.quantizers.base import Options, Quantizer, Roles
+from torch_frontend.quantizers.base import Options, Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
 from torch_frontend.quantizers.specs import spread_values
 
@@ -42,10 +40,10 @@ class AdaRound(Quantizer):
 
     # The paper's stretch of the sigmoid, which lets h reach exactly 0 and 1.
     defaults: ClassVar[Options] = {"zeta": 1.1, "gamma": -0.1}
-    roles: ClassVar[Roles] = (Role.WEIGHT,)
-    slots: ClassVar[Names] = ("scale", "zero_point", "v")
+    roles = (Role.WEIGHT,)
+    slots = ("scale", "zero_point", "v")
     # A calibrated weight rounds to nearest until learning starts.
-    optional: ClassVar[NameSet] = frozenset({"v"})
+    optional = frozenset({"v"})
 
     def __init__(self, *args: Any, **where: Any) -> None:
         super().__init__(*args, **where)

@@ -236,8 +236,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
     def observe(self, x: Tensor) -> None:
         """Add x to the statistics. Raises CalibrationError naming the site on NaN or inf."""
         self._anchor = self._anchor.to(x.device)
-        if self._statistics is None:
-            self._statistics = self.statistics()
+        self._statistics = self._statistics or self.statistics()
         self._name_errors(lambda: self._statistics.update(x))
 
     def observations(self) -> Statistics | None:
@@ -261,7 +260,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """
         if self._statistics is None and self.calibrated:
             return
-        statistics = self._statistics if self._statistics is not None else self.statistics()
+        statistics = self._statistics or self.statistics()
         self.load_qparams(self._name_errors(statistics.qparams))
         self._statistics = None
 
@@ -343,8 +342,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         # A compiler follows no handler of errors.
         if torch.compiler.is_compiling():
             return self.fake_quantize(x)
-        y: Tensor = self._name_errors(lambda: self.fake_quantize(x))
-        return y
+        return self._name_errors(lambda: self.fake_quantize(x))
 
     def round_to_grid(self, x: Tensor, scale: Tensor | None = None, **how: Any) -> Tensor:
         """`torch_frontend.fake_quant.fake_quantize` with this quantizer's spec, qparams and sums.

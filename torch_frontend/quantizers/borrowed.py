@@ -21,7 +21,7 @@ from onnxq.errors import CalibrationError, ConfigError, PlanError
 from onnxq.sites import Names, Role
 from onnxq.spec import QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
-from torch_frontend.quantizers.base import Options, Quantizer, Roles
+from torch_frontend.quantizers.base import Options, Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
 from torch_frontend.quantizers.specs import mark_tensor
 
@@ -36,8 +36,8 @@ class Dynamic(Quantizer):
 
     defaults: ClassVar[Options] = {"scales": "tensor", "block_size": 32}
     choices: ClassVar[Mapping[str, Names]] = {"scales": ("tensor", "token", "block")}
-    roles: ClassVar[Roles] = (Role.ACTIVATION, Role.OUTPUT)
-    slots: ClassVar[Names] = ()
+    roles = (Role.ACTIVATION, Role.OUTPUT)
+    slots = ()
 
     def __init__(self, spec: QuantSpec, **where: Any) -> None:
         super().__init__(spec, **where)
@@ -186,16 +186,14 @@ class Follower(Quantizer):
 
     def qparams(self) -> QParams:
         """The leader's qparams."""
-        leading: QParams = self._name_errors(self.leader.qparams)
-        return leading
+        return self._name_errors(self.leader.qparams)
 
     def fake_quantize(self, x: Tensor) -> Tensor:
         """x on the leader's grid."""
         return self.leader.fake_quantize(x)
 
     def _read_qparams(self) -> tuple[Tensor, Tensor]:
-        leading: tuple[Tensor, Tensor] = self.leader._read_qparams()
-        return leading
+        return self.leader._read_qparams()
 
     # Its tensors are the leader's, which moves with the module that it stands in.
     def _apply(self, fn: Any, recurse: bool = True) -> Follower:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -26,7 +26,7 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
-from torch_frontend.quantizers.base import Quantizer, Roles
+from torch_frontend.quantizers.base import Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
 from torch_frontend.quantizers.specs import count_elements
 from torch_frontend.quantizers.statistics import Statistics, WeightRange
@@ -85,8 +85,6 @@ class DoReFa(Quantizer):
 
     spec: as configured; a weight's own `spec` has one bit more afterwards: DoReFa's k-bit values are odd integers.
     """
-
-    roles: ClassVar[Roles] = (Role.ACTIVATION, Role.WEIGHT, Role.OUTPUT)
 
     def __init__(
         self, spec: QuantSpec, *, site: str, role: Role = Role.ACTIVATION, **where: Any

@@ -50,7 +50,7 @@ from onnxq.errors import CalibrationError, ConfigError
 from onnxq.numerics import scale_floor, symmetric_steps
 from onnxq.sites import Names, NameSet, Role
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
-from torch_frontend.quantizers.base import Options, Quantizer, Roles
+from torch_frontend.quantizers.base import Options, Quantizer
 from torch_frontend.quantizers.registry import register_quantizer
 from torch_frontend.quantizers.specs import (
     count_elements,
@@ -137,8 +137,8 @@ class MeanMagnitude:
             raise observers.base.make_empty_error("LSQ")
         mean = (self._sums[0] / self._sums[1]).numpy()
         if self._range is None:
-            zero: Any = np.full(mean.shape, find_zero_point(self.spec))
-            steps: Any = symmetric_steps(self.spec)
+            zero = np.full(mean.shape, find_zero_point(self.spec))
+            steps = symmetric_steps(self.spec)
         else:
             zero = self._range.qparams().zero_point
             # p stands for the longer side, see above.
@@ -270,8 +270,8 @@ class PACT(LearnedQuantizer):
 
     # alpha 10: the start in the paper's experiments.
     defaults: ClassVar[Options] = {"init": "paper", "alpha": 10.0, "l2": 1e-4}
-    roles: ClassVar[Roles] = (Role.ACTIVATION, Role.OUTPUT)
-    slots: ClassVar[Names] = ("alpha", "zero_point")
+    roles = (Role.ACTIVATION, Role.OUTPUT)
+    slots = ("alpha", "zero_point")
 
     def __init__(self, spec: QuantSpec, **where: Any) -> None:
         super().__init__(spec, **where)

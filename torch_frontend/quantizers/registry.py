@@ -1,7 +1,5 @@
 """Quantizers by the names that configurations use, and the plainest of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

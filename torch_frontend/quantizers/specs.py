@@ -1,7 +1,5 @@
 """A QuantSpec as quantizers read it: the groups of its scales, the qparams it may have, its node in an ONNX export."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -176,7 +174,7 @@ def mark_tensor(
     the reader of the marker rounds the zero point. Both None for a spec that is dynamic.
     """
     # Levels and bits: a narrow range has fewer levels than its bits.
-    attrs: dict[str, Any] = {
+    attrs = {
         "site": site,
         "role": str(role),
         "qmin": spec.qmin,
@@ -194,7 +192,4 @@ def mark_tensor(
     if spec.dynamic:
         attrs["dynamic"] = 1
     inputs = (x,) if scale is None or zero_point is None else (x, scale, zero_point)
-    result: Tensor = torch.onnx.ops.symbolic(
-        MARKER, inputs, attrs, dtype=x.dtype, shape=x.shape, version=1
-    )
-    return result
+    return torch.onnx.ops.symbolic(MARKER, inputs, attrs, dtype=x.dtype, shape=x.shape, version=1)

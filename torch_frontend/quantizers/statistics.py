@@ -11,12 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from onnxq import numerics, observers
-from onnxq.arrays import Array64, Floats
+from onnxq.arrays import Floats
 from onnxq.errors import CalibrationError, ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, PerTensor, QParams, QuantSpec
-
-Range = tuple[Array64, Array64]
 
 
 class Statistics(Protocol):
@@ -86,18 +84,13 @@ class ActivationRange:
             for mine, theirs in zip(self._channels, other._channels, strict=True):
                 mine.merge(theirs)
 
-    def range(self) -> Range:
-        """(lo, hi) of the shape of the scales."""
+    def qparams(self) -> QParams:
+        """Qparams of the observed range."""
         if not self._channels:
             raise observers.base.make_empty_error(self.observer.name)
         ends = [observer.range() for observer in self._channels]
-        if self.spec.has_one_scale:
-            return ends[0]
-        return np.stack([lo for lo, _ in ends]), np.stack([hi for _, hi in ends])
-
-    def qparams(self) -> QParams:
-        """Qparams of the observed range."""
-        return numerics.qparams_from_range(*self.range(), self.spec, origin=self.observer.name)
+        low, high = ends[0] if self.spec.has_one_scale else map(np.stack, zip(*ends, strict=True))
+        return numerics.qparams_from_range(low, high, self.spec, origin=self.observer.name)
 
 
 class WeightRange:

@@ -1,7 +1,5 @@
 """Duties of a training loop towards its quantizers: legal values after each step, NaN checks, penalties in the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -69,19 +67,20 @@ class PostStep:
         for quantizer in self.quantizers:
             quantizer.keep_legal()
         self._steps += 1
+        learned = self._list_learned()
         # On the CPU there is nothing to wait for, so the check is made at every step.
-        if all(tensor.device.type == "cpu" for _, tensor in self._list_learned()):
+        if all(tensor.device.type == "cpu" for _, tensor in learned):
             self.check()
         elif self._steps % self.every == 0:
             # Not arrived yet: the next round will show the same NaN, since NaN stays.
             if self._pending is not None and self._pending[2].query():
                 self._report_faults(*self._pending[:2])
-            self._pending = self._send_flags()
+            self._pending = self._send_flags(*_flag_finite(learned))
 
     def check(self) -> None:
         """Wait for the device. Raises CalibrationError naming the first site with NaN or inf."""
-        names, flags = self._flag_finite()
-        if flags is not None:
+        if learned := self._list_learned():
+            names, flags = _flag_finite(learned)
             self._report_faults(names, flags.cpu())
 
     def _list_learned(self) -> list[tuple[str, Tensor]]:
@@ -93,26 +92,8 @@ class PostStep:
             if (tensor := getattr(quantizer, slot)) is not None
         ]
 
-    def _flag_finite(self) -> tuple[list[str], Tensor | None]:
-        """Sites, and a bool tensor on the device: True where the slot is finite. None if nothing is learned."""
-        learned = self._list_learned()
-        if not learned:
-            return [], None
-        # Of a sharded tensor (DTensor) each rank checks its own part: gathering would make all ranks wait at each step.
-        parts = [
-            tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
-            for _, tensor in learned
-        ]
-        flags = [part.isfinite().all() for part in parts]
-        return [name for name, _ in learned], torch.stack(
-            [flag.to(flags[0].device) for flag in flags]
-        )
-
-    def _send_flags(self) -> tuple[list[str], Tensor, Any] | None:
+    def _send_flags(self, names: list[str], flags: Tensor) -> tuple[list[str], Tensor, Any]:
         """Start to copy the flags to the host: (sites, flags there, event that says they have arrived)."""
-        names, flags = self._flag_finite()
-        if flags is None:
-            return None
         # Only pinned memory is copied without blocking the host.
         host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
         host.copy_(flags, non_blocking=True)
@@ -131,3 +112,14 @@ class PostStep:
                 "if the loss was NaN before, look there first",
                 code="Q510",
             )
+
+
+def _flag_finite(learned: list[tuple[str, Tensor]]) -> tuple[list[str], Tensor]:
+    """Sites, and a bool tensor on the device: True where the slot is finite."""
+    # Of a sharded tensor (DTensor) each rank checks its own part: gathering would make all ranks wait at each step.
+    parts = [
+        tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+        for _, tensor in learned
+    ]
+    flags = [part.isfinite().all() for part in parts]
+    return [name for name, _ in learned], torch.stack([flag.to(flags[0].device) for flag in flags])

@@ -71,24 +71,16 @@ class UnitCache:
 
     def draw_samples(self, size: int, generator: torch.Generator, mixed: bool) -> Record:
         """`size` random samples (all if there are fewer), from all batches (mixed) or from one."""
-        if mixed:
-            rows = torch.randperm(self.count, generator=generator)[:size].tolist()
-            return self._stack_rows([self._locate_row(row) for row in rows])
-        record = self.records[int(torch.randint(len(self.records), (1,), generator=generator))]
-        if any(
-            not isinstance(v, Tensor) for v in record.inputs
-        ):  # sizes and the like fit the whole batch only
-            return self._move_to_device(record)
-        rows = torch.randperm(len(record.target), generator=generator)[:size].tolist()
-        return self._stack_rows([(record, row) for row in rows])
-
-    def _locate_row(self, row: int) -> tuple[Record, int]:
-        """(record, row in it) of a row counted over all records."""
-        for record in self.records:
-            if row < len(record.target):
-                return record, row
-            row -= len(record.target)
-        raise IndexError(row)
+        records = self.records
+        if not mixed:
+            record = records[int(torch.randint(len(records), (1,), generator=generator))]
+            # Sizes and the like fit the whole batch only.
+            if not all(isinstance(value, Tensor) for value in record.inputs):
+                return self._move_to_device(record)
+            records = [record]
+        places = [(record, row) for record in records for row in range(len(record.target))]
+        rows = torch.randperm(len(places), generator=generator)[:size].tolist()
+        return self._stack_rows([places[row] for row in rows])
 
     def _stack_rows(self, picked: list[tuple[Record, int]]) -> Record:
         """A Record of these rows, on the model's device; values that are no samples are those of the first."""

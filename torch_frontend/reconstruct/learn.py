@@ -1,7 +1,5 @@
 """Learning of one unit: its weights' roundings, and its activations' scales, towards its output in float."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -128,16 +126,16 @@ def learn_unit(
     unit: Unit,
     cache: UnitCache,
     settings: Settings,
-    *,
     qdrop: float,
-    report: Callable[[int, float], None],
+    place: tuple[int, int],
+    progress: Report | None,
 ) -> UnitResult:
     """Learn the unit's roundings from the cached samples; every weight quantizer that is on must be an AdaRound.
 
     Adam on v, and on the scales that the unit owns if their rate is not 0. Loss: squared error of the output
     relative to that of rounding to nearest, plus the regularizer. If the error on all samples is not lower in the end,
-    rounding to nearest and the old scales are restored. report: called every 100 steps with iteration and mean squared
-    error.
+    rounding to nearest and the old scales are restored. place: index of the unit, and the number of all. progress: told
+    every 100 steps.
     """
     roundings = unit.weights
     # Of activations to learn here: the quantizer's learned slots, or a uniform one's scale.
@@ -157,8 +155,8 @@ def learn_unit(
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_require_gradients_of(unit.module, [scale for _, scale in moving]))
-        _start_roundings(unit, roundings, cache)
-        _optimize_unit(unit, cache, settings, roundings, moving, qdrop, before, report)
+        _start_roundings(unit, cache)
+        _optimize_unit(unit, cache, settings, moving, qdrop, before, place, progress)
     for rounding in roundings:
         rounding.stop_learning()
     after = _measure_error(unit, cache)
@@ -201,7 +199,7 @@ def _require_gradients_of(module: nn.Module, scales: list[Tensor]) -> Iterator[N
             tensor.grad = None
 
 
-def _start_roundings(unit: Unit, roundings: list[AdaRound], cache: UnitCache) -> None:
+def _start_roundings(unit: Unit, cache: UnitCache) -> None:
     """Start every rounding with its float weight, caught in one run of the unit."""
     # A weight may be a Parameter, or computed from some in the graph: only the call shows it.
 
@@ -210,7 +208,7 @@ def _start_roundings(unit: Unit, roundings: list[AdaRound], cache: UnitCache) ->
             rounding.start_learning(inputs[0])
 
     with ExitStack() as stack:
-        for rounding in roundings:
+        for rounding in unit.weights:
             stack.enter_context(rounding.register_forward_pre_hook(begin))
         stack.enter_context(torch.no_grad())
         unit.run(*cache.draw_samples(1, torch.Generator(), cache.can_mix()).inputs)
@@ -220,17 +218,18 @@ def _optimize_unit(
     unit: Unit,
     cache: UnitCache,
     settings: Settings,
-    roundings: list[AdaRound],
     moving: list[tuple[Quantizer, Tensor]],
     qdrop: float,
     nearest: float,
-    report: Callable[[int, float], None],
+    place: tuple[int, int],
+    progress: Report | None,
 ) -> None:
     # Each unit has random numbers of its own, which do not depend on the units before it. drops draws on the device:
     # one number per element of an activation.
     seed = settings.seed ^ crc32(unit.name.encode())
     picks = torch.Generator().manual_seed(seed)
     drops = torch.Generator(cache.device).manual_seed(seed)
+    roundings = unit.weights
     # Roundings have a rate of their own that stays; that of scales falls.
     optimizers = [torch.optim.Adam([rounding.v for rounding in roundings], lr=settings.lr)]
     if moving:
@@ -259,8 +258,10 @@ def _optimize_unit(
                 stepper.step()
             for quantizer, _ in moving:
                 quantizer.keep_legal()
-            if step % _EVERY == 0 or step == settings.iterations - 1:
-                report(step + 1, float(error.detach()))
+            last = step == settings.iterations - 1
+            if progress is not None and (step % _EVERY == 0 or last):
+                state = (step + 1, settings.iterations, float(error.detach()))
+                progress(LearningProgress(unit.name, *place, *state))
 
 
 def _measure_error(unit: Unit, cache: UnitCache) -> float:

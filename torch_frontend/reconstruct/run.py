@@ -1,13 +1,12 @@
 """reconstruct(): learn the roundings of a calibrated model from a few samples, unit by unit, first to last."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map_only
 
 from onnxq.errors import CalibrationError, ConfigError, DataError, PlanError, suggest_names
 from onnxq.sites import Refusal
@@ -17,7 +16,6 @@ from torch_frontend.quantizers.learned import LSQ, LSQPlus
 from torch_frontend.reconstruct.cache import Record, UnitCache
 from torch_frontend.reconstruct.learn import (
     METHODS,
-    LearningProgress,
     Reconstruction,
     Report,
     Settings,
@@ -86,11 +84,10 @@ def reconstruct(
             if not own or again:
                 continue
             learned.update((id(quantizer), unit.name) for quantizer in own)
-            place = (unit.name, index, len(units))
-            report = partial(_report_progress, progress, *place, settings.iterations)
+            place = (index, len(units))
             with UnitCache(settings.cache_bytes) as cache:
                 _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
-                done.append(learn_unit(unit, cache, settings, qdrop=qdrop, report=report))
+                done.append(learn_unit(unit, cache, settings, qdrop, place, progress))
     return Reconstruction(method=method, units=tuple(done), refusals=tuple(refusals))
 
 
@@ -106,19 +103,6 @@ def _check_method(method: str, qdrop: float) -> None:
             "the paper takes 0.5; 0 switches it off",
             code="Q318",
         )
-
-
-def _report_progress(
-    progress: Report | None,
-    unit: str,
-    index: int,
-    units: int,
-    iterations: int,
-    step: int,
-    loss: float,
-) -> None:
-    if progress is not None:
-        progress(LearningProgress(unit, index, units, step, iterations, loss))
 
 
 def as_adaround(quantizer: Quantizer) -> AdaRound | None:
@@ -202,11 +186,8 @@ def _collect_batches(data: Iterable[Any], samples: int) -> list[Inputs]:
         ]
         size = len(tensors[0]) if tensors else 0
         if size > samples:
-            args = tuple(_cut_value(value, size, samples) for value in inputs.args)
-            inputs = Inputs(
-                args,
-                {key: _cut_value(value, size, samples) for key, value in inputs.kwargs.items()},
-            )
+            cut = partial(_cut_tensor, size=size, samples=samples)
+            inputs = tree_map_only(Tensor, cut, inputs)
         if size:
             batches.append(inputs)
             samples -= size
@@ -222,12 +203,8 @@ def _collect_batches(data: Iterable[Any], samples: int) -> list[Inputs]:
     return batches
 
 
-def _cut_value(value: Any, size: int, samples: int) -> Any:
-    return (
-        value[:samples]
-        if isinstance(value, Tensor) and value.dim() and len(value) == size
-        else value
-    )
+def _cut_tensor(value: Tensor, size: int, samples: int) -> Tensor:
+    return value[:samples] if value.dim() and len(value) == size else value
 
 
 def _find_units(
@@ -243,9 +220,7 @@ def _find_units(
                 if method == "adaround"
                 else regions.list_blocks(settings.max_layers)
             )
-        return [
-            graph_unit(model, region.name, list(region.nodes), region.exit) for region in chosen
-        ]
+        return [graph_unit(model, region) for region in chosen]
     if blocks is None and method == "brecq":
         raise ConfigError(
             "method 'brecq'",

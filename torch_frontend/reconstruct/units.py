@@ -7,8 +7,6 @@ is a unit of its own. The activations behind a unit's last operator and the quan
 A unit is such a part of a model, which runs alone on inputs caught in runs of the whole model.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -285,15 +283,16 @@ def module_unit(model: nn.Module, name: str) -> Unit:
 
     def run(*flat: Any) -> Tensor:
         args, kwargs = tree.tree_unflatten(list(flat), layouts[0])
-        result: Tensor = module(*args, **kwargs)
-        return result
+        return module(*args, **kwargs)
 
     return Unit(name, run, catch, module, owned=quantizers_of(module))
 
 
-def graph_unit(model: fx.GraphModule, name: str, region: list[fx.Node], exit_: fx.Node) -> Unit:
-    """Nodes of a graph as a unit. region: in topological order, with `exit_`; values read from outside are inputs."""
-    inside = set(region)
+def graph_unit(model: fx.GraphModule, region: Region) -> Unit:
+    """A region of a graph as a unit; values read from outside are inputs."""
+    name = region.name
+    exit_ = region.exit
+    inside = set(region.nodes)
     part, entries = _extract_part(model, inside, exit_)
     wanted = {*entries, exit_}
     caught: dict[fx.Node, Any] = {}

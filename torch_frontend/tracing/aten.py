@@ -1,7 +1,5 @@
 """ATen's operators as the torch functions and tensor methods that call them, which the registry knows."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -41,7 +39,7 @@ def convert_calls(graph: fx.Graph) -> None:
 
 def read_aten_name(node: fx.Node) -> str:
     """Name of the operator of ATen that a node calls; "" for others."""
-    target: Any = node.target
+    target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return ""
     return str(target._schema.name.removeprefix("aten::"))
@@ -49,7 +47,7 @@ def read_aten_name(node: fx.Node) -> str:
 
 def _rewrite_call(node: fx.Node, rewrite: Rewrite) -> None:
     """Call what the rewrite makes of the arguments, by their names in ATen's schema; nothing where it is open."""
-    target: Any = node.target
+    target = node.target
     parameters = target._schema.arguments
     arguments = {a.name: a.default_value for a in parameters if a.has_default_value()}
     arguments |= dict(zip((a.name for a in parameters), node.args, strict=False)) | node.kwargs

@@ -7,11 +7,10 @@ Folded into the layer in front, y = γ (Wx + b − μ) / √(σ² + ε) + β = (
 factor an output channel.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -156,7 +155,7 @@ def _make_module(
 ) -> BatchNorm:
     """The module of a call. tensors: names of the batch norm's -> the reads of attributes that give them."""
     values = {
-        name: _read_attribute(model, source)
+        name: attrgetter(str(source.target))(model)
         for name, source in tensors.items()
         if source is not None
     }
@@ -183,12 +182,6 @@ def _make_module(
     return module
 
 
-def _read_attribute(model: fx.GraphModule, node: fx.Node) -> Tensor:
-    path, _, name = str(node.target).rpartition(".")
-    value: Tensor = getattr(model.get_submodule(path), name)
-    return value
-
-
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, *_TRANSPOSED)
 
@@ -200,13 +193,10 @@ def fold_batch_norms(model: fx.GraphModule) -> Outcomes:
     """
     outcomes: Outcomes = []
     for node, source, why in find_layers(model, lambda value: value):
-        name = read_name(node)
-        path = name.name if name is not None else str(node.target)
-        if why is not None:
-            outcomes.append((path, f"not folded into {source.target}: {why}"))
-            continue
-        fold_call(model, node, source)
-        outcomes.append((path, f"folded into {source.target}"))
+        outcome = f"folded into {source.target}"
+        outcomes.append((read_name(node).name, outcome if why is None else f"not {outcome}: {why}"))
+        if why is None:
+            fold_call(model, node, source)
     model.delete_all_unused_submodules()  # the folded batch norms
     return outcomes
 
@@ -218,40 +208,29 @@ def find_layers(
 
     see_through: the value behind a batch norm's argument, where calls between the two compute nothing.
     """
-    calls = Counter(str(node.target) for node in model.graph.find_nodes(op="call_module"))
-    # How many modules hold each Parameter: a tied weight must not be scaled for one of them.
-    holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     folds = []
     for node in model.graph.nodes:
-        norm = find_module(model, node)
-        if not isinstance(norm, _BatchNorm):
-            continue
-        source = see_through(node.args[0] if node.args else None)
-        layer = find_module(model, source)
-        if isinstance(layer, _LAYERS):
-            folds.append(
-                (node, source, _explain_conflict(node, source, norm, layer, calls, holders))
-            )
+        if isinstance(find_module(model, node), _BatchNorm):
+            source = see_through(node.args[0] if node.args else None)
+            if isinstance(find_module(model, source), _LAYERS):
+                folds.append((node, source, _explain_conflict(model, node, source)))
     return folds
 
 
-def _explain_conflict(
-    node: fx.Node,
-    source: fx.Node,
-    norm: nn.Module,
-    layer: nn.Module,
-    calls: Counter[str],
-    holders: Counter[int],
-) -> str | None:
-    """Reason why folding would change another result, or None."""
+def _explain_conflict(model: fx.GraphModule, node: fx.Node, source: fx.Node) -> str | None:
+    """Reason why folding the batch norm that a node calls would change another result, or None. source: its layer."""
+    layer = find_module(model, source)
     if len(list_readers(source)) > 1:
         return "others read its result too"
-    if calls[str(source.target)] > 1 or calls[str(node.target)] > 1:
+    targets = [call.target for call in model.graph.find_nodes(op="call_module")]
+    if targets.count(source.target) > 1 or targets.count(node.target) > 1:
         return "one of the two is called more than once"
-    if getattr(norm, "running_mean", None) is None:
+    if getattr(find_module(model, node), "running_mean", None) is None:
         return "the batch norm keeps no running statistics"
     if explain_unconvertible(layer) is not None:
         return "the layer's weight is computed"
+    # A tied weight must not be scaled for one of its layers.
+    holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     if any(holders[id(p)] > 1 for p in (layer.weight, layer.bias) if p is not None):
         return "the layer's weight is another layer's too"
     # BatchNorm1d normalizes axis 1, which is a Linear's feature axis only for [N, features].
@@ -307,7 +286,6 @@ def fold_tensors(layer: nn.Module, folded: Folded) -> tuple[Tensor, Tensor]:
     factor, shift = _find_factors(folded.tensors, folded.eps)
     weight = folded.tensors["weight"]
     bias = folded.tensors.get("bias")
-    assert weight is not None
     # float64, rounded once at the end.
     scaled = (weight.detach().double() * _spread_factors(layer, weight, factor)).to(weight.dtype)
     shifted = shift if bias is None else shift + bias.detach().double() * factor
@@ -319,7 +297,7 @@ def fold_layer(layer: nn.Module, norm: nn.Module) -> nn.Module:
 
     Its attribute `folded` holds the tensors of both.
     """
-    copy: Any = copy_shallowly(layer)
+    copy = copy_shallowly(layer)
     trains = copy.weight.requires_grad
     copy.folded = Folded({"weight": copy.weight, "bias": copy.bias, **_read_norm(norm)}, norm.eps)  # type: ignore
     weight, bias = fold_tensors(layer, copy.folded)

@@ -4,8 +4,6 @@ The graph that comes out has the layers of the model as calls again, and torch's
 so that everything behind it reads one form of graph.
 """
 
-from __future__ import annotations
-
 import inspect
 import io
 import logging
@@ -29,7 +27,7 @@ from torch_frontend.tracing.aten import convert_calls, read_aten_name
 from torch_frontend.tracing.leaves import CallsOutside, IsLeaf, LeafCall, insert_leaves, mark_leaves
 from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path, name_arguments
 from torch_frontend.tracing.signature import CHECKS, read_sizes, require_default, restore_signature
-from torch_frontend.tracing.simplify import ATTENTION_DROPOUT
+from torch_frontend.tracing.simplify import ATTENTION_DROPOUT, DROPOUTS
 from torch_frontend.tracing.tracer import (
     GraphOrigin,
     Traced,
@@ -43,12 +41,7 @@ from torch_frontend.tracing.values import keep_buffers, keep_modes
 
 # Functions that take a mode, which a graph follows: their names and numbers decide nothing.
 _FOLLOWING = (
-    functional.dropout,
-    torch.dropout,
-    functional.dropout1d,
-    functional.dropout2d,
-    functional.dropout3d,
-    functional.alpha_dropout,
+    *DROPOUTS,
     functional.scaled_dot_product_attention,
     functional.batch_norm,
 )
@@ -150,7 +143,7 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
         root.__dict__[table].update(model.__dict__[table])
     root.training = model.training
     operators = [(node, read_aten_name(node)) for node in graph.nodes]
-    modes: Refusals = ()
+    modes = ()
     if any(name for _, name in operators):
         flags = [
             name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1])
@@ -265,7 +258,6 @@ def _copy_graph(graph: fx.Graph) -> fx.Graph:
     """A copy that no module owns."""
     copy = fx.Graph()
     end = copy.graph_copy(graph, {}, return_output_node=True)
-    assert isinstance(end, tuple)
     copy.output(end[0]).meta = dict(end[1].meta)
     # The form of arguments and results; torch warns of copies of it.
     copy.set_codegen(graph._codegen)
@@ -286,8 +278,7 @@ def _widen_batch(inputs: Inputs) -> Inputs:
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if _has_batch(leaf)]
     if not tensors or any(tensor.shape[0] != 1 for tensor in tensors):
         return inputs
-    widened: Inputs = pytree.tree_map(lambda x: torch.cat([x, x]) if _has_batch(x) else x, inputs)
-    return widened
+    return pytree.tree_map(lambda x: torch.cat([x, x]) if _has_batch(x) else x, inputs)
 
 
 def _has_batch(value: Any) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from torch_frontend.tracing.modules import Kwargs, read_stack
+from torch_frontend.tracing.modules import Kwargs, read_key, read_stack
 
 IsLeaf = Callable[[nn.Module, str], bool]
 
@@ -96,58 +96,44 @@ def mark_leaves(model: nn.Module, is_leaf: IsLeaf) -> Iterator[list[LeafCall]]:
     calls: list[LeafCall] = []
     # Of layers that are running: only the outermost is marked.
     stack: list[int] = []
+
+    def mark_inputs(path: str, _: nn.Module, args: Any, kwargs: Kwargs) -> Any:
+        number = len(calls)
+        stack.append(number)
+        if len(stack) > 1:
+            return None
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        plain = [None if k in tensors else leaf for k, leaf in enumerate(leaves)]
+        whole = all(isinstance(leaf, fx.node.base_types) or leaf is None for leaf in plain)
+        calls.append(LeafCall(path, plain, tensors, spec, [], whole))
+        for k in tensors:
+            leaves[k] = mark_boundary(leaves[k], number, k)
+        return pytree.tree_unflatten(leaves, spec)
+
+    def mark_results(_: nn.Module, __: Any, output: Any) -> Any:
+        number = stack.pop()
+        if stack:
+            return None
+        results, spec = pytree.tree_flatten_with_path(output)
+        leaves = [leaf for _, leaf in results]
+        call = calls[number]
+        call.results = [tuple(map(read_key, path)) for path, _ in results]
+        reachable = all(None not in keys for keys in call.results)
+        call.whole = call.whole and reachable and all(isinstance(leaf, Tensor) for leaf in leaves)
+        for k, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                # Results count down from -1, inputs up from 0.
+                leaves[k] = mark_boundary(leaf, number, -1 - k)
+        return pytree.tree_unflatten(leaves, spec)
+
     with ExitStack() as hooks:
         for path, module in model.named_modules():
             if path and is_leaf(module, path):
-                mark = partial(_mark_inputs, calls, stack, path)
+                mark = partial(mark_inputs, path)
                 hooks.enter_context(module.register_forward_pre_hook(mark, with_kwargs=True))
-                hooks.enter_context(
-                    module.register_forward_hook(partial(_mark_results, calls, stack))
-                )
+                hooks.enter_context(module.register_forward_hook(mark_results))
         yield calls
-
-
-def _mark_inputs(
-    calls: list[LeafCall],
-    stack: list[int],
-    path: str,
-    module: nn.Module,
-    args: Any,
-    kwargs: Kwargs,
-) -> Any:
-    number = len(calls)
-    stack.append(number)
-    if len(stack) > 1:
-        return None
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    plain = [None if k in tensors else leaf for k, leaf in enumerate(leaves)]
-    whole = all(isinstance(leaf, fx.node.base_types) or leaf is None for leaf in plain)
-    calls.append(LeafCall(path, plain, tensors, spec, [], whole))
-    for k in tensors:
-        leaves[k] = mark_boundary(leaves[k], number, k)
-    return pytree.tree_unflatten(leaves, spec)
-
-
-def _mark_results(
-    calls: list[LeafCall], stack: list[int], module: nn.Module, args: Any, output: Any
-) -> Any:
-    number = stack.pop()
-    if stack:
-        return None
-    results, spec = pytree.tree_flatten_with_path(output)
-    call = calls[number]
-    call.results = [
-        tuple(getattr(key, "idx", getattr(key, "key", None)) for key in path) for path, _ in results
-    ]
-    leaves = [leaf for _, leaf in results]
-    reachable = all(None not in keys for keys in call.results)
-    call.whole = call.whole and reachable and all(isinstance(leaf, Tensor) for leaf in leaves)
-    for k, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
-            # Results count down from -1, inputs up from 0.
-            leaves[k] = mark_boundary(leaf, number, -1 - k)
-    return pytree.tree_unflatten(leaves, spec)
 
 
 def insert_leaves(graph: fx.Graph, calls: list[LeafCall]) -> None:

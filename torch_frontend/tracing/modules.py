@@ -1,7 +1,5 @@
 """Modules, attributes and calls of a graph by their dotted paths; the arguments of a call."""
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -44,6 +42,11 @@ def find_module(model: nn.Module, node: Any) -> nn.Module | None:
 def name_arguments(node: fx.Node, *names: str) -> Kwargs:
     """Name -> value of a call's arguments. names: of the first positions."""
     return dict(zip(names, node.args, strict=False)) | node.kwargs
+
+
+def read_key(key: Any) -> Any:
+    """The index or name of one step of a path that pytree gives; None of other steps."""
+    return getattr(key, "idx", getattr(key, "key", None))
 
 
 def read_stack(node: fx.Node) -> Kwargs:

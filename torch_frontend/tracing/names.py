@@ -1,7 +1,5 @@
 """Names of graph values: the path of the module that makes them, never a position."""
 
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from collections.abc import Collection
@@ -55,8 +53,7 @@ class CallName:
 
 def read_name(node: fx.Node) -> CallName | None:
     """The name of a node's call; None for inputs, parameters, sizes and elements of tuples."""
-    name: CallName | None = node.meta.get(_NAMED)
-    return name
+    return node.meta.get(_NAMED)
 
 
 def read_op(node: fx.Node) -> str:

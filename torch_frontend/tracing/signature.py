@@ -1,7 +1,5 @@
 """Arguments and results of a forward: those fixed while tracing are checked in each run; flat ones are packed again."""
 
-from __future__ import annotations
-
 import inspect
 import operator
 from collections.abc import Collection, Mapping
@@ -15,7 +13,7 @@ from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
 from onnxq.errors import DataError
-from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path
+from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path, read_key
 
 
 def find_fixed_arguments(model: nn.Module, arguments: Collection[str] | None) -> Kwargs:
@@ -195,7 +193,7 @@ def _connect_input(graph: fx.Graph, node: fx.Node, name: str, value: Any, defaul
             inside = isinstance(key, pytree.GetAttrKey)
             at = graph.call_function(
                 getattr if inside else operator.getitem,
-                (at, key.name if inside else getattr(key, "idx", getattr(key, "key", None))),
+                (at, key.name if inside else read_key(key)),
             )
         if not isinstance(example, (Tensor, torch.SymInt)):
             graph.call_function(require_default, (at, name, example))

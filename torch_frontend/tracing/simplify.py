@@ -1,7 +1,5 @@
 """Rewrites of a new graph that change no value: in-place writes, identities, elements of lists, composed products."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 
@@ -20,7 +18,7 @@ from torch_frontend.tracing.modules import (
 )
 from torch_frontend.tracing.names import scope_of
 
-_DROPOUTS: dict[Any, type[nn.Module]] = {
+DROPOUTS: dict[Any, type[nn.Module]] = {
     functional.dropout: nn.Dropout,
     torch.dropout: nn.Dropout,
     functional.dropout1d: nn.Dropout1d,
@@ -67,13 +65,13 @@ def replace_dropouts(model: fx.GraphModule) -> None:
             node.args = tuple(arguments.pop(name) for name in ("query", "key", "value"))
             node.kwargs = arguments
             name = "scaled_dot_product_attention"
-            dropout: nn.Module = AttentionDropout(node.meta[ATTENTION_DROPOUT])
-        elif node.op == "call_function" and node.target in _DROPOUTS:
+            dropout = AttentionDropout(node.meta[ATTENTION_DROPOUT])
+        elif node.op == "call_function" and node.target in DROPOUTS:
             arguments = name_arguments(node, "input", "p", "training")
             if bool(arguments.get("training", True)) != model.training:
                 continue  # the user wrote a constant
             name = "dropout"
-            dropout = _DROPOUTS[node.target](float(arguments.get("p", 0.5)))
+            dropout = DROPOUTS[node.target](float(arguments.get("p", 0.5)))
             node.args = (arguments["input"],)
             node.kwargs = {}
         else:

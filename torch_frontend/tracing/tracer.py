@@ -33,6 +33,8 @@ from torch_frontend.tracing.values import keep_modes, use_eval_mode
 # Key of a node's meta, there while tracing only.
 _FAKE = "onnxq_fake"
 _UNKNOWN = object()
+# Values of the forward's parameters, by name.
+Arguments = Mapping[str, Any] | None
 
 
 class KnowingProxy(fx.Proxy):
@@ -61,20 +63,21 @@ def read_example_value(proxy: fx.Proxy) -> Any:
 class Example:
     """Values of the example, call by call.
 
-    given: argument -> value. specialised: scopes whose control flow the example has decided, as ordered keys.
+    given: argument -> value; None: all values are unknown. specialised: scopes whose control flow the example has
+    decided, as ordered keys.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Arguments) -> None:
         # Parameters stay real tensors: only their shapes are read.
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.given = pytree.tree_map_only(Tensor, self.mode.from_tensor, dict(given))
+        self.given = pytree.tree_map_only(Tensor, self.mode.from_tensor, given)
         # True while a call is repeated; the tracer must not record these calls.
         self.running = False
         self.specialised: dict[str, None] = {}
 
     def repeat_call(self, root: nn.Module, node: fx.Node) -> None:
         """Repeat the node's call on the example's values of its arguments."""
-        if self.running or node.op == "output":
+        if self.given is None or self.running or node.op == "output":
             return
         if any(source.meta.get(_FAKE, _UNKNOWN) is _UNKNOWN for source in node.all_input_nodes):
             return
@@ -123,8 +126,6 @@ def forget_example(graph: fx.Graph) -> None:
         node.meta.pop(_FAKE, None)
 
 
-# Values of the forward's parameters, by name.
-Arguments = Mapping[str, Any] | None
 # Traces of the whole model, one per module that fails; beyond that it is converted layer by layer.
 _TRIES = 64
 
@@ -182,7 +183,7 @@ class Tracer(fx.Tracer):
         given: Arguments = None,
     ) -> None:
         super().__init__()
-        self.example = None if given is None else Example(given)
+        self.example = Example(given)
         self.skip = tuple(skip)
         self.opaque = opaque
         self.fixed = fixed or {}
@@ -216,39 +217,34 @@ class Tracer(fx.Tracer):
         return default
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
-        """As fx; with an example the call is repeated on it."""
+        """As fx; the call is repeated on the example."""
         proxy = super().create_proxy(*args, **kwargs)
-        if self.example is not None:
-            self.example.repeat_call(self.root, proxy.node)
+        self.example.repeat_call(self.root, proxy.node)
         return proxy
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        """As fx; with an example, a proxy that has a length."""
-        return fx.Proxy(node, self) if self.example is None else KnowingProxy(node, self)
+        """A proxy that has a length where its value in the example has one."""
+        return KnowingProxy(node, self)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """As fx; while a call is repeated on the example, parameters are themselves."""
-        if self.example is not None and self.example.running:
+        if self.example.running:
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Outcome of an `if` on sizes and types in the example."""
-        known = (
-            None if self.example is None else self.example.decide_truth(obj, self.scope.module_path)
-        )
+        known = self.example.decide_truth(obj, self.scope.module_path)
         return super().to_bool(obj) if known is None else known
 
     def iter(self, obj: fx.Proxy) -> Any:
         """Iterate over a shape as often as in the example."""
-        known = (
-            None if self.example is None else self.example.list_items(obj, self.scope.module_path)
-        )
+        known = self.example.list_items(obj, self.scope.module_path)
         return super().iter(obj) if known is None else known
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
         """As fx, with the traceable form of torch's transformer modules; remembers the innermost module that failed."""
-        if self.example is not None and self.example.running:
+        if self.example.running:
             return forward(*args, **kwargs)
         form = TRACEABLE_FORMS.get(type(m))
         if form is not None:
@@ -281,7 +277,7 @@ def trace_model(
     if any(parameters[name].kind is inspect.Parameter.VAR_KEYWORD for name in arguments or ()):
         return Untraceable("it is called with arguments that its forward does not name")
     # Used only where a plain trace fails: it fixes the shapes that decide control flow.
-    example: Arguments = None
+    example = None
     for _ in range(_TRIES):
         tracer = Tracer(skip, frozenset(failed), fixed, example)
         try:
@@ -299,7 +295,7 @@ def trace_model(
         called = {str(node.target) for node in graph.find_nodes(op="call_module")}
         refusals = [_make_refusal(name, why) for name, why in failed.items() if name in called]
         modes = _compare_modes(root, tracer, graph, example)
-        shaped = () if tracer.example is None else tuple(tracer.example.specialised)
+        shaped = tuple(tracer.example.specialised)
         forget_example(graph)
         return Traced(
             tracer.root, graph, tuple(refusals), tuple(tracer.skipped), tuple(fixed), modes, shaped

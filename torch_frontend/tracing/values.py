@@ -1,7 +1,5 @@
 """Shapes and types of the float model's values, from one run with the user's example."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -132,8 +130,7 @@ def bind_inputs(graph: fx.Graph, inputs: Inputs) -> list[Any]:
 
 def shape_of(node: fx.Node) -> Shape | None:
     """The value's shape in the example; None if unknown or no tensor."""
-    shape: Shape | None = node.meta.get(_SHAPE)
-    return shape
+    return node.meta.get(_SHAPE)
 
 
 def is_float(node: fx.Node) -> bool:
@@ -143,7 +140,7 @@ def is_float(node: fx.Node) -> bool:
     # Not observed: quantized for now; integers are found with the first batch.
     if _DTYPE not in node.meta:
         return True
-    dtype: torch.dtype | None = node.meta[_DTYPE]
+    dtype = node.meta[_DTYPE]
     return dtype is not None and dtype.is_floating_point
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from onnxq.backends import find_target
 from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import UINT16, AccuracyRequest, Metric, has_whole_bytes
-from onnxq.passes.assembly import build_quantized, give_types
+from onnxq.passes.assembly import build_quantized, run_metric
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
@@ -160,17 +160,15 @@ def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metr
     """A metric may take minutes, and is asked as seldom as can be."""
     ctx = search.ctx
     state = search.state
-    optimize = find_target(state.plan.target).times_itself
-    threads = ctx.config.verify.threads
     least = request.max_drop.least(request.float_value)
 
-    def run_metric(keys: NameSet) -> float:
+    def try_keys(keys: NameSet) -> float:
         with ctx.progress(f"running {metric.name} with {len(search.list_promoted(keys))} promoted"):
             # The file itself: the functions of users open it, and it has no switches.
             model = build_quantized(state, search.finish_plan(keys))
-            return metric(give_types(state, model), optimize=optimize, threads=threads)
+            return run_metric(metric, ctx.config, state, model)
 
-    met = search.meet_figure(run_metric, least, smooth=False)
+    met = search.meet_figure(try_keys, least, smooth=False)
     unmet = search.explain_end() if search.is_open_ended() else "only the float model holds this"
     note = "" if met.holds else unmet
     plan, account = _account_for(search, met.keys, request.describe(), note, least)

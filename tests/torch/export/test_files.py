@@ -158,6 +158,24 @@ def test_an_export_never_replaces_a_device() -> None:
     assert Path("/dev/null").is_char_device()
 
 
+def test_weights_are_in_place_before_the_model_that_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = onnx.numpy_helper.from_array(np.ones(2000, np.float32), "w")
+    y = onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [2000])
+    model = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [y], [weight]))
+    placed = []
+
+    def replace(source: Path, target: Path, move: Any = os.replace) -> None:
+        move(source, target)
+        placed.append(Path(target))
+
+    monkeypatch.setattr("onnxq.graph.save._ONE_FILE", 0)
+    monkeypatch.setattr("os.replace", replace)
+    # A folder may list its files in any order.
+    monkeypatch.setattr(Path, "iterdir", lambda folder: map(folder.joinpath, sorted(os.listdir(folder))))
+    write_all({tmp_path / "net.onnx": model}, {}, overwrite=False)
+    assert [path.name for path in placed if path.parent == tmp_path] == ["net.onnx_data", "net.onnx"]
+
+
 def test_a_failure_leaves_no_file_and_the_model_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = quantized(Depthwise, wish())
     model.train()

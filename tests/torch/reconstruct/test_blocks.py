@@ -117,7 +117,7 @@ def test_units_compute_what_the_model_computes_there(name: str) -> None:
     with torch.no_grad():
         Watch(model.model).run(*x)
         for region in found.values():
-            unit = graph_unit(model.model, region.name, list(region.nodes), region.exit)
+            unit = graph_unit(model.model, region)
             ((inputs, output),) = unit.catch(Inputs(x, {}))
             assert torch.equal(output, seen[region.exit])
             assert torch.equal(unit.run(*inputs), output)
