@@ -247,7 +247,7 @@ class CutProblem:
         cost = _predict_op_cost(self.ops, op, cpu)
         if op.name not in self.apart:
             return cost
-        shapes = (self.ops.candidate(op.node).shape_of(tensor) for _, tensor in op.data)
+        shapes = (op.candidate.shape_of(tensor) for _, tensor in op.data)
         own = sum(
             cpu.predict_quantize(None if shape is None else math.prod(shape), dynamic=True)
             for shape in shapes
@@ -282,7 +282,7 @@ class CutProblem:
 
 def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) -> Cost:
     """Predicted float and int8 time of an operator, its folded activation included."""
-    candidate = ops.candidate(op.node)
+    candidate = op.candidate
     case = OpCase(
         op_type=op.node.op_type,
         inputs=tuple(candidate.shape_of(tensor) for _, tensor in op.data),
@@ -310,7 +310,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: NameSet) -> Tens
     some = maker or (readers[0] if readers else None)
     if some is None:
         return None
-    shape = ops.candidate(some.node).shape_of(tensor)
+    shape = some.candidate.shape_of(tensor)
     convs = any(op.node.op_type == "Conv" for op in readers)
     producer = ops.index.find_producer(tensor) if maker is None else maker.node
     int8_maker = ops.find_integer_maker(tensor)

@@ -170,7 +170,7 @@ class Placer:
             spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
         if readers is None and maker is not None:
             # Where the size is not known the kernel clamps, as it does where results are few.
-            results = math.prod(self.ops.candidate(maker.node).output_shape() or (0,))
+            results = math.prod(maker.candidate.output_shape() or (0,))
             if maker.bound[0] == 0.0 and 0 < maker.rule.footroom <= results:
                 # Kernels in WebAssembly clamp results one by one, so that the activation is a Max on
                 # the integers behind them, for which some levels must lie below 0.

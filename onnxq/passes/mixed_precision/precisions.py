@@ -395,7 +395,7 @@ class ProgramBuilder:
             if not op.rule.compute:
                 yield from self._tie_follower(op)
                 continue
-            for other in op.rule.together(ops.candidate(op.node)):
+            for other in op.rule.together(op.candidate):
                 if other in operators:
                     yield Implication((Condition(op.name, integers),), Condition(other, integers))
             for site in self.own.list_weights(op.name):
