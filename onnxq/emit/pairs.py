@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ Place = Mapping[str, str]
 _CLAMPS = ("Relu", "Clip")
 
 
+@dataclass(eq=False)
 class PairWriter:
     """Writes sites into an editor; `records` describes the nodes written so far, by name.
 
@@ -51,39 +52,26 @@ class PairWriter:
     fold_constants: constants that are not looked up are written as the floats that their integers stand for.
     """
 
-    def __init__(
-        self,
-        editor: Editor[ModelLike],
-        index: GraphIndex,
-        in_integers: NameSet,
-        apart: frozenset[Edge],
-        tables: Mapping[str, SitePlan],
-        captured: frozenset[TensorId] = frozenset(),
-        *,
-        whole: bool = False,
-        bounds_integers: bool = False,
-        fold_constants: bool = False,
-    ) -> None:
-        self.whole = whole
-        self.bounds_integers = bounds_integers
-        self.fold_constants = fold_constants
-        self.editor = editor
-        self.index = index
-        self.in_integers = in_integers
-        self.apart = apart
-        self.tables = tables
-        self.captured = captured
-        # A model output keeps its name on the dequantized tensor; its float values get this one.
-        self.renamed: dict[TensorId, str] = {}
-        # Tensors that kernels write in integers, and the dequantized ones behind.
-        self.dequantized: dict[TensorId, str] = {}
-        # The dequantized tensor behind the pair of each tensor, whoever reads it.
-        self.paired: dict[TensorId, str] = {}
-        self.records: dict[str, Record] = {}
-        # By group: the names of integers, scale and zero point that a table shares with its transpose.
-        self.shared: dict[str, PairNames] = {}
-        # The same of captured weights, by their numbers.
-        self.outside: dict[Hashable, PairNames] = {}
+    editor: Editor[ModelLike]
+    index: GraphIndex
+    in_integers: NameSet
+    apart: frozenset[Edge]
+    tables: Mapping[str, SitePlan]
+    captured: frozenset[TensorId] = frozenset()
+    whole: bool = False
+    bounds_integers: bool = False
+    fold_constants: bool = False
+    # A model output keeps its name on the dequantized tensor; its float values get this one.
+    renamed: dict[TensorId, str] = field(default_factory=dict)
+    # Tensors that kernels write in integers, and the dequantized ones behind.
+    dequantized: dict[TensorId, str] = field(default_factory=dict)
+    # The dequantized tensor behind the pair of each tensor, whoever reads it.
+    paired: dict[TensorId, str] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
+    # By group: the names of integers, scale and zero point that a table shares with its transpose.
+    shared: dict[str, PairNames] = field(default_factory=dict)
+    # The same of captured weights, by their numbers.
+    outside: dict[Hashable, PairNames] = field(default_factory=dict)
 
     def connect_existing(self, site: SitePlan) -> None:
         """Let the site's consumers read a pair that the model came with. Those that read one already stay."""

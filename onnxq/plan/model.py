@@ -310,6 +310,11 @@ class SitePlan:
             return self.consumers
         return graph.list_consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
 
+    def find_sure_readers(self, graph: Graph) -> Edges:
+        """As `find_readers`; () for a site at one input that a person took `consumers` out of: nothing counts on it."""
+        cut_off = self.consumers is None and isinstance(self.site, Edge)
+        return () if cut_off else self.find_readers(graph)
+
     def find_lookups(self, graph: Graph) -> Edges:
         """The readers that look rows of this constant up, where rows can be dequantized behind them.
 
