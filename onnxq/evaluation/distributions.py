@@ -95,9 +95,8 @@ class Distribution:
         edges = view.edges
         counts = view.counts.astype(np.float64)
         if view.zeros:
-            counts[
-                min(max(int(np.searchsorted(edges, 0.0, side="right")) - 1, 0), counts.size - 1)
-            ] += view.zeros
+            place = np.searchsorted(edges, 0.0, side="right") - 1
+            counts[np.clip(place, 0, counts.size - 1)] += view.zeros
         if edges[0] == edges[-1]:
             # A tensor of one value.
             edges = edges + np.linspace(0.0, max(abs(edges[0]), 1e-6) * 1e-6, edges.size)

@@ -355,9 +355,7 @@ def _drop_incomplete(
         # All of a round at once: partners need each other, and the first to go would be the other's reason.
         broken = {}
         for op in ops:
-            missing = [
-                name for name in op.rule.together(op.candidate) if name not in chosen
-            ]
+            missing = [name for name in op.rule.together(op.candidate) if name not in chosen]
             if op.name in chosen - ops.complete and missing:
                 reason = f"its kernel exists only together with {missing[0]}, which stays float"
                 broken[op.name] = Refusal(

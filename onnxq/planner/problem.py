@@ -275,9 +275,7 @@ def _is_complete(op: QuantizableOp, existing: Existing) -> bool:
 _FLOAT_ALONE = "in a form that only float data are multiplied by"
 
 
-def _find_obstacle(
-    op: QuantizableOp, target: Target, existing: Existing, allow: bool
-) -> str:
+def _find_obstacle(op: QuantizableOp, target: Target, existing: Existing, allow: bool) -> str:
     """The obstacle to a kernel that multiplies the integers of the operator's weights, as they are, by data of 8 bits.
 
     allow: sums of 16 bits may overflow. "" without an obstacle.
@@ -470,9 +468,7 @@ def _can_be_dynamic(request: TensorConfig) -> bool:
         return False
 
 
-def _refuse_shape(
-    engine: Target, op: QuantizableOp, spec: QuantSpec, role: Role
-) -> Refusal | None:
+def _refuse_shape(engine: Target, op: QuantizableOp, spec: QuantSpec, role: Role) -> Refusal | None:
     """A weight whose shape the kernel for this spec does not take."""
     if not role.is_weight or op.rule.weight is None:
         return None

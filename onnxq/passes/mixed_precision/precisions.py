@@ -388,7 +388,6 @@ class ProgramBuilder:
 
     def _list_ties(self, operators: Mapping[str, Mapping[str, Costs]]) -> Iterator[Implication]:
         """Operators with a weight or a kernel in common have one precision; followers go with their makers."""
-        ops = self.problem.ops
         integers = frozenset(one.precision.name for one in self.measured)
         # In the order in which they run, so that the programme is the same every time.
         for op in self._operators.values():
