@@ -52,18 +52,12 @@ class Launch:
         shape = self.layout
         done = KernelCall.from_buffer_copy(call)
         done.dtype = self.dtype
-        done.outer = shape.outer
-        done.channels = shape.channels
-        done.inner = shape.inner
-        done.block = shape.block
-        done.count = shape.count
-        done.scales = shape.scales
+        for name in ("outer", "channels", "inner", "block", "count", "scales"):
+            setattr(done, name, getattr(shape, name))
         for name, value in self.geometry.items():
             setattr(done, name, value)
-        done.by_inner = Divisor.of(max(shape.inner, 1))
-        done.by_channels = Divisor.of(max(shape.channels, 1))
-        done.by_block = Divisor.of(max(shape.block, 1))
-        done.by_blocks = Divisor.of(max(shape.blocks, 1))
+        for name in ("inner", "channels", "block", "blocks"):
+            setattr(done, f"by_{name}", Divisor.of(max(getattr(shape, name), 1)))
         done.by_pieces = Divisor.of(self.pieces)
         return done
 

@@ -142,10 +142,7 @@ class Scaling:
     anchor: str = ""
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Scaling):
-            return NotImplemented
-        same = (self.name, self.tensor, self.anchor) == (other.name, other.tensor, other.anchor)
-        return same and np.array_equal(self.factors, other.factors)
+        return _equal_fields(self, other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,15 +337,7 @@ class SitePlan:
         return _FLOAT8_OPSET if self.spec.is_float else LEAST_OPSET
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SitePlan):
-            return NotImplemented
-        # Arrays have no truth value, so `values` is compared apart.
-        same = all(
-            getattr(self, f.name) == getattr(other, f.name)
-            for f in fields(self)
-            if f.name != "values"
-        )
-        return same and _equal_arrays(self.values, other.values)
+        return _equal_fields(self, other)
 
 
 SitePlans = tuple[SitePlan, ...]
@@ -362,15 +351,20 @@ class BiasPlan:
     values: Annotated[Floats, forms.FLOATS] = field(hash=False)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BiasPlan):
-            return NotImplemented
-        return self.edge == other.edge and _equal_arrays(self.values, other.values)
+        return _equal_fields(self, other)
 
 
-def _equal_arrays(a: Array | None, b: Array | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return a.dtype == b.dtype and np.array_equal(a, b)
+def _equal_fields(a: Any, b: object) -> bool:
+    """True for objects of one dataclass that are equal, arrays in their types and values: they have no truth value."""
+    if type(a) is not type(b):
+        return False
+    pairs = ((getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    return all(
+        type(x) is type(y) and x.dtype == y.dtype and np.array_equal(x, y)
+        if isinstance(x, np.ndarray) or isinstance(y, np.ndarray)
+        else x == y
+        for x, y in pairs
+    )
 
 
 @show_as_summary

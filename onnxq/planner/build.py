@@ -165,7 +165,7 @@ def _find_tables(
 
 
 def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
-    return math.prod(dim for dim in index.find_shape(tensor) or () if isinstance(dim, int))
+    return math.prod(index.find_sizes(tensor) or ())
 
 
 def _are_most(tables: Iterable[Table], index: GraphIndex, sites: Iterable[SitePlan]) -> bool:

@@ -130,11 +130,8 @@ class Requests:
         # Such as LSTM: ONNX Runtime's integer kernel of it quantizes its data in each run.
         kinds = find_target(self.config.target).dynamic_ops
         single = bool(nodes) and (nodes[0].op_type in kinds or nodes[0].name in self.looped)
-        if (
-            role.is_weight
-            or not single
-            or (match.rule is not None and match.rule.set.dynamic is False)
-        ):
+        fixed = match.rule is not None and match.rule.set.dynamic is False
+        if role.is_weight or fixed or not single:
             return match
         return replace(match, request=match.request.model_copy(update={"dynamic": True}))
 
@@ -170,13 +167,8 @@ class Requests:
 
     def find_wide_rule(self, node: NodeRef) -> Rule | None:
         """The rule that keeps this node in float32 beside narrower float types."""
-        for rule in self.config.rules:
-            role = rule.role[0] if rule.role else None
-            tensors = (TensorId(name) for name in node.inputs + node.outputs if name)
-            chosen = rule.set.high_precision is not None
-            if chosen and any(self._selects_tensor(rule, role, tensor, node) for tensor in tensors):
-                return rule
-        return None
+        rules = (rule for rule in self.config.rules if rule.set.high_precision is not None)
+        return next((rule for rule in rules if self._may_select(rule, node)), None)
 
     def is_forced(
         self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]], *, named: bool = False
@@ -225,6 +217,13 @@ class Requests:
             for op in ops
         )
 
+    def _may_select(self, rule: Rule, node: NodeRef) -> bool:
+        """True where the rule selects a tensor of the node, in whatever role."""
+        # Roles are known once tensors are placed; until then each tensor may have the rule's.
+        role = rule.role[0] if rule.role else None
+        tensors = (TensorId(name) for name in node.inputs + node.outputs if name)
+        return any(self._selects_tensor(rule, role, tensor, node) for tensor in tensors)
+
     def check_used(self, *others: Graph) -> None:
         """ConfigError for a rule that selects nothing in this graph or the others: it is a typo.
 
@@ -232,12 +231,7 @@ class Requests:
         """
         nodes = [node for graph in (self.graph, *others) for node in graph.nodes]
         for rule in self.config.rules:
-            # Roles are known once tensors are placed; until then each tensor may have the rule's.
-            role = rule.role[0] if rule.role else None
-            pairs = ((node, name) for node in nodes for name in node.inputs + node.outputs if name)
-            if not any(
-                self._selects_tensor(rule, role, TensorId(name), node) for node, name in pairs
-            ):
+            if not any(self._may_select(rule, node) for node in nodes):
                 fix = self._suggest_names(rule, others or (self.graph,))
                 raise _make_error(rule, "matches nothing in this model", fix, code="Q309")
 
@@ -284,15 +278,9 @@ class Requests:
         ends = ends or [node for node in nodes if name in node.outputs]
         ends = ends or [node for node in nodes if name in node.inputs]
         if not ends:
-            names = {self.list_words(node)[0] for node in nodes} | {
-                out for node in nodes for out in node.outputs
-            }
-            raise _make_error(
-                rule,
-                f"no node or tensor is called {name!r}",
-                suggest_names(name, names),
-                code="Q314",
-            )
+            names = {name for node in nodes for name in (self.list_words(node)[0], *node.outputs)}
+            cause = f"no node or tensor is called {name!r}"
+            raise _make_error(rule, cause, suggest_names(name, names), code="Q314")
         return ends
 
     def _list_readers(self, node: NodeRef) -> list[NodeRef]:

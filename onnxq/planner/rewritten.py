@@ -54,13 +54,13 @@ class Anchors:
         # Without an anchor, as where a person took it out, the name alone decides.
         if own is not None and anchor in ("", self.ids.get(own.result, "")):
             return own
-        makers = {
-            node.name: node
+        makers = [
+            node
             for tensor in self.by_id.get(anchor, ())
             if (node := self.index.find_producer(tensor)) is not None and node.result == tensor
-        }
+        ]
         # Of two alike nothing says which is meant.
-        return next(iter(makers.values())) if len(makers) == 1 else own if self.lasting else None
+        return makers[0] if len(makers) == 1 else own if self.lasting else None
 
     def node(self, name: str) -> NodeRef:
         """The node that the plan calls so. Raises PlanError where there is none."""
@@ -76,10 +76,10 @@ class Anchors:
 
     def suggest_nodes(self, name: str) -> str:
         """The nearest nodes, for a person: by values where the plan has some, else by name."""
-        known = None if self.recognized is None else self.recognized.contents.nodes.get(name)
-        if known is None or self.recognized is None:
+        if self.recognized is None or name not in self.recognized.contents.nodes:
             return suggest_names(name, self.index.named)
-        return f"of its output {known.output!r}, {self.recognized.suggest_tensors(known.output)}"
+        output = self.recognized.contents.nodes[name].output
+        return f"of its output {output!r}, {self.recognized.suggest_tensors(output)}"
 
     def edge(self, edge: Edge) -> Edge:
         """The input that the plan calls so. Raises PlanError where its node is not there."""
@@ -101,12 +101,10 @@ class Anchors:
 
     def find_tensor(self, tensor: TensorId, anchor: str) -> TensorId | None:
         """The tensor of this name if its anchor agrees (or is not known), else the only one with the anchor."""
-        if (
-            self.recognized is not None
-            and not tensor.scope
-            and tensor.name in self.recognized.tensors
-        ):
-            return next(iter(self.recognized.tensors[tensor.name]), None)
+        if self.recognized is not None and not tensor.scope:
+            likely = self.recognized.tensors.get(tensor.name)
+            if likely is not None:
+                return next(iter(likely), None)
         there = self.index.resolve_tensor(tensor.name, tensor.scope) == tensor
         if there and anchor in ("", self.ids.get(tensor, "")):
             return tensor
@@ -132,9 +130,7 @@ def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> Site
     return tuple(
         site
         if site.derived is None
-        else replace(
-            site, derived=(mover.find_moved(site.derived[0]), mover.find_moved(site.derived[1]))
-        )
+        else replace(site, derived=tuple(map(mover.find_moved, site.derived)))
         for site in mover.done
     )
 
@@ -256,12 +252,8 @@ class _Mover:
         """The error of a site. reader: a node of the plan that was not found, perhaps for want of its other inputs."""
         tensor = site.tensor or site.site
         node = self.recognized.contents.nodes.get(reader)
-        known = [
-            name
-            for name in (node.inputs if node is not None else ())
-            if name in self.recognized.tensors
-        ]
-        lost = next((name for name in known if not self.recognized.tensors[name]), "")
+        inputs = () if node is None else node.inputs
+        lost = next((name for name in inputs if self.recognized.tensors.get(name) == ()), "")
         if node is not None and not lost:
             cause = f"is in the plan but not in this model: nothing there computes the same as its reader {reader!r}"
             return PlanError(site.name, cause, self.anchors.suggest_nodes(reader), code="Q404")
