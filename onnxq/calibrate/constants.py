@@ -4,8 +4,6 @@ Each weight is read, searched and let go of, here or by the workers of a crew. A
 small neighbours share one, whoever does it: so the numbers are the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

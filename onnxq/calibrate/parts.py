@@ -5,8 +5,6 @@ whose tensors were observed, the observers, and the samples. Parts that do not b
 run whose model, configuration or samples are others.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

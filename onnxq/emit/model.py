@@ -1,7 +1,5 @@
 """Every pair, bias and float type of a plan written into its model, and the notes of the plan in its metadata."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -7,8 +7,6 @@ converted:   tensor -> its pair -> QuantizeLinear -> DequantizeLinear -> one rea
 constant:    integers -> [Cast ->] DequantizeLinear -> readers
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +33,9 @@ Bounds = tuple[np.generic | float, np.generic | float]
 PairNames = tuple[str, str, str]
 # The node that a new one is to stand in front of, or behind: `before` or `after` of `Editor.insert_node`.
 Place = Mapping[str, str]
+
+# What is noted of a site, by key.
+Record = dict[str, str | int]
 
 # Activations that only cut their values off.
 _CLAMPS = ("Relu", "Clip")
@@ -379,6 +380,3 @@ class PairWriter:
         }
         self.records[node] = record
         return {f"onnxq.{key}": str(value) for key, value in record.items()}
-
-
-Record = dict[str, str | int]

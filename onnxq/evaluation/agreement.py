@@ -1,7 +1,5 @@
 """Choices that a float model makes and another makes too, and the outputs that look like scores of classes."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

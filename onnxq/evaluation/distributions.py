@@ -1,7 +1,5 @@
 """Distributions of tensors over samples: histograms, and the largest magnitude of each channel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Language models side by side on a text: perplexity, agreement with the first, tokens a second."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

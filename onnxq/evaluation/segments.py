@@ -4,8 +4,6 @@ The reference is cut where few tensors are alive. Each segment of it runs on wha
 the other model between the same tensors runs on the same values, so that each shows its own error and no other's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

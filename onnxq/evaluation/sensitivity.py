@@ -6,8 +6,6 @@ a result together, as in the spectrogram front end of an audio net (each site â‰
 with their weight and inputs as one, and segments of neighbouring nodes too.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

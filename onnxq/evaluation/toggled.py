@@ -6,8 +6,6 @@ the other. One session serves any settings; a group of many gets one in which al
 (`Switchboard.fix_switches`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 

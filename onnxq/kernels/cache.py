@@ -4,8 +4,6 @@ An entry is a file with a note beside it, `<file>.json`: the key (everything the
 Both are renamed into place, the note last. A file that does not match its note or the requested key is built again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ NVRTC, NVIDIA's run-time compiler, is called by ctypes. Every CUDA build of torc
 driver.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

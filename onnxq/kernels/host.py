@@ -1,7 +1,5 @@
 """The CPU twin as a shared library: from the cache or a wheel, else compiled for this processor."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import hashlib

@@ -7,8 +7,6 @@ for launch in plan.launches:
     kernel launch.kernel with launch.grid blocks of THREADS threads, argument launch.fill_call(call)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Up to 64 values are written as lists, more as {"shape", "zlib64"}: little-endian
 Both forms are read at any size. A mark says which spec a site's scale and zero point were computed for.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import math

@@ -5,8 +5,6 @@ Planning checks the configuration and every site it places; a plan from elsewher
 calibration caches, are checked again before pairs are written.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path as FilePath

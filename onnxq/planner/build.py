@@ -1,7 +1,5 @@
 """Graph, target and configuration in; a plan without numbers out, tables of embeddings too. Nothing is changed here."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which operators to run in integers: by rules and predicted time, by rules alone, weights alone, or by measurement."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 

@@ -11,8 +11,6 @@ placement of its own until all lose alike (a supported point of the Pareto front
 Optimization", 2005, chapter 3); the cut that loses least on its worst kind is taken.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """From chosen operators to sites: which tensors get a pair, who reads it, with which spec, sharing and bounds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ A quantizable operator is a node that the target could run quantized, with the a
 the model came with are planned around, shared where they fit, and never changed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ Two nodes are one where they read and make tensors that are alike, and are of on
 MatMul and Gemm; operators that only move values. Names decide between equals, then the order of the graph.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Requests of the configuration, tensor by tensor: ordered rules over defaults, first match wins."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

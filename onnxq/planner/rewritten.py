@@ -1,7 +1,5 @@
 """The sites of a plan in another graph: found by names and structure, or by values where tools rewrote the graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A model loaded in ONNX Runtime, imported at first use: fed and read by name, with its provider and operators."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ Loop    the values of all iterations come out stacked along a new first axis; th
 Scan    likewise
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Pieces of work and their results in order, whoever does them, and the folder that interrupted work goes on from."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 import zlib
@@ -220,6 +218,10 @@ class WorkPiece(Generic[T]):
     key: str = ""
 
 
+# A piece with its position.
+NumberedPiece = tuple[int, WorkPiece[T]]
+
+
 class Workers:
     """Does pieces one after another in this process. count: pieces done at the same time.
 
@@ -284,10 +286,6 @@ class Workers:
         """Yield results as they arrive; a _Failure for a piece whose function raised."""
         for k, piece in todo:
             yield k, run_guarded(function, piece.task, count_threads())
-
-
-# A piece with its position.
-NumberedPiece = tuple[int, WorkPiece[T]]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ All rows then match, those of decoders and experts behind a choice too. Choices 
 come out, and go in, as one tensor of all iterations; those that cannot be one tensor are told and not followed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnxq.arrays import Array, Arrays

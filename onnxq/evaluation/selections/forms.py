@@ -1,7 +1,5 @@
 """Judged forms of models: with the choices as outputs, or as inputs and outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Nodes with a reason to compute in float32 beside others that do not: by type, engine, rule, or what samples show."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
