@@ -354,7 +354,7 @@ class BiasPlan:
         return _equal_fields(self, other)
 
 
-def _equal_fields(a: Any, b: object) -> bool:
+def _equal_fields(a: Any, b: Any) -> bool:
     """True for objects of one dataclass that are equal, arrays in their types and values: they have no truth value."""
     if type(a) is not type(b):
         return False

@@ -218,15 +218,11 @@ class CutProblem:
             total += cost.int8_us if name in chosen else cost.float_us
         for use in self.uses:
             int8_made = use.maker in chosen
-            int8_read = any(name in chosen for name in use.readers)
-            if int8_read and not int8_made:
+            if not int8_made and not chosen.isdisjoint(use.readers):
                 total += costs.quantize[use.tensor]
-            if (
-                # Makers such as MatMulIntegerToFloat write floats by themselves.
-                use.dequantizes
-                and int8_made
-                and (use.read_float or any(name not in chosen for name in use.readers))
-            ):
+            read_float = use.read_float or not chosen.issuperset(use.readers)
+            # Makers such as MatMulIntegerToFloat write floats by themselves.
+            if use.dequantizes and int8_made and read_float:
                 total += costs.dequantize[use.tensor]
         return total
 

@@ -101,11 +101,9 @@ class Placer:
         return tuple(
             edge
             for edge, op in self.ops.list_consumers(tensor)
-            if (op is not None and op.name in beside) or self._reads_pair(edge)
+            if (op is not None and op.name in beside)
+            or self.index.find_node(edge.node).op_type in self.target.reads_pairs
         )
-
-    def _reads_pair(self, edge: Edge) -> bool:
-        return self.index.find_node(edge.node).op_type in self.target.reads_pairs
 
     def _list_sites(
         self, op: QuantizableOp, activations: dict[TensorId, Readers]
@@ -157,7 +155,7 @@ class Placer:
         else:
             # The one that asks comes first, then its maker, then the other readers; a pair that its maker's kernel
             # writes is read like any other. A rule may name any of them.
-            nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
+            nodes = [op.node] if maker is None else [op.node, maker.node]
             nodes += [
                 self.index.find_node(reader.node) for reader in self._find_quantized_readers(tensor)
             ]

@@ -147,7 +147,7 @@ class QuantizableOp:
     @property
     def weight(self) -> Edge | None:
         """The input that is the weight; None without one."""
-        return None if self.rule.weight is None else self.node.make_edge(self.rule.weight)
+        return next(iter(self.weights), None)
 
     @property
     def weights(self) -> Edges:

@@ -128,7 +128,9 @@ def move_rewritten(plan: Plan, anchors: Anchors, recognized: Recognized) -> Site
     return tuple(
         site
         if site.derived is None
-        else replace(site, derived=tuple(map(mover.find_moved, site.derived)))
+        else replace(
+            site, derived=(mover.find_moved(site.derived[0]), mover.find_moved(site.derived[1]))
+        )
         for site in mover.done
     )
 

@@ -10,7 +10,7 @@ come out, and go in, as one tensor of all iterations; those that cannot be one t
 
 from dataclasses import dataclass
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import Arrays
 from onnxq.evaluation.selections.forms import make_form
 from onnxq.evaluation.selections.search import (
     Selection,
@@ -24,8 +24,6 @@ from onnxq.graph.light import bare_proto, cache_on_model
 from onnxq.sites import NameSet, TensorId
 
 __all__ = [
-    "NO_SELECTIONS",
-    "Array",
     "Selection",
     "Selections",
     "explain_missing",
@@ -66,10 +64,8 @@ class Selections:
         """The inputs of another model. outputs: of the float model, on the same sample."""
         if not self.nodes:
             return feeds
-        return {
-            **feeds,
-            **{name: outputs[name] for selection in self.nodes for name, _ in selection.choices},
-        }
+        choices = {name: outputs[name] for node in self.nodes for name, _ in node.choices}
+        return {**feeds, **choices}
 
     def list_missing(self, model: ModelLike) -> tuple[Selection, ...]:
         """Those that another model is not given: it does not make their tensors, or they are its own in every model."""
@@ -88,9 +84,6 @@ class Selections:
             if not tensors.issuperset(name for name, _ in selection.choices)
         )
         return (*lacking, *self.own)
-
-
-NO_SELECTIONS = Selections()
 
 
 @cache_on_model
