@@ -49,7 +49,7 @@ class SwitchGroup:
 
     kind: str
     name: str
-    switches: tuple[Switch, ...]
+    switches: Sequence[Switch]
 
     @property
     def setting(self) -> Setting:
@@ -88,7 +88,7 @@ def list_groups(
     return tuple(groups.values())
 
 
-def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
+def group_by_node(switches: Iterable[Switch]) -> dict[str, Sequence[Switch]]:
     """Node name -> the switches of the tensors it reads, in order."""
     nodes = defaultdict(list)
     for switch in switches:
@@ -97,7 +97,7 @@ def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
     return {name: tuple(members) for name, members in nodes.items()}
 
 
-def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[SwitchGroup]:
+def split_segments(nodes: dict[str, Sequence[Switch]], parts: int) -> list[SwitchGroup]:
     """The nodes in so many segments with about as many weights each; [] where they would hold fewer than two."""
     heavy = [
         name for name, members in nodes.items() if any(switch.role.is_weight for switch in members)

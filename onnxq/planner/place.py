@@ -16,6 +16,8 @@ from onnxq.spec import RULED, ObserverSpec, PerChannel, PerTensor, QParams, Quan
 
 # The inputs that read a pair; None: all that read its tensor.
 Readers = Edges | None
+# A request, and the spec that it means.
+SpecRequest = tuple[Match, QuantSpec]
 
 _LEAST_ERROR = ObserverSpec("mse")
 # Up to so many bits a level more on one side is worth a search for the side.
@@ -190,9 +192,7 @@ class Placer:
         qparams = _read_range(match, spec, bound) if table is None else table(spec)
         return replace(planned, role=role, bound=bound, qparams=qparams)
 
-    def _find_widest(
-        self, maker: QuantizableOp | None, tensor: TensorId
-    ) -> tuple[Match, QuantSpec]:
+    def _find_widest(self, maker: QuantizableOp | None, tensor: TensorId) -> SpecRequest:
         """The request and spec of the operator that makes a tensor; where none does, the widest of its readers'."""
         if maker is not None and maker.name in self.chosen:
             return self._find_own(maker, None, tensor)
@@ -206,9 +206,7 @@ class Placer:
         own = (self._find_own(op, edge, tensor) for op, edge in readers)
         return max(own, key=lambda request: request[1].bits)
 
-    def _find_own(
-        self, op: QuantizableOp, edge: Edge | None, tensor: TensorId
-    ) -> tuple[Match, QuantSpec]:
+    def _find_own(self, op: QuantizableOp, edge: Edge | None, tensor: TensorId) -> SpecRequest:
         """The request and spec for what an operator reads at an input, or makes (None).
 
         What only moves values has the width of their maker; where that is none, the widest of those that read them.
@@ -239,7 +237,7 @@ class Placer:
             one for op in readers for one in (self._list_final(op.out) if op.rule.shares else [op])
         ]
 
-    def _find_request(self, op: QuantizableOp, tensor: TensorId) -> tuple[Match, QuantSpec]:
+    def _find_request(self, op: QuantizableOp, tensor: TensorId) -> SpecRequest:
         """The request and spec of an operator for one of its tensors."""
         match = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
         bits = self.widths.get(op.name, op.rule.bits)
@@ -319,7 +317,7 @@ class Placer:
             tensor=tensor,
         )
 
-    def _ask_weight(self, tensor: TensorId, op: QuantizableOp) -> tuple[Match, QuantSpec]:
+    def _ask_weight(self, tensor: TensorId, op: QuantizableOp) -> SpecRequest:
         match = self.requests.match(Role.WEIGHT, tensor, (op.node,))
         return match, self.requests.make_spec(match, Role.WEIGHT, op.node)
 

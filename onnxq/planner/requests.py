@@ -62,6 +62,10 @@ def list_refusals(
     yield from (closed[scope] for scope in closed if scope not in opened - convolved)
 
 
+# Tensors of a node, each with the role that it has there.
+RoleTensors = Iterable[tuple[Role, TensorId]]
+
+
 @dataclass(frozen=True)
 class Match:
     """The request for one tensor, and the rule that made it (None: the defaults)."""
@@ -157,9 +161,7 @@ class Requests:
             return request.spec(self.channel_axis(node))
         return request.spec(self.weight_axis(node, blocked=request.granularity == "block"))
 
-    def find_float_rule(
-        self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]
-    ) -> Rule | None:
+    def find_float_rule(self, node: NodeRef, tensors: RoleTensors) -> Rule | None:
         """The rule that keeps this node float, through itself or through a tensor it cannot do without."""
         return next((rule for rule in self._list_rules(node, tensors) if rule.set.float), None)
 
@@ -168,18 +170,14 @@ class Requests:
         rules = (rule for rule in self.config.rules if rule.set.high_precision is not None)
         return next((rule for rule in rules if self._may_select(rule, node)), None)
 
-    def is_forced(
-        self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]], *, named: bool = False
-    ) -> bool:
+    def is_forced(self, node: NodeRef, tensors: RoleTensors, *, named: bool = False) -> bool:
         """True when a rule says `quantize: true` for this node. named: one that means some nodes, not all there are."""
         return any(
             rule.set.quantize and (_is_specific(rule) or not named)
             for rule in self._list_rules(node, tensors)
         )
 
-    def _list_rules(
-        self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]
-    ) -> Iterator[Rule]:
+    def _list_rules(self, node: NodeRef, tensors: RoleTensors) -> Iterator[Rule]:
         """The rules that fit these tensors of a node."""
         rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
         return (rule for rule in rules if rule is not None)

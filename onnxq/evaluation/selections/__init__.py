@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from onnxq.arrays import Arrays
 from onnxq.evaluation.selections.forms import make_form
 from onnxq.evaluation.selections.search import (
+    SelectedNodes,
     Selection,
     explain_missing,
     name_own,
@@ -40,9 +41,9 @@ class Selections:
     neither seen nor given.
     """
 
-    nodes: tuple[Selection, ...] = ()
+    nodes: SelectedNodes = ()
     settled: NameSet = frozenset()
-    own: tuple[Selection, ...] = ()
+    own: SelectedNodes = ()
 
     def expose_choices(self, model: ModelLike) -> ModelLike:
         """The float model with its choices, and the values they were made by, as further outputs."""
@@ -67,7 +68,7 @@ class Selections:
         choices = {name: outputs[name] for node in self.nodes for name, _ in node.choices}
         return {**feeds, **choices}
 
-    def list_missing(self, model: ModelLike) -> tuple[Selection, ...]:
+    def list_missing(self, model: ModelLike) -> SelectedNodes:
         """Those that another model is not given: it does not make their tensors, or they are its own in every model."""
         if not self.nodes:
             return self.own

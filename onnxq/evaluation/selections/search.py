@@ -176,7 +176,8 @@ _MOVES = LAYOUT_OPS | {
     "Cast",
     "CastLike",
 }
-# The opset that has GatherElements. Older models keep values of a TopK in their own order.
+# Tensors, each with a number.
+NumberedNames = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -191,8 +192,8 @@ class Selection:
 
     node: str
     op_type: str
-    choices: tuple[tuple[str, int], ...]
-    values: tuple[tuple[str, int], ...]
+    choices: NumberedNames
+    values: NumberedNames
     axis: int = -1
     outputs: Names = ()
     scope: str = ""
@@ -206,6 +207,10 @@ class Selection:
     def name_inside(self, choice: str) -> str:
         """The name that one of the choices has in the graph that makes it."""
         return choice.removeprefix(f"{self.scope}::")
+
+
+# In the order they run.
+SelectedNodes = tuple[Selection, ...]
 
 
 def explain_missing(selection: Selection) -> str:
@@ -228,7 +233,7 @@ def find_axis(node: NodeProto) -> int:
     return _read_int(node, "axis", -1)
 
 
-def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], NameSet]:
+def search_choices(model: ModelLike) -> tuple[SelectedNodes, NameSet]:
     """The selections, in the order they run, and the outputs that they alone decide."""
     # Nothing chooses in most models, and looking for types takes longer than looking for operators.
     wanted = _CHOOSERS.keys() | _TESTS | _CASTS
