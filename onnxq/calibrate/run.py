@@ -162,16 +162,13 @@ def _list_known(plan: Plan) -> dict[Site, QParams]:
     by_group = {
         site.group: site.qparams for site in leaders if site.group and site.qparams is not None
     }
-    missing = [
-        (site, by_group[site.group])
-        for site in plan.sites
-        if site.group in by_group and site.qparams is None
-    ]
-    return qparams | {
-        # Numbers of another tool hold for any spec, and so they do for those that share them.
-        site.site: replace(shared, computed_for=shared.computed_for and site.spec.levels)
-        for site, shared in missing
-    }
+    for site in plan.sites:
+        shared = by_group.get(site.group)
+        if shared is not None and site.qparams is None:
+            # Numbers of another tool hold for any spec, and so they do for those that share them.
+            levels = shared.computed_for and site.spec.levels
+            qparams[site.site] = replace(shared, computed_for=levels)
+    return qparams
 
 
 def _list_missing(plan: Plan, known: Numbers) -> list[SitePlan]:

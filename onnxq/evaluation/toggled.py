@@ -7,6 +7,7 @@ the other. One session serves any settings; a group of many gets one in which al
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -249,11 +250,7 @@ class _ToggleWork(ConstantSwitches):
     def _insert_branch(self, chain: Chain, members: set[str]) -> str:
         """An If in the place of the pair."""
         last = chain.last
-        inside = [
-            NodeProto.FromString(self.by_name[n.name].SerializeToString())
-            for n in chain.nodes
-            if n.name in members
-        ]
+        inside = [deepcopy(self.by_name[n.name]) for n in chain.nodes if n.name in members]
         plain = inside[0].input[0]
         result = inside[-1].output[0]
         source = self.index.resolve_tensor(plain, last.scope)

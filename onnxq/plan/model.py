@@ -191,12 +191,9 @@ def _read_scaling(row: _ScalingRow) -> Scaling | Rotation:
 
 
 def _write_scaling(scaling: Scaling | Rotation) -> dict[str, Any]:
-    tensor = {
-        "tensor": scaling.tensor.name,
-        "scope": scaling.tensor.scope,
-        "anchor": scaling.anchor,
-    }
-    names = {"pass": scaling.name, **{key: text for key, text in tensor.items() if text}}
+    tensor = scaling.tensor
+    names = forms.leave_out_empty(tensor=tensor.name, scope=tensor.scope, anchor=scaling.anchor)
+    names = {"pass": scaling.name, **names}
     if isinstance(scaling, Rotation):
         return names | {"seed": scaling.seed, "size": scaling.size}
     return names | {"factors": forms.write_array(scaling.factors)}

@@ -196,11 +196,7 @@ class Placer:
         """The request and spec of the operator that makes a tensor; where none does, the widest of its readers'."""
         if maker is not None and maker.name in self.chosen:
             return self._find_own(maker, None, tensor)
-        readers = [
-            (op, edge)
-            for edge, op in self.ops.list_consumers(tensor)
-            if op is not None and op.name in self.chosen
-        ]
+        readers = self._list_chosen(tensor)
         # Beside others of its width, what moves values says how: it cannot move a second operand's.
         readers.sort(key=lambda reader: not reader[0].rule.shares)
         own = (self._find_own(op, edge, tensor) for op, edge in readers)
@@ -228,13 +224,18 @@ class Placer:
 
     def _list_final(self, tensor: TensorId) -> list[QuantizableOp]:
         """The operators that read a tensor, or what others moved of it."""
-        readers = [
-            op
-            for _, op in self.ops.list_consumers(tensor)
-            if op is not None and op.name in self.chosen
-        ]
         return [
-            one for op in readers for one in (self._list_final(op.out) if op.rule.shares else [op])
+            one
+            for op, _ in self._list_chosen(tensor)
+            for one in (self._list_final(op.out) if op.rule.shares else [op])
+        ]
+
+    def _list_chosen(self, tensor: TensorId) -> list[tuple[QuantizableOp, Edge]]:
+        """The chosen operators that read a tensor, each with the input that does."""
+        return [
+            (op, edge)
+            for edge, op in self.ops.list_consumers(tensor)
+            if op is not None and op.name in self.chosen
         ]
 
     def _find_request(self, op: QuantizableOp, tensor: TensorId) -> SpecRequest:

@@ -292,14 +292,11 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
             continue
         first = next(iter(parts))
         for part in columns:
-            same = (
-                part in parts
-                and parts[part].spec == parts[first].spec
-                and parts[part].qparams is not None
-            )
+            site = parts.get(part)
+            same = site is not None and site.qparams and site.spec == parts[first].spec
             # Nothing else reads the weight, and the data have one pair for all.
-            read_once = same and len(parts[part].consumers or ()) == 1
-            alone = read_once and claims.get((part, 0)) == claims.get((first, 0))
+            read_once = site is not None and len(site.named_consumers) == 1
+            alone = same and read_once and claims.get((part, 0)) == claims.get((first, 0))
             if not alone or name in scaled:
                 how = (
                     f"the plan scales {str(scaled[name])!r}, which is computed of it"

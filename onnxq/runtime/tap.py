@@ -5,6 +5,7 @@ Loop    the values of all iterations come out stacked along a new first axis; th
 Scan    likewise
 """
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,7 @@ from onnxq.arrays import Shape
 from onnxq.errors import ModelError, suggest_names
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, LightModel, ModelLike, get_index, hash_graph
 from onnxq.graph.light import bare_proto, find_provider, is_large_model, rebuild
-from onnxq.graph.names import choose_name
+from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import remove_unneeded
@@ -70,11 +71,9 @@ def tap_tensors(
             raise ModelError(tensor, "the model has no such tensor", near, code="Q116")
     copy, weights = omit_weights(proto)
     main = copy.graph
-    work = _TapWriter(
-        index, probe, set().union(*known.values(), (node.name for node in index.nodes)), {}
-    )
+    work = _TapWriter(index, probe, list_names(proto))
     for tensor in wanted:
-        work.by_scope.setdefault(tensor.scope, []).append(tensor)
+        work.by_scope[tensor.scope].append(tensor)
     lifted = work.lift_scope(main, "")
     if only:
         del main.output[:]
@@ -133,7 +132,7 @@ class _TapWriter:
     index: GraphIndex
     probe: Probe
     taken: set[str]
-    by_scope: dict[str, list[TensorId]]
+    by_scope: defaultdict[str, list[TensorId]] = field(default_factory=lambda: defaultdict(list))
     refusals: list[Refusal] = field(default_factory=list)
 
     def lift_scope(self, graph: GraphProto, scope: str) -> list[_Lifted]:
