@@ -332,8 +332,8 @@ def search_piece(tasks: Sequence[WeightTask]) -> list[QParams]:
 
 def _count_megabytes(index: GraphIndex, site: SitePlan) -> int:
     """Of the float values; at least 1, so that small ones count too."""
-    dims = index.find_shape(find_tensor(index, site.site)) or ()
-    return max(1, 4 * math.prod(dim for dim in dims if isinstance(dim, int)) // 10**6)
+    sizes = index.find_sizes(find_tensor(index, site.site)) or ()
+    return max(1, 4 * math.prod(sizes) // 10**6)
 
 
 def _describe_weight(index: GraphIndex, site: SitePlan, crew: Crew) -> WeightTask:

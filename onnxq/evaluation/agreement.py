@@ -159,7 +159,5 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
 
 def _is_product(index: GraphIndex, node: NodeRef) -> bool:
     """A matrix product, with or without its bias."""
-    if node.op_type == "Add":
-        makers = index.makers(node)
-        return len(makers) == 1 and makers[0].op_type in _PRODUCTS
-    return node.op_type in _PRODUCTS
+    makers = index.makers(node) if node.op_type == "Add" else [node]
+    return len(makers) == 1 and makers[0].op_type in _PRODUCTS

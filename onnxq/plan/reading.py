@@ -40,12 +40,8 @@ class _PlanFile(Frozen):
 
 def to_json(plan: Plan) -> str:
     """The plan as JSON text; equal plans give equal bytes."""
-    return (
-        escape_json(
-            json.dumps({"schema": plan.schema, **write_fields(plan)}, indent=1, ensure_ascii=False)
-        )
-        + "\n"
-    )
+    fields = {"schema": plan.schema, **write_fields(plan)}
+    return escape_json(json.dumps(fields, indent=1, ensure_ascii=False)) + "\n"
 
 
 def from_json(text: str, *, source: str | FilePath = "plan") -> Plan:

@@ -190,13 +190,13 @@ def _find_obstacle(
     if row is None or node.op_type not in row.ops:
         if not demanded:
             return _leave_float(node, f"{engine.name} looks embeddings up in float tables only")
-        refusal = engine.refuse(table.spec, Role.WEIGHT, node)
-        if refusal is None:
-            refusal = Refusal(node.name, f"{engine.name} reads tables in float", "it stays float")
-        return Refusal(node.name, refusal.reason, refusal.fix, EMBEDDING_ROWS, "R103")
+        refusal = engine.refuse(table.spec, Role.WEIGHT, node) or Refusal(
+            node.name, f"{engine.name} reads tables in float", "it stays float"
+        )
+        return replace(refusal, subject=node.name, rule=EMBEDDING_ROWS, code="R103")
     alike = weight is not None and weight.spec == table.spec
-    served = weight.named_consumers if weight is not None else ()
-    if table.others and not (alike and {*table.others} <= {*served}):
+    served = weight.named_consumers if weight is not None and alike else ()
+    if not {*table.others} <= {*served}:
         other = table.others[0].node
         reason = f"{other} reads the same table in another type, and it would be stored twice"
         return _leave_float(node, reason)

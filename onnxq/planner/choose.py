@@ -43,14 +43,13 @@ class Forced:
 
 def weigh_forced(problem: PlacementProblem) -> Forced | None:
     """The operators that rules force, and their cost; None where there are none, or where no times are predicted."""
-    rules = problem.config.rules
     config = problem.config
-    if not problem.engine.costs or not any(rule.set.quantize for rule in rules):
+    if not problem.engine.costs or not any(rule.set.quantize for rule in config.rules):
         return None
     # The same rules without force: what prices alone would choose.
     free = [
         rule.model_copy(update={"set": rule.set.model_copy(update={"quantize": False})})
-        for rule in rules
+        for rule in config.rules
     ]
     config = config.model_copy(update={"rules": tuple(free)})
     without = replace(problem, config=config, requests=replace(problem.requests, config=config))
@@ -82,11 +81,9 @@ def choose_ops(problem: PlacementProblem, *, attention: bool = False, sized: boo
         return Choice(frozenset())
     if problem.config.mode == "weight-only":
         return choose_weights(problem)
-    return (
-        choose_by_cost(problem, sized=sized)
-        if problem.engine.costs
-        else choose_all(problem, attention=attention)
-    )
+    if problem.engine.costs:
+        return choose_by_cost(problem, sized=sized)
+    return choose_all(problem, attention=attention)
 
 
 def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
@@ -222,7 +219,7 @@ def choose_weights(problem: PlacementProblem) -> Choice:
     """Weight-only mode: every weight the target can read packed, but those a rule leaves float."""
     ops = problem.ops
     reasons = []
-    chosen: set[str] = set()
+    chosen = set[str]()
     for op in ops:
         weights = [(role, tensor) for role, tensor in op.roles if role.is_weight]
         if not weights or op.name in ops.complete | ops.existing.weighted:

@@ -305,7 +305,7 @@ class Session:
             # Text has several dtypes in numpy, and sequences and maps have none that could be compared.
             if not type_name.startswith("tensor(") or value.dtype.kind in "OUS":
                 continue
-            want = _parse_element_type(type_name)
+            want = read_element_type(type_name)
             if want not in (0, onnx.helper.np_dtype_to_tensor_dtype(value.dtype)):
                 cause = f"is {value.dtype}, the model wants {type_name.removeprefix('tensor(').removesuffix(')')}"
                 raise DataError(subject, cause, "convert it first", code="Q210")
@@ -377,13 +377,14 @@ def _name_nodes(model: ModelLike) -> NameSet | None:
     return None if "" in names or model.functions else names
 
 
-def _parse_element_type(type_name: str) -> int:
+def read_element_type(type_name: str) -> int:
+    """The ONNX type of "tensor(float)"; 0 for sequences, optionals and types of ONNX Runtime alone."""
     match = re.fullmatch(r"tensor\((\w+)\)", type_name)
     return TENSOR_TYPES.get(match[1], 0) if match else 0
 
 
 def _describe_value(arg: Any) -> ValueInfo:
-    element = _parse_element_type(arg.type)
+    element = read_element_type(arg.type)
     return ValueInfo(arg.name, element, tuple(arg.shape) if element else None)
 
 
