@@ -329,12 +329,19 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
             data = node.inputs[0]
             key = node.scope, data, order.tobytes()
             if key not in gathered:
-                parts = (name_part(site.site, part) for part in ("order_node", "ordered", "order"))
-                name, result, indices = map(editor.fresh, parts)
-                inputs = [data, editor.add_initializer(node.scope, indices, order)]
-                more: dict[str, Any] = {"attrs": {"axis": -1}, "before": node.name}
-                editor.insert_node(node.scope, "Gather", inputs, [result], name=name, **more)
+                parts = (name_part(site.site, part) for part in ("order_node", "ordered"))
+                name, result = map(editor.fresh, parts)
+                indices = editor.add_constant(node.scope, name_part(site.site, "order"), order)
                 gathered[key] = result
+                editor.insert_node(
+                    node.scope,
+                    "Gather",
+                    [data, indices],
+                    [result],
+                    name=name,
+                    attrs={"axis": -1},
+                    before=node.name,
+                )
             editor.replace_input(node.make_edge(0), gathered[key])
 
 

@@ -158,13 +158,11 @@ def measure_sensitivity(
     costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
     # A second go, since the loudest are known only now.
     loudest = _list_joint(groups, figures)
-    joint: list[JointCost] = []
-    if loudest:
-        rest = measure([everything - setting for setting in loudest.values()])
-        joint = [
-            JointCost(nodes=names, sqnr_db=noise_to_db(without.noise()))
-            for names, without in zip(loudest, rest, strict=True)
-        ]
+    rest = measure([everything - setting for setting in loudest.values()]) if loudest else []
+    joint = (
+        JointCost(nodes=names, sqnr_db=noise_to_db(without.noise()))
+        for names, without in zip(loudest, rest, strict=True)
+    )
     pairs = (errors[setting].results() for setting in (everything, nothing))
     outputs = tuple(
         OutputProfile(name=own.name, sqnr_db=own.sqnr_db, part=own.part, float_db=exact.whole_db)

@@ -10,7 +10,7 @@ for launch in plan.launches:
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxq.kernels.abi import Divisor, DType, KernelCall, Layout
+from onnxq.kernels.abi import DType, KernelCall, Layout, make_divisor
 
 # Per block; FQ_THREADS of cuda/fq_kernels.cuh.
 THREADS = 256
@@ -55,8 +55,8 @@ class Launch:
         for name, value in self.geometry.items():
             setattr(done, name, value)
         for name in ("inner", "channels", "block", "blocks"):
-            setattr(done, f"by_{name}", Divisor.of(max(getattr(shape, name), 1)))
-        done.by_pieces = Divisor.of(self.pieces)
+            setattr(done, f"by_{name}", make_divisor(max(getattr(shape, name), 1)))
+        done.by_pieces = make_divisor(self.pieces)
         return done
 
 

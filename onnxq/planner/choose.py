@@ -261,8 +261,9 @@ def _find_excluded(problem: PlacementProblem) -> dict[str, LeftFloat]:
             if reason := explain(op.candidate, made):
                 excluded[op.name] = LeftFloat(op.name, reason, name, "F103")
                 break
-        if op.name not in excluded and _is_copied(ops, op, ops.by_name):
-            excluded[op.name] = LeftFloat(op.name, _COPIED, COPY, "F103")
+        else:
+            if _is_copied(ops, op, ops.by_name):
+                excluded[op.name] = LeftFloat(op.name, _COPIED, COPY, "F103")
     return excluded
 
 
