@@ -1,7 +1,7 @@
 """The sites of a plan in another graph: found by names and structure, or by values where tools rewrote the graph."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from onnxq.spec import PerChannel, PerTensor
 _DIGITS = 7
 
 
+@dataclass(eq=False)
 class Anchors:
     """Tensors and nodes of a model, found by the names and structural ids of a plan: a node's is that of its output 0.
 
@@ -25,19 +26,13 @@ class Anchors:
     recognized: nodes and tensors by their values, which hold before all names.
     """
 
-    def __init__(
-        self,
-        index: GraphIndex,
-        known: Mapping[str, str],
-        *,
-        lasting: bool,
-        recognized: Recognized | None = None,
-    ) -> None:
-        self.index = index
-        self.known = known
-        self.lasting = lasting
-        self.recognized = recognized
-        self.ids = compute_structural_ids(index)
+    index: GraphIndex
+    known: Mapping[str, str]
+    lasting: bool
+    recognized: Recognized | None = None
+
+    def __post_init__(self) -> None:
+        self.ids = compute_structural_ids(self.index)
         self.by_id: dict[str, list[TensorId]] = {}
         for tensor, anchor in self.ids.items():
             self.by_id.setdefault(anchor, []).append(tensor)
