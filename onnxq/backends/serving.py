@@ -20,8 +20,8 @@ from onnxq.errors import ModelError, VerificationError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike
 from onnxq.runtime import Feeds
-from onnxq.runtime.exchange import read_values, write_values
 from onnxq.sites import JsonObject, NameSet, drop_repeats
+from onnxq.workers import read_value, write_value
 
 # Samples and answers of the process that runs a built model, and the inputs of each model that is timed.
 FEEDS = "feeds.npz"
@@ -46,14 +46,15 @@ class ServedRunner:
     def infer(self, feeds: Feeds) -> RunValues:
         """One sample: arrays by name. Raises ModelError where the engine fails, or takes too long."""
         given = {name: value for name, value in feeds.items() if name in self._inputs}
-        write_values(self._folder / FEEDS, given)
+        write_value(self._folder / FEEDS, given)
         reply = json.loads(self._ask(_RUNNING, ""))
         if "error" in reply:
             raise ModelError(
                 self.name, f"the engine cannot run the model: {reply['error']}", code="Q115"
             )
         self.seconds = reply["seconds"]
-        return read_values(self._folder / ANSWERS)
+        answers: RunValues = read_value(self._folder / ANSWERS)
+        return answers
 
 
 @contextmanager
@@ -89,11 +90,11 @@ def answer_samples(
     for _ in sys.stdin:
         reply: JsonObject = {}
         try:
-            feeds = read_values(folder / FEEDS)
+            feeds = read_value(folder / FEEDS)
             start = time.perf_counter()
             answers = compute(feeds)
             reply["seconds"] = time.perf_counter() - start
-            write_values(folder / ANSWERS, answers)
+            write_value(folder / ANSWERS, answers)
         except Exception as error:
             reply["error"] = describe(error)
         print(json.dumps(reply), file=replies, flush=True)
@@ -105,7 +106,7 @@ def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timi
     Raises VerificationError where nothing can be timed: no device, a crash, a build for another one.
     """
     with ScratchFolder() as folder:
-        write_values(folder / FEEDS, {name: entry.feeds for name, entry in models.items()})
+        write_value(folder / FEEDS, {name: entry.feeds for name, entry in models.items()})
         job = {
             "plugins": list(timing.plugins),
             "rounds": timing.rounds,

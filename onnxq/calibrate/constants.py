@@ -4,8 +4,6 @@ Each weight is read, searched and let go of, here or by the workers of a crew. A
 small neighbours share one, whoever does it: so the numbers are the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,14 +16,14 @@ from onnxq.arrays import Array, Floats, Shape, are_finite, as_float32, hash_part
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import FLOAT_TENSORS, LAYOUT_OPS, GraphIndex, NodeRef, is_large_model
 from onnxq.graph.storage import Spool, StoredArray
-from onnxq.numerics import SumOrders, bias_qparams, floor_weight_scale, weight_qparams
+from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
 from onnxq.numerics.rounding import dequantize, quantize
 from onnxq.numerics.weights import fake_quant_weight, find_saturating_sums, quantize_weight
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import AnyArray, Crew, hash_array, open_array
 from onnxq.sites import Edge, Site, TensorId
-from onnxq.spec import ObserverSpec, QParams, QuantSpec
+from onnxq.spec import QParams
 from onnxq.wording import join_names
 from onnxq.workers import WorkPiece
 
@@ -232,13 +230,10 @@ _PIECE_MB = 16
 
 @dataclass(frozen=True, eq=False)
 class WeightTask:
-    """One weight to be searched. site: for errors. importance: as of `weight_qparams`."""
+    """One weight to be searched. importance: as of `weight_qparams`."""
 
-    site: str
+    site: SitePlan
     values: AnyArray
-    spec: QuantSpec
-    observer: ObserverSpec | None
-    orders: SumOrders
     importance: Floats | None
 
 
@@ -292,7 +287,7 @@ def _search_weights(
         pieces = []
         for group in groups:
             tasks = tuple(_describe_weight(index, site, crew) for site in weights[group])
-            title = join_names((one.site for one in tasks), 1)
+            title = join_names((site.name for site in weights[group]), 1)
             key = ""
             # Hashes read every byte of the weights: only where a journal asks what is done already.
             if crew.workers.journal is not None:
@@ -320,14 +315,15 @@ def search_piece(tasks: Sequence[WeightTask]) -> list[QParams]:
     """The numbers of some weights, in order."""
     numbers = []
     for task in tasks:
+        site = task.site
         values = open_array(task.values)
-        with name_site(task.site):
+        with name_site(site.name):
             numbers.append(
                 weight_qparams(
                     values,
-                    task.spec,
-                    observer=task.observer,
-                    orders=task.orders,
+                    site.spec,
+                    observer=site.observer,
+                    orders=site.sum_orders,
                     importance=task.importance,
                 )
             )
@@ -336,21 +332,14 @@ def search_piece(tasks: Sequence[WeightTask]) -> list[QParams]:
 
 def _count_megabytes(index: GraphIndex, site: SitePlan) -> int:
     """Of the float values; at least 1, so that small ones count too."""
-    dims = index.find_shape(find_tensor(index, site.site)) or ()
-    return max(1, 4 * math.prod(dim for dim in dims if isinstance(dim, int)) // 10**6)
+    sizes = index.find_sizes(find_tensor(index, site.site)) or ()
+    return max(1, 4 * math.prod(sizes) // 10**6)
 
 
 def _describe_weight(index: GraphIndex, site: SitePlan, crew: Crew) -> WeightTask:
     values = locate_constant(index, site)
     importance = estimate_importance(index, site, values.shape)
-    return WeightTask(
-        site.name,
-        crew.share_array(values),
-        site.spec,
-        site.observer,
-        tuple(site.sum_orders),
-        importance,
-    )
+    return WeightTask(site, crew.share_array(values), importance)
 
 
 def _hash_tasks(tasks: Sequence[WeightTask], values: Sequence[Array | StoredArray]) -> str:
@@ -358,10 +347,10 @@ def _hash_tasks(tasks: Sequence[WeightTask], values: Sequence[Array | StoredArra
     # Another version of NumPy may sum, and so round, in another way.
     parts = [f"weights {version('onnxq')} {np.__version__}".encode()]
     for task, array in zip(tasks, values, strict=True):
-        parts.append(
-            repr((array.dtype, array.shape, task.spec, task.observer, task.orders)).encode()
-        )
+        site = task.site
+        about = (array.dtype, array.shape, site.spec, site.observer, site.sum_orders)
         parts += [
+            repr(about).encode(),
             hash_array(array).encode(),
             b"" if task.importance is None else task.importance.tobytes(),
         ]

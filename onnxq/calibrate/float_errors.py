@@ -5,8 +5,6 @@ makes differs by the errors that rounding its inputs causes there: cancellation,
 All of it is reduced to a few numbers in the run itself, so that no tensor is kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any

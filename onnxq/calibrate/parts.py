@@ -5,8 +5,6 @@ whose tensors were observed, the observers, and the samples. Parts that do not b
 run whose model, configuration or samples are others.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys
@@ -321,9 +319,12 @@ def make_part(
     """The part of the samples at these positions, which `watch` has observed."""
     samples = {k: hash_feeds(dataset[k]) for k in positions}
     wants = tuple(list_wants(readers))
-    # As they come out of a file.
-    packed = unpack_value(*pack_value([watch.observers[want] for want in wants]))
-    return Part("", keys, len(dataset), samples, wants, tuple(packed))
+    return Part("", keys, len(dataset), samples, wants, _pack_observers(watch, wants))
+
+
+def _pack_observers(watch: Watch, wants: Iterable[Want]) -> tuple[Any, ...]:
+    """The observers as they come out of a file."""
+    return tuple(unpack_value(*pack_value([watch.observers[want] for want in wants])))
 
 
 _QUANT_FIELDS = ("bits", "signed", "symmetric", "narrow_range", "storage", "footroom")
@@ -411,8 +412,7 @@ def join_parts(parts: Sequence[Part]) -> Part:
             raise CalibrationError(part.source, cause, "give each part once", code="Q512")
         samples |= part.samples
         merge_observers(watch, first.wants, part.observers)
-    merged = unpack_value(*pack_value([watch.observers[want] for want in first.wants]))
-    return replace(first, samples=samples, observers=tuple(merged))
+    return replace(first, samples=samples, observers=_pack_observers(watch, first.wants))
 
 
 def check_keys(part: Part, keys: PartKeys, other: str) -> None:

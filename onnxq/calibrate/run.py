@@ -1,6 +1,6 @@
 """Every scale and zero point that a plan lacks: from the samples, from the weights, or derived from both."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from onnxq.calibrate.constants import Numbers, bias_numbers, find_tensor, weight_numbers
@@ -76,9 +76,8 @@ def calibrate(
     sample_count = f" over {count} samples" if count != 1 else ""
     qparams.update(_choose_qparams(missing, wants, watch, sample_count))
     # Weights after activations, biases after both: each needs the scales before it.
-    unbounded = {want for want, observer in watch.observers.items() if observer.infinite}
     by_tensor = {refusal.subject: refusal for refusal in unseen}
-    refusals = _list_refusals(index, wants, qparams, unbounded, by_tensor)
+    refusals = _list_refusals(index, wants, qparams, watch, by_tensor)
     biases = [site for site in plan.sites if site.role.is_bias]
     qparams.update(weight_numbers(index, missing, biases, qparams, progress, crew))
     qparams.update(bias_numbers(index, missing, qparams))
@@ -163,16 +162,13 @@ def _list_known(plan: Plan) -> dict[Site, QParams]:
     by_group = {
         site.group: site.qparams for site in leaders if site.group and site.qparams is not None
     }
-    missing = [
-        (site, by_group[site.group])
-        for site in plan.sites
-        if site.group in by_group and site.qparams is None
-    ]
-    return qparams | {
-        # Numbers of another tool hold for any spec, and so they do for those that share them.
-        site.site: replace(shared, computed_for=shared.computed_for and site.spec.levels)
-        for site, shared in missing
-    }
+    for site in plan.sites:
+        shared = by_group.get(site.group)
+        if shared is not None and site.qparams is None:
+            # Numbers of another tool hold for any spec, and so they do for those that share them.
+            levels = shared.computed_for and site.spec.levels
+            qparams[site.site] = replace(shared, computed_for=levels)
+    return qparams
 
 
 def _list_missing(plan: Plan, known: Numbers) -> list[SitePlan]:
@@ -244,7 +240,7 @@ def _list_refusals(
     index: GraphIndex,
     wants: Mapping[Site, Want],
     qparams: Numbers,
-    unbounded: Collection[Want],
+    watch: Watch,
     unseen: Mapping[str, Refusal],
 ) -> list[Refusal]:
     """Refusals of the sites without numbers: tensors that cannot be observed, held -inf, or that no sample computed."""
@@ -263,7 +259,7 @@ def _list_refusals(
         if known is not None:
             reason = known.reason
             fix = known.fix
-        elif want in unbounded:
+        elif watch.observers[want].infinite:
             reason = "holds -inf or NaN, as masks do, which no integer stands for"
             fix = "give the mask a large finite value in place of -inf to quantize it"
         refusals.append(Refusal(str(site), reason, fix, "calibrate", "R106"))

@@ -1,7 +1,5 @@
 """Runs of a model with inner tensors as outputs, as many at a time as the memory limit allows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -36,6 +34,47 @@ _SHARE = 32
 _IN_ALL = 2**28
 # Samples from which on laying convolutions out pays: that takes as long as a dozen runs, and each takes half the time.
 LEAST_LAID_OUT = 64
+
+
+class _Runner:
+    """One tapped session. worth: bytes of a run after which memory is given back."""
+
+    def __init__(self, tapped: Tapped, worth: int) -> None:
+        self._outputs = tapped.outputs
+        self._worth = worth
+        self._untrimmed = 0
+        # NOTE: without optimizations a tensor's bits do not depend on what else is tapped or on the batch.
+        self._session = Session(tapped.proto, optimize=False, arena=False)
+
+    def values(self, batch: Batch, singles: Singles) -> Iterator[tuple[TensorId, Array]]:
+        """The values of the tensors, each released by this object as it is yielded."""
+        for outputs in self._run_batch(batch, singles):
+            size = sum(value.nbytes for value in outputs.values())
+            self._untrimmed += size
+            for tensor, name in self._outputs.items():
+                # So that a value is freed as soon as the observers have looked at it, before the
+                # next one.
+                value = outputs.pop(name)
+                if value.size:
+                    yield tensor, value
+                del value
+            if size > self._worth or self._untrimmed > _IN_ALL:
+                self._untrimmed = 0
+                trim_memory()
+
+    def _run_batch(self, batch: Batch, singles: Singles) -> Iterator[ArrayDict]:
+        names = list(self._outputs.values())
+        # A Reshape inside may have the size of one sample, whatever the inputs declare.
+        if batch.count > 1:
+            try:
+                whole = self._session.run(batch.feeds, names)
+            except ModelError:
+                pass
+            else:
+                yield whole
+                return
+        for feeds in singles(batch) if batch.count > 1 else (batch.feeds,):
+            yield self._session.run(feeds, names)
 
 
 class Taps:
@@ -169,47 +208,6 @@ class Taps:
     def _find_itemsize(self, tensor: TensorId) -> int:
         dtype = self._index.find_dtype(tensor) or onnx.TensorProto.FLOAT
         return int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
-
-
-class _Runner:
-    """One tapped session. worth: bytes of a run after which memory is given back."""
-
-    def __init__(self, tapped: Tapped, worth: int) -> None:
-        self._outputs = tapped.outputs
-        self._worth = worth
-        self._untrimmed = 0
-        # NOTE: without optimizations a tensor's bits do not depend on what else is tapped or on the batch.
-        self._session = Session(tapped.proto, optimize=False, arena=False)
-
-    def values(self, batch: Batch, singles: Singles) -> Iterator[tuple[TensorId, Array]]:
-        """The values of the tensors, each released by this object as it is yielded."""
-        for outputs in self._run_batch(batch, singles):
-            size = sum(value.nbytes for value in outputs.values())
-            self._untrimmed += size
-            for tensor, name in self._outputs.items():
-                # So that a value is freed as soon as the observers have looked at it, before the
-                # next one.
-                value = outputs.pop(name)
-                if value.size:
-                    yield tensor, value
-                del value
-            if size > self._worth or self._untrimmed > _IN_ALL:
-                self._untrimmed = 0
-                trim_memory()
-
-    def _run_batch(self, batch: Batch, singles: Singles) -> Iterator[ArrayDict]:
-        names = list(self._outputs.values())
-        # A Reshape inside may have the size of one sample, whatever the inputs declare.
-        if batch.count > 1:
-            try:
-                whole = self._session.run(batch.feeds, names)
-            except ModelError:
-                pass
-            else:
-                yield whole
-                return
-        for feeds in singles(batch) if batch.count > 1 else (batch.feeds,):
-            yield self._session.run(feeds, names)
 
 
 def _count_values(batch: Batch) -> int:

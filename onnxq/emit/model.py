@@ -1,7 +1,5 @@
 """Every pair, bias and float type of a plan written into its model, and the notes of the plan in its metadata."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math
@@ -40,7 +38,7 @@ from onnxq.plan import (
     to_json,
 )
 from onnxq.progress import Progress, count_items, silent
-from onnxq.sites import Edge, Edges, NameSet, Role, TensorId
+from onnxq.sites import Edge, NameSet, Role, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType
 
 # The first IR version with 4-bit types. Opset 21 brings it along; a table of them can stand in an older opset.
@@ -161,22 +159,18 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
         codes = index.find_constant(stored)
         name = node.name
         taps = [1] * (rank - 2)
-        if (
-            pair is None
-            or stored is None
-            or codes is None
-            or index.maker(node, 0, DEQUANTIZE) is None
-        ):
+        if pair is None or stored is None or codes is None or rank not in _CONV_RANKS:
             continue
         # A weight that others read as well stays a matrix.
         alone = index.find_sole_reader(stored) and index.find_sole_reader(pair.result)
-        if alone is None or rank not in _CONV_RANKS:
+        if alone is None or index.maker(node, 0, DEQUANTIZE) is None:
             continue
         # [K, N] to [N, K, 1 ...], whose output channels lie along axis 0.
         editor.replace_initializer(stored, codes.T.reshape(*codes.shape[::-1], *taps))
         editor.set_attr(pair.name, "axis", 0)
         editor.set_op(name, "Conv")
         editor.set_attr(name, "kernel_shape", taps)
+        writer = NodeWriter(editor, node.scope, name)
         data, result = (
             editor.fresh(f"{name}/{part}") for part in ("channels_first", "channels_second")
         )
@@ -188,9 +182,7 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
         }
         for source, (target, perm) in ends.items():
             other = editor.fresh(f"{target}/Transpose")
-            editor.insert_node(
-                node.scope, "Transpose", [source], [target], name=other, attrs={"perm": perm}
-            )
+            writer.add("Transpose", [source], target, name=other, perm=perm)
         editor.replace_input(node.make_edge(0), data)
     return editor.export()
 
@@ -312,12 +304,8 @@ def _find_captured(plan: Plan, index: GraphIndex) -> frozenset[TensorId]:
 
 def _write_site(writer: PairWriter, site: SitePlan) -> None:
     if not site.complete:
-        raise PlanError(
-            site.name,
-            "has no scale",
-            "calibrate the plan first (`onnxq quantize`)",
-            code="Q405",
-        )
+        fix = "calibrate the plan first (`onnxq quantize`)"
+        raise PlanError(site.name, "has no scale", fix, code="Q405")
     qparams = site.qparams
     if not (site.role.is_constant or (writer.whole and writer.is_constant(site))):
         # Numbers left over from before a person made the site dynamic mean nothing.
@@ -338,20 +326,18 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
             index.find_node(edge.node) for edge in site.named_consumers if rows is not None
         ):
             order = np.asarray(rows, np.int64)
-            key = node.scope, node.inputs[0], order.tobytes()
+            data = node.inputs[0]
+            key = node.scope, data, order.tobytes()
             if key not in gathered:
-                names = (
-                    editor.fresh(name_part(site.site, part))
-                    for part in ("order_node", "order", "ordered")
-                )
-                name, indices, gathered[key] = names
-                inputs = [node.inputs[0], editor.add_initializer(node.scope, indices, order)]
-                result = [gathered[key]]
+                parts = (name_part(site.site, part) for part in ("order_node", "ordered"))
+                name, result = map(editor.fresh, parts)
+                indices = editor.add_constant(node.scope, name_part(site.site, "order"), order)
+                gathered[key] = result
                 editor.insert_node(
                     node.scope,
                     "Gather",
-                    inputs,
-                    result,
+                    [data, indices],
+                    [result],
                     name=name,
                     attrs={"axis": -1},
                     before=node.name,
@@ -362,13 +348,7 @@ def _order_data(editor: Editor[ModelLike], plan: Plan, index: GraphIndex) -> Non
 def _find_integer_readers(plan: Plan, index: GraphIndex) -> NameSet:
     """Names of the nodes that read a quantized activation, so that their kernels may multiply integers."""
     activations = [site for site in plan.all_sites if site.role is Role.ACTIVATION]
-    return frozenset(edge.node for site in activations for edge in _list_readers(site, index))
-
-
-def _list_readers(site: SitePlan, index: GraphIndex) -> Edges:
-    # A person may have taken `consumers` out of a site at one input: its kernel is not counted on then.
-    known = site.consumers is not None or isinstance(site.site, TensorId)
-    return site.find_readers(index) if known else ()
+    return frozenset(edge.node for site in activations for edge in site.find_sure_readers(index))
 
 
 def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:

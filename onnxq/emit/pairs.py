@@ -7,16 +7,15 @@ converted:   tensor -> its pair -> QuantizeLinear -> DequantizeLinear -> one rea
 constant:    integers -> [Cast ->] DequantizeLinear -> readers
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import ArrayLike
 
 from onnxq.arrays import Array, as_int64
 from onnxq.calibrate.constants import dequantize_constant, find_tensor, quantize_constant
@@ -32,11 +31,17 @@ from onnxq.spec import PerBlock, QParams
 Bounds = tuple[np.generic | float, np.generic | float]
 # Names of a constant's integers, of its scale and of its zero point.
 PairNames = tuple[str, str, str]
+# The node that a new one is to stand in front of, or behind: `before` or `after` of `Editor.insert_node`.
+Place = Mapping[str, str]
+
+# What is noted of a site, by key.
+Record = dict[str, str | int]
 
 # Activations that only cut their values off.
 _CLAMPS = ("Relu", "Clip")
 
 
+@dataclass(eq=False)
 class PairWriter:
     """Writes sites into an editor; `records` describes the nodes written so far, by name.
 
@@ -48,39 +53,26 @@ class PairWriter:
     fold_constants: constants that are not looked up are written as the floats that their integers stand for.
     """
 
-    def __init__(
-        self,
-        editor: Editor[ModelLike],
-        index: GraphIndex,
-        in_integers: NameSet,
-        apart: frozenset[Edge],
-        tables: Mapping[str, SitePlan],
-        captured: frozenset[TensorId] = frozenset(),
-        *,
-        whole: bool = False,
-        bounds_integers: bool = False,
-        fold_constants: bool = False,
-    ) -> None:
-        self.whole = whole
-        self.bounds_integers = bounds_integers
-        self.fold_constants = fold_constants
-        self.editor = editor
-        self.index = index
-        self.in_integers = in_integers
-        self.apart = apart
-        self.tables = tables
-        self.captured = captured
-        # A model output keeps its name on the dequantized tensor; its float values get this one.
-        self.renamed: dict[TensorId, str] = {}
-        # Tensors that kernels write in integers, and the dequantized ones behind.
-        self.dequantized: dict[TensorId, str] = {}
-        # The dequantized tensor behind the pair of each tensor, whoever reads it.
-        self.paired: dict[TensorId, str] = {}
-        self.records: dict[str, Record] = {}
-        # By group: the names of integers, scale and zero point that a table shares with its transpose.
-        self.shared: dict[str, PairNames] = {}
-        # The same of captured weights, by their numbers.
-        self.outside: dict[Hashable, PairNames] = {}
+    editor: Editor[ModelLike]
+    index: GraphIndex
+    in_integers: NameSet
+    apart: frozenset[Edge]
+    tables: Mapping[str, SitePlan]
+    captured: frozenset[TensorId] = frozenset()
+    whole: bool = False
+    bounds_integers: bool = False
+    fold_constants: bool = False
+    # A model output keeps its name on the dequantized tensor; its float values get this one.
+    renamed: dict[TensorId, str] = field(default_factory=dict)
+    # Tensors that kernels write in integers, and the dequantized ones behind.
+    dequantized: dict[TensorId, str] = field(default_factory=dict)
+    # The dequantized tensor behind the pair of each tensor, whoever reads it.
+    paired: dict[TensorId, str] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
+    # By group: the names of integers, scale and zero point that a table shares with its transpose.
+    shared: dict[str, PairNames] = field(default_factory=dict)
+    # The same of captured weights, by their numbers.
+    outside: dict[Hashable, PairNames] = field(default_factory=dict)
 
     def connect_existing(self, site: SitePlan) -> None:
         """Let the site's consumers read a pair that the model came with. Those that read one already stay."""
@@ -93,10 +85,8 @@ class PairWriter:
         result = pair.outputs[0]
         # Half a pair, in front of an operator on integers: float readers need the other half.
         if edges and pair.op_type == QUANTIZE:
-            names = self._make_names(site, "dq_node", "dequantized")
             inputs = [result, *pair.inputs[1:]]
-            result = names["dequantized"]
-            self._insert_dequantize(site, pair.scope, inputs, names, after=pair.name)
+            result = self._insert_dequantize(site, inputs, scope=pair.scope, after=pair.name)
         for edge in edges:
             self.editor.replace_input(edge, result)
 
@@ -104,10 +94,10 @@ class PairWriter:
         """Tensor -> a pair -> its readers. qparams: None for a site whose scale is computed at each run."""
         tensor = find_tensor(self.index, site.site)
         scope = site.site.scope
-        names = self._make_names(site, "dq_node", "quantized", "dequantized")
         floats = self.renamed.get(tensor, tensor.name)
         whole = site.consumers is None
         source = floats
+        result = ""
         if qparams is None:
             # A kernel writes integers only where nothing but a QuantizeLinear reads its floats.
             source = self.dequantized.get(tensor, floats)
@@ -118,10 +108,11 @@ class PairWriter:
             source = floats = self.editor.fresh(name_part(site.site, "float"))
             self.editor.rename_tensor(tensor, source)
             self.renamed[tensor] = source
-            names["dequantized"] = tensor.name
+            result = tensor.name
         producer = self.index.find_producer(tensor) if source == floats else None
-        after = producer.name if producer is not None and producer.scope == scope else None
-        before = site.consumers[0].node if after is None and site.consumers else None
+        place = {"before": site.consumers[0].node} if site.consumers else {}
+        if producer is not None and producer.scope == scope:
+            place = {"after": producer.name}
         read = TensorId(floats, tensor.scope)
         edges = site.consumers
         if edges is None or (self.whole and isinstance(site.site, TensorId)):
@@ -129,100 +120,73 @@ class PairWriter:
             readers = self.editor.list_consumers(read) if edges is None else edges
             edges = tuple(edge for edge in readers if edge not in self.apart)
         if qparams is None:
-            quantized, scale, zero, last = self._insert_dynamic(
-                site, source, names["quantized"], before, after
-            )
+            quantized, scale, zero, last = self._insert_dynamic(site, source, place)
         else:
-            scale, zero = self._add_qparams(site, qparams, scope)
+            scale, zero = self._add_qparams(site, qparams)
             clamps = site.spec.footroom and producer is not None and producer.op_type in _CLAMPS
             inputs = [producer.inputs[0] if producer and clamps else source, scale, zero]
-            quantized, last = self._insert_quantize(
-                site, qparams, inputs, names["quantized"], before, after
-            )
+            quantized, last = self._insert_quantize(site, qparams, inputs, place)
             if clamps:
                 # A Max of the integers and their zero point.
                 read_by = [quantized, zero]
-                node, quantized = self._make_names(site, "floor_node", "clipped").values()
-                self._insert_node(site, scope, "Max", read_by, [quantized], node, after=last)
+                node, quantized = self._make_names(site, "floor_node", "clipped")
+                self._insert_node(site, "Max", read_by, [quantized], node, after=last)
                 last = node
-        self._insert_dequantize(site, scope, [quantized, scale, zero], names, after=last)
-        self.editor.rewire(read, names["dequantized"], consumers=edges, outputs=whole)
+        result = self._insert_dequantize(site, [quantized, scale, zero], result, after=last)
+        self.editor.rewire(read, result, consumers=edges, outputs=whole)
         if whole:
-            self.dequantized[tensor] = names["dequantized"]
+            self.dequantized[tensor] = result
         if isinstance(site.site, TensorId):
-            self.paired[tensor] = names["dequantized"]
+            self.paired[tensor] = result
 
-    def _insert_dynamic(
-        self, site: SitePlan, source: str, result: str, before: str | None, after: str | None
-    ) -> tuple[str, str, str, str]:
+    def _insert_dynamic(self, site: SitePlan, source: str, place: Place) -> list[str]:
         """[Clip ->] DynamicQuantizeLinear; returns the names of its three results and of the last node."""
-        low, high = site.clip
-        if low is not None or high is not None:
+        if site.clip != (None, None):
+            low, high = site.clip
             ends = (
                 np.float32(-np.inf if low is None else low),
                 np.float32(np.inf if high is None else high),
             )
-            source, after = self.insert_clip(site, source, ends, before=before, after=after)
-            before = None
-        names = self._make_names(site, "dynamic_node", "scale", "zero_point")
-        name = names["dynamic_node"]
-        results = (result, names["scale"], names["zero_point"])
-        self._insert_node(
-            site, site.site.scope, DYNAMIC, [source], results, name, before=before, after=after
-        )
-        return (*results, name)
+            source, clip = self.insert_clip(site, source, ends, **place)
+            place = {"after": clip}
+        parts = ("quantized", "scale", "zero_point", "dynamic_node")
+        *results, name = names = self._make_names(site, *parts)
+        self._insert_node(site, DYNAMIC, [source], results, name, **place)
+        return names
 
     def _insert_quantize(
-        self,
-        site: SitePlan,
-        qparams: QParams,
-        inputs: list[str],
-        result: str,
-        before: str | None,
-        after: str | None,
+        self, site: SitePlan, qparams: QParams, inputs: list[str], place: Place
     ) -> tuple[str, str]:
         """[Clip ->] QuantizeLinear [-> Clip]; returns the names of the quantized tensor and of the last node.
 
-        inputs: the float tensor, the scale and the zero point. result: of the QuantizeLinear.
+        inputs: the float tensor, the scale and the zero point.
         """
         spec = site.spec
-        name = self._make_names(site, "q_node")["q_node"]
+        name, result = self._make_names(site, "q_node", "quantized")
         kind = np.dtype(spec.code_type)
         # A Clip has one pair of bounds, and only the quantized values of all channels share one.
         behind = (self.bounds_integers and kind.itemsize == 1) or not spec.has_one_scale
         if spec.is_narrow and not behind:
             bounds = clip_bounds(qparams, spec, self._find_float_type(site))
-            inputs[0], after = self.insert_clip(site, inputs[0], bounds, before=before, after=after)
-            before = None
-        scope = site.site.scope
+            inputs[0], clip = self.insert_clip(site, inputs[0], bounds, **place)
+            place = {"after": clip}
         attrs = spec.granularity.attributes
-        self._insert_node(
-            site, scope, QUANTIZE, inputs, [result], name, attrs=attrs, before=before, after=after
-        )
+        self._insert_node(site, QUANTIZE, inputs, [result], name, attrs=attrs, **place)
         if not (spec.is_narrow and behind):
             return result, name
-        return self.insert_clip(
-            site, result, (kind.type(spec.qmin), kind.type(spec.qmax)), after=name
-        )
+        ends = (kind.type(spec.qmin), kind.type(spec.qmax))
+        return self.insert_clip(site, result, ends, after=name)
 
     def insert_clip(
-        self,
-        site: SitePlan,
-        source: str,
-        bounds: Bounds,
-        *,
-        before: str | None = None,
-        after: str | None = None,
+        self, site: SitePlan, source: str, bounds: Bounds, **place: str
     ) -> tuple[str, str]:
-        """A Clip on `source`, to bounds of its type; returns the names of its result and its node."""
-        scope = site.site.scope
-        names = self._make_names(site, "clip_node", "clipped", "clip_min", "clip_max")
-        node, result, *ends = names.values()
-        for name, bound in zip(ends, bounds, strict=True):
-            self.editor.add_initializer(scope, name, np.asarray(bound))
-        self._insert_node(
-            site, scope, "Clip", [source, *ends], [result], node, before=before, after=after
-        )
+        """A Clip on `source`, to bounds of its type; returns the names of its result and its node.
+
+        place: as of `Editor.insert_node`.
+        """
+        node, result = self._make_names(site, "clip_node", "clipped")
+        ends = map(partial(self._add_part, site), ("clip_min", "clip_max"), bounds)
+        self._insert_node(site, "Clip", [source, *ends], [result], node, **place)
         return result, node
 
     def is_constant(self, site: SitePlan) -> bool:
@@ -233,34 +197,25 @@ class PairWriter:
         """Integer initializer -> DequantizeLinear -> its readers."""
         value = self.index.find_constant(find_tensor(self.index, site.site))
         if value is None:
-            raise PlanError(
-                site.name,
-                "is not a constant in this model",
-                "plan this model again",
-                code="Q404",
-            )
+            cause = "is not a constant in this model"
+            raise PlanError(site.name, cause, "plan this model again", code="Q404")
         lookups = site.find_lookups(self.index)
         # A table of float16 has float32 scales: those of small rows are no normal numbers in float16.
         value = value.astype(np.float32) if lookups else value
         whole = [edge for edge in site.named_consumers if edge not in lookups]
         if self.fold_constants and not lookups:
-            (name,) = self._make_names(site, "dequantized").values()
-            self.editor.add_initializer(site.site.scope, name, dequantize_constant(site, value))
-            for edge in whole:
-                self.editor.replace_input(edge, name)
-            return
-        shared = self.shared.get(site.group) if lookups and site.group else None
-        stored, scale, zero = shared or self._store_constant(site, qparams, value, whole)
-        for edge in lookups:
-            self._write_lookup(site, edge, stored, scale)
-        if not whole:
-            return
-        names = self._make_names(site, "dq_node", "dequantized")
-        inputs = [stored, scale, zero] if zero else [stored, scale]
-        before = self._find_first(whole)
-        self._insert_dequantize(site, site.site.scope, inputs, names, before=before)
+            result = self._add_part(site, "dequantized", dequantize_constant(site, value))
+        else:
+            shared = self.shared.get(site.group) if lookups and site.group else None
+            stored, scale, zero = shared or self._store_constant(site, qparams, value, whole)
+            for edge in lookups:
+                self._write_lookup(site, edge, stored, scale)
+            if not whole:
+                return
+            inputs = [stored, scale, zero] if zero else [stored, scale]
+            result = self._insert_dequantize(site, inputs, before=self._find_first(whole))
         for edge in whole:
-            self.editor.replace_input(edge, names["dequantized"])
+            self.editor.replace_input(edge, result)
 
     def _find_first(self, edges: Iterable[Edge]) -> str:
         """The node that runs first of these."""
@@ -272,7 +227,6 @@ class PairWriter:
         self, site: SitePlan, qparams: QParams, value: Array, whole: Sequence[Edge]
     ) -> PairNames:
         """Names of a constant's integers, in its own layout, scale and zero point. whole: all readers but lookups."""
-        scope = site.site.scope
         storage = site.spec.storage
         table = self.tables.get(site.group)
         codes = quantize_constant(site, qparams, value)
@@ -281,29 +235,27 @@ class PairWriter:
         # MatMulNBits, which weights alone become, does not form over integers of another graph: ORT refuses the file.
         if tensor in self.captured and site.spec.storage_bits == 8 and first in self.in_integers:
             return self._store_outside(site, qparams, codes, tensor)
-        name = self._make_names(site, "quantized")["quantized"]
         # Kernels that multiply integers take bytes; in weight-only graphs the 4-bit DequantizeLinear is the kernel.
         if site.spec.storage_bits < 8 and first in self.in_integers:
-            storage = self._insert_cast(site, codes, name, first)
+            # Engines compute the Cast of a constant once, when they load the file.
+            packed = self._add_part(site, "packed", codes, storage)
+            storage = site.spec.numpy_storage
+            node, name = self._make_names(site, "cast_node", "quantized")
+            kind = {"to": TENSOR_TYPES[storage]}
+            self._insert_node(site, "Cast", [packed], [name], node, attrs=kind, before=first)
+            stored = name
         elif table is not None and table is not site:
             # One copy in the file, as rows; engines compute the Transpose of a constant once, when they load the file.
-            rows = self._make_names(table, "quantized")["quantized"]
-            node = self._make_names(site, "transpose_node")["transpose_node"]
-            self.editor.add_initializer(
-                scope, rows, np.ascontiguousarray(codes.T), dtype=TENSOR_TYPES[storage]
-            )
-            self._insert_node(
-                site, scope, "Transpose", [rows], [name], node, attrs={"perm": [1, 0]}, before=first
-            )
-            scale, zero = self._add_qparams(site, qparams, scope, storage)
-            self.shared[site.group] = rows, scale, zero
-            return name, scale, zero
+            stored = self._add_part(table, "quantized", np.ascontiguousarray(codes.T), storage)
+            node, name = self._make_names(site, "transpose_node", "quantized")
+            turn = {"perm": [1, 0]}
+            self._insert_node(site, "Transpose", [stored], [name], node, attrs=turn, before=first)
         else:
-            self.editor.add_initializer(scope, name, codes, dtype=TENSOR_TYPES[storage])
-        names = (name, *self._add_qparams(site, qparams, scope, storage))
+            stored = name = self._add_part(site, "quantized", codes, storage)
+        scale, zero = self._add_qparams(site, qparams, storage)
         if site.group:
-            self.shared[site.group] = names
-        return names
+            self.shared[site.group] = stored, scale, zero
+        return name, scale, zero
 
     def _store_outside(
         self, site: SitePlan, qparams: QParams, codes: Array, tensor: TensorId
@@ -313,11 +265,8 @@ class PairWriter:
         key = (tensor, site.spec, *(hashlib.sha256(array.tobytes()).digest() for array in arrays))
         if key not in self.outside:
             own = replace(site, site=tensor)
-            name = self._make_names(own, "quantized")["quantized"]
-            self.editor.add_initializer(
-                tensor.scope, name, codes, dtype=TENSOR_TYPES[site.spec.storage]
-            )
-            self.outside[key] = (name, *self._add_qparams(own, qparams, tensor.scope))
+            name = self._add_part(own, "quantized", codes, site.spec.storage)
+            self.outside[key] = (name, *self._add_qparams(own, qparams))
         return self.outside[key]
 
     def _write_lookup(self, site: SitePlan, edge: Edge, quantized: str, scale: str) -> None:
@@ -332,7 +281,12 @@ class PairWriter:
         narrow = dtype != onnx.TensorProto.FLOAT
         result = node.outputs[0]
         row = name("float") if narrow else result
-        chain: list[tuple[str, list[str], str, str, dict[str, int]]] = []
+
+        def add(part: str, op_type: str, inputs: list[str], output: str, **attrs: int) -> str:
+            """A node behind the Gather; returns its output."""
+            self._insert_node(site, op_type, inputs, [output], name(part), scope=scope, attrs=attrs)
+            return output
+
         if isinstance(grain, PerBlock):
             editor.set_op(node.name, "GatherBlockQuantized", "com.microsoft")
             editor.replace_input(node.make_edge(2), scale)
@@ -344,59 +298,28 @@ class PairWriter:
                 editor.replace_output(node.name, 0, row)
         else:
             codes = name("quantized")
-            column = name("column")
-            axis = name("last_axis")
             editor.replace_output(node.name, 0, codes)
-            editor.add_initializer(scope, axis, as_int64([-1]))
+            axis = editor.add_initializer(scope, name("last_axis"), as_int64([-1]))
             # No DequantizeLinear: blocks with computed scales need opset 21, and are several times slower.
-            chain = [
-                ("Gather", [scale, node.inputs[1]], name("row_scale"), "row_scale_node", {}),
-                ("Unsqueeze", [name("row_scale"), axis], column, "column_node", {}),
-                ("Cast", [codes], name("row"), "cast_node", {"to": onnx.TensorProto.FLOAT}),
-                ("Mul", [name("row"), column], row, "row_node", {}),
-            ]
+            scales = add("row_scale_node", "Gather", [scale, node.inputs[1]], name("row_scale"))
+            column = add("column_node", "Unsqueeze", [scales, axis], name("column"))
+            floats = add("cast_node", "Cast", [codes], name("row"), to=onnx.TensorProto.FLOAT)
+            add("row_node", "Mul", [floats, column], row)
         if narrow:
-            chain.append(("Cast", [row], result, "float_node", {"to": dtype}))
-        for op_type, inputs, output, part, attrs in chain:
-            self._insert_node(site, scope, op_type, inputs, [output], name(part), attrs=attrs)
+            add("float_node", "Cast", [row], result, to=dtype)
 
-    def _insert_cast(self, site: SitePlan, codes: Array, name: str, reader: str) -> str:
-        """A Cast from 4 bits in the file to a byte in the graph; returns the storage it casts to."""
-        # Engines compute the Cast of a constant once, when they load the file.
-        scope = site.site.scope
-        wide = site.spec.numpy_storage
-        packed, node = self._make_names(site, "packed", "cast_node").values()
-        self.editor.add_initializer(scope, packed, codes, dtype=TENSOR_TYPES[site.spec.storage])
-        self._insert_node(
-            site,
-            scope,
-            "Cast",
-            [packed],
-            [name],
-            node,
-            attrs={"to": TENSOR_TYPES[wide]},
-            before=reader,
-        )
-        return wide
-
-    def _add_qparams(
-        self, site: SitePlan, qparams: QParams, scope: str, storage: str = ""
-    ) -> tuple[str, str]:
+    def _add_qparams(self, site: SitePlan, qparams: QParams, storage: str = "") -> tuple[str, str]:
         """Names of the scale and the zero point, written beside the site.
 
         "" for a zero point that nothing reads: of a bias, and of blocks around 0, where it would be a value a block.
         """
-        names = self._make_names(site, "scale", "zero_point")
         spec = site.spec
-        scale = cast_scale(qparams, self._find_float_type(site), signed=spec.has_blocks)
-        self.editor.add_initializer(scope, names["scale"], scale)
+        numbers = cast_scale(qparams, self._find_float_type(site), signed=spec.has_blocks)
+        scale = self._add_part(site, "scale", numbers)
         zero = np.asarray(qparams.zero_point, spec.code_type)
         if site.role.is_bias or (spec.has_blocks and spec.symmetric and not zero.any()):
-            return names["scale"], ""
-        self.editor.add_initializer(
-            scope, names["zero_point"], zero, dtype=TENSOR_TYPES[storage or spec.storage]
-        )
-        return names["scale"], names["zero_point"]
+            return scale, ""
+        return scale, self._add_part(site, "zero_point", zero, storage or spec.storage)
 
     def _find_float_type(self, site: SitePlan) -> type[np.floating]:
         """The type of the site's scale: float16 for a float16 tensor."""
@@ -404,35 +327,41 @@ class PairWriter:
         half = self.index.find_dtype(find_tensor(self.index, site.site)) == onnx.TensorProto.FLOAT16
         return np.float16 if half and not site.find_lookups(self.index) else np.float32
 
-    def _make_names(self, site: SitePlan, *parts: str) -> dict[str, str]:
-        return {part: self.editor.fresh(name_part(site.site, part)) for part in parts}
+    def _make_names(self, site: SitePlan, *parts: str) -> list[str]:
+        return [self.editor.fresh(name_part(site.site, part)) for part in parts]
+
+    def _add_part(self, site: SitePlan, part: str, value: ArrayLike, storage: str = "") -> str:
+        """A new initializer beside the site; returns its name. storage: of integers, that of the spec or wider."""
+        base = name_part(site.site, part)
+        dtype = TENSOR_TYPES[storage] if storage else None
+        return self.editor.add_constant(site.site.scope, base, value, dtype=dtype)
 
     def _insert_dequantize(
-        self,
-        site: SitePlan,
-        scope: str,
-        inputs: Sequence[str],
-        names: Mapping[str, str],
-        **more: Any,
-    ) -> None:
-        """The second node of a pair. names: of the node and its result. more: as of `_insert_node`."""
-        results = [names["dequantized"]]
+        self, site: SitePlan, inputs: Sequence[str], result: str = "", **more: Any
+    ) -> str:
+        """The second node of a pair; returns its result, which may be given. more: as of `_insert_node`."""
+        node, fresh = self._make_names(site, "dq_node", "dequantized")
+        result = result or fresh
         attrs = site.spec.granularity.attributes
-        self._insert_node(
-            site, scope, DEQUANTIZE, inputs, results, names["dq_node"], attrs=attrs, **more
-        )
+        self._insert_node(site, DEQUANTIZE, inputs, [result], node, attrs=attrs, **more)
+        return result
 
     def _insert_node(
         self,
         site: SitePlan,
-        scope: str,
         op_type: str,
         inputs: Sequence[str],
         outputs: Sequence[str],
         name: str,
+        *,
+        scope: str | None = None,
         **more: Any,
     ) -> None:
-        """A node of a site's pair, with the record of the site. more: as of `Editor.insert_node`."""
+        """A node of a site's pair, with the record of the site. scope: another one than the site's.
+
+        more: as of `Editor.insert_node`.
+        """
+        scope = site.site.scope if scope is None else scope
         metadata = self._add_record(site, name)
         self.editor.insert_node(
             scope, op_type, inputs, outputs, name=name, metadata=metadata, **more
@@ -451,6 +380,3 @@ class PairWriter:
         }
         self.records[node] = record
         return {f"onnxq.{key}": str(value) for key, value in record.items()}
-
-
-Record = dict[str, str | int]

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,16 +54,17 @@ class OutputPart:
     spread: float
 
 
+@dataclass(eq=False)
 class AxisSums:
     """Sums of each slice of one axis, [slices] each. squared: of each sample's noise squared. count: values a slice."""
 
-    def __init__(self, size: int) -> None:
-        self.signal = np.zeros(size)
-        self.noise = np.zeros(size)
-        self.squared = np.zeros(size)
-        self.low = np.full(size, np.inf)
-        self.high = np.full(size, -np.inf)
-        self.count = self.samples = 0
+    signal: Array64
+    noise: Array64
+    squared: Array64
+    low: Array64
+    high: Array64
+    count: int
+    samples: int = 1
 
     @classmethod
     def measure_sample(
@@ -72,15 +74,10 @@ class AxisSums:
         size = reference.shape[axis]
         # [in front of the axis, along it, behind it].
         shape = (-1, size, int(np.prod(reference.shape[axis + 1 :])))
+        signal, noise = (array.reshape(shape).sum(axis=(0, 2)) for array in squares)
         values = reference.reshape(shape)
-        sums = cls(size)
-        sums.signal, sums.noise = (array.reshape(shape).sum(axis=(0, 2)) for array in squares)
-        sums.squared = np.square(sums.noise)
-        sums.low = values.min(axis=(0, 2))
-        sums.high = values.max(axis=(0, 2))
-        sums.count = reference.size // size
-        sums.samples = 1
-        return sums
+        ends = values.min(axis=(0, 2)), values.max(axis=(0, 2))
+        return cls(signal, noise, np.square(noise), *ends, reference.size // size)
 
     def add(self, other: AxisSums) -> None:
         """Add the sums of one sample."""
@@ -151,7 +148,8 @@ class SliceSums:
             return
         if self._axes is None:
             self._rank = other._rank
-            self._axes = {axis: AxisSums(sums.signal.size) for axis, sums in other._axes.items()}
+            self._axes = deepcopy(other._axes)
+            return
         for axis, sums in tuple(self._axes.items()):
             added = other._axes.get(axis)
             # Along an axis whose size changes, as that of positions, slices of two samples have
@@ -210,16 +208,6 @@ class OutputAccuracy:
     rows: int = 0
 
 
-@dataclass(frozen=True)
-class SampleError:
-    """Sums of one sample. signal, noise: of squares, of reference and difference. max_abs, peak: largest of the two."""
-
-    signal: float
-    noise: float
-    max_abs: float
-    peak: float
-
-
 @dataclass
 class ErrorAccumulator:
     """Sums of one tensor over samples, in float64. Positions where the reference is not finite do not count.
@@ -233,7 +221,9 @@ class ErrorAccumulator:
     noise: float = 0.0
     dot: float = 0.0
     power: float = 0.0
+    # The largest difference, and the largest value of the reference.
     max_abs: float = 0.0
+    peak: float = 0.0
     comparable: bool = True
     slices: SliceSums | None = None
     top_k: int = 0
@@ -241,7 +231,7 @@ class ErrorAccumulator:
     hits: float = 0.0
     rows: int = 0
 
-    def update(self, reference: Array, value: Array) -> SampleError | None:
+    def update(self, reference: Array, value: Array) -> ErrorAccumulator | None:
         """Add one sample and return its own sums; None for shapes that differ, and for empty arrays."""
         if reference.shape != value.shape:
             self.comparable = False
@@ -262,20 +252,17 @@ class ErrorAccumulator:
         shape = ref.shape
         ref = ref.ravel()
         got = got.ravel()
-        signal = float(ref @ ref)
-        peak = float(np.abs(ref).max(initial=0.0))
+        sample = ErrorAccumulator(signal=float(ref @ ref), peak=float(np.abs(ref).max()))
         if not are_finite(got):
             self.comparable = False
-            return SampleError(signal, math.inf, math.inf, peak)
+            sample.noise = sample.max_abs = math.inf
+            return sample
         error = got - ref
-        sample = SampleError(
-            signal, float(error @ error), float(np.abs(error).max(initial=0.0)), peak
-        )
-        self.signal += sample.signal
-        self.noise += sample.noise
-        self.dot += float(ref @ got)
-        self.power += float(got @ got)
-        self.max_abs = max(self.max_abs, sample.max_abs)
+        sample.noise = float(error @ error)
+        sample.dot = float(ref @ got)
+        sample.power = float(got @ got)
+        sample.max_abs = float(np.abs(error).max())
+        self.add(sample)
         # Integers are labels and indices, whose slices have no scales.
         if self.slices is not None and reference.dtype.kind == "f":
             self.slices.update(ref.reshape(shape), error.reshape(shape))
@@ -289,6 +276,7 @@ class ErrorAccumulator:
         self.dot += other.dot
         self.power += other.power
         self.max_abs = max(self.max_abs, other.max_abs)
+        self.peak = max(self.peak, other.peak)
         self.hits += other.hits
         self.rows += other.rows
         if self.slices is not None and other.slices is not None:

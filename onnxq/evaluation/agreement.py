@@ -1,7 +1,5 @@
 """Choices that a float model makes and another makes too, and the outputs that look like scores of classes."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -161,7 +159,5 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
 
 def _is_product(index: GraphIndex, node: NodeRef) -> bool:
     """A matrix product, with or without its bias."""
-    if node.op_type == "Add":
-        makers = index.makers(node)
-        return len(makers) == 1 and makers[0].op_type in _PRODUCTS
-    return node.op_type in _PRODUCTS
+    makers = index.makers(node) if node.op_type == "Add" else [node]
+    return len(makers) == 1 and makers[0].op_type in _PRODUCTS

@@ -79,9 +79,7 @@ class ModelErrors:
         return max(map(len, self._samples.values()), default=0)
 
     def _find_sums(self, name: str) -> ErrorAccumulator:
-        return self.outputs.setdefault(
-            name, ErrorAccumulator(name, slices=SliceSums(), top_k=self.top_k)
-        )
+        return self.outputs.setdefault(name, _make_sums(name, self.top_k))
 
     def results(self) -> tuple[OutputAccuracy, ...]:
         """The error of each output."""
@@ -177,13 +175,17 @@ def _to_spread(share: float) -> float:
     return 10.0 * math.log10(1.0 + share)
 
 
+def _make_sums(name: str, top_k: int) -> ErrorAccumulator:
+    return ErrorAccumulator(name, slices=SliceSums(), top_k=top_k)
+
+
 def measure_sample(feeds: Arrays, reference: Outputs, got: Outputs, top_k: int = 0) -> SampleErrors:
     """The errors of one run by themselves, for `ModelErrors.add`, which may be that of another process."""
     errors: SampleErrors = {}
     for name, pairs in pair_outputs(feeds, reference, got):
         errors[name] = []
         for exact, value in pairs:
-            sums = ErrorAccumulator(name, slices=SliceSums(), top_k=top_k)
+            sums = _make_sums(name, top_k)
             sums.update(exact, value)
             errors[name].append(sums)
     return errors

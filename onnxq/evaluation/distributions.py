@@ -1,19 +1,17 @@
 """Distributions of tensors over samples: histograms, and the largest magnitude of each channel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np
 
 from onnxq.annotate import PairInfo
 from onnxq.arrays import Array, Array64, Interval, list_other_axes
+from onnxq.calibrate.taps import Taps
 from onnxq.data import Dataset
 from onnxq.graph import ModelLike, get_index
 from onnxq.observers import Histogram
 from onnxq.observers.base import Values
-from onnxq.progress import Progress
-from onnxq.runtime import Session, tap_tensors
+from onnxq.progress import Progress, count_items
 from onnxq.sites import MaybeTensor
 from onnxq.spec import PerChannel
 
@@ -95,9 +93,8 @@ class Distribution:
         edges = view.edges
         counts = view.counts.astype(np.float64)
         if view.zeros:
-            counts[
-                min(max(int(np.searchsorted(edges, 0.0, side="right")) - 1, 0), counts.size - 1)
-            ] += view.zeros
+            place = np.searchsorted(edges, 0.0, side="right") - 1
+            counts[np.clip(place, 0, counts.size - 1)] += view.zeros
         if edges[0] == edges[-1]:
             # A tensor of one value.
             edges = edges + np.linspace(0.0, max(abs(edges[0]), 1e-6) * 1e-6, edges.size)
@@ -132,15 +129,12 @@ def observe_distributions(
     computed = [tensor for tensor in distributions if tensor and not index.is_constant(tensor)]
     if not computed:
         return distributions
-    tapped = tap_tensors(model, computed, only=True)
-    session = Session(tapped.proto, optimize=False)
-    # The tapped model has lost the inputs that no tensor of these needs.
-    names = {value.name for value in session.inputs}
-    with progress("looking at the values", len(samples)) as task:
-        for feeds in samples.samples():
-            values = session.run({name: array for name, array in feeds.items() if name in names})
-            for tensor, output in tapped.outputs.items():
-                if values[output].dtype.kind == "f":
-                    distributions[tensor].add_values(values[output])
-            task.advance()
+    taps = Taps(model, computed)
+    groups = taps.form_groups(samples.batches())
+    with progress("looking at the values", len(groups) * len(samples)) as task:
+        for group in groups:
+            batches = count_items(samples.batches(), task)
+            for _, tensor, value in taps.run(group, batches, samples.split_batch):
+                if value.dtype.kind == "f":
+                    distributions[tensor].add_values(value)
     return distributions

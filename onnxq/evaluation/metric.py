@@ -1,7 +1,5 @@
 """The accuracy that a person asks for: a metric of their own from `file.py:function`, and the drop that is allowed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Language models side by side on a text: perplexity, agreement with the first, tokens a second."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from onnxq.data.text.generate import find_logits, make_decoder_error
 from onnxq.errors import DataError
 from onnxq.progress import Progress
 from onnxq.runtime import Session
-from onnxq.runtime.timing import count_block_runs, measure_rounds, time_runs
+from onnxq.runtime.timing import count_block_runs, measure_rounds, summarize_rounds, time_runs
 from onnxq.wording import abbreviate, show_html
 
 Caches = dict[str, Array]
@@ -175,9 +173,9 @@ class TextErrors:
             self._add_block(decoders, blocks, ids[start + 1 : start + 1 + len(blocks[0])])
             start += len(blocks[0])
         self.rows = max(1, _BLOCK // blocks[0].shape[1])
-        self.windows = self.windows + 1
-        self.tokens = self.tokens + start
-        self.size = self.size + window.size
+        self.windows += 1
+        self.tokens += start
+        self.size += window.size
 
     def _add_block(
         self, decoders: Sequence[Decoder], blocks: Sequence[Array], targets: Array
@@ -280,14 +278,11 @@ def time_decoders(
     rates = []
     for blocks, tokens in ((prompts, len(ids)), (steps, 1)):
         repeated = {name: partial(block, count_block_runs(block)) for name, block in blocks.items()}
-        rounds = measure_rounds(repeated, seconds=seconds)
+        times = measure_rounds(repeated, seconds=seconds)
         rates.append(
             {
-                name: tokens
-                / float(
-                    np.median([np.mean(seconds_of_round) for seconds_of_round in seconds_of_rounds])
-                )
-                for name, seconds_of_rounds in rounds.items()
+                name: 1e3 * tokens / summarize_rounds(rounds).median_ms
+                for name, rounds in times.items()
             }
         )
     return tuple(rates)

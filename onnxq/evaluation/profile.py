@@ -1,7 +1,5 @@
 """Sensitivity as frozen values: the cost of sites, nodes and segments at the outputs."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The reference is cut where few tensors are alive. Each segment of it runs on wha
 the other model between the same tensors runs on the same values, so that each shows its own error and no other's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -66,29 +64,29 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
         alive: set[str] = set()
         best = 0
         fewest = 0
-        k = start
-        while k < len(nodes):
+        stop = len(nodes)
+        for k in range(start, len(nodes)):
+            node = cutter.nodes[nodes[k]]
             # Those behind nodes on constants too.
-            constants = filter(cutter.is_constant, list_reads(cutter.nodes[nodes[k]]))
+            constants = filter(cutter.is_constant, list_reads(node))
             read |= walk_from(constants, cutter.list_constant_reads)
             # Without a place to cut in front of here, the segment grows beyond the limit.
             if best and sum(sizes.get(tensor, 0) for tensor in read) > limit:
+                stop = best
                 break
-            alive.update(tensor for tensor in cutter.nodes[nodes[k]].output if tensor)
+            alive.update(node.output)
             alive = {tensor for tensor in alive if last.get(tensor, -1) > k or tensor in results}
             inner = alive - results
             # Where as few are alive, the later: fewer segments.
             if inner <= allowed and (not best or len(inner) <= fewest):
                 best = k + 1
                 fewest = len(inner)
-            k += 1
-        stop = len(nodes) if k == len(nodes) else best
         part = nodes[start:stop]
         outputs = [
             t
             for name in part
             for t in cutter.nodes[name].output
-            if t and (last.get(t, -1) >= stop or t in results)
+            if last.get(t, -1) >= stop or t in results
         ]
         segments.append(Segment(tuple(part), tuple(outputs)))
         start = stop

@@ -6,8 +6,6 @@ a result together, as in the spectrogram front end of an audio net (each site â‰
 with their weight and inputs as one, and segments of neighbouring nodes too.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +49,7 @@ class SwitchGroup:
 
     kind: str
     name: str
-    switches: tuple[Switch, ...]
+    switches: Sequence[Switch]
 
     @property
     def setting(self) -> Setting:
@@ -90,7 +88,7 @@ def list_groups(
     return tuple(groups.values())
 
 
-def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
+def group_by_node(switches: Iterable[Switch]) -> dict[str, Sequence[Switch]]:
     """Node name -> the switches of the tensors it reads, in order."""
     nodes = defaultdict(list)
     for switch in switches:
@@ -99,7 +97,7 @@ def group_by_node(switches: Iterable[Switch]) -> dict[str, tuple[Switch, ...]]:
     return {name: tuple(members) for name, members in nodes.items()}
 
 
-def split_segments(nodes: dict[str, tuple[Switch, ...]], parts: int) -> list[SwitchGroup]:
+def split_segments(nodes: dict[str, Sequence[Switch]], parts: int) -> list[SwitchGroup]:
     """The nodes in so many segments with about as many weights each; [] where they would hold fewer than two."""
     heavy = [
         name for name, members in nodes.items() if any(switch.role.is_weight for switch in members)
@@ -160,13 +158,11 @@ def measure_sensitivity(
     costs.sort(key=lambda cost: (-cost.gain_db, cost.isolated_db, cost.name))
     # A second go, since the loudest are known only now.
     loudest = _list_joint(groups, figures)
-    joint: list[JointCost] = []
-    if loudest:
-        rest = measure([everything - setting for setting in loudest.values()])
-        joint = [
-            JointCost(nodes=names, sqnr_db=noise_to_db(without.noise()))
-            for names, without in zip(loudest, rest, strict=True)
-        ]
+    rest = measure([everything - setting for setting in loudest.values()]) if loudest else []
+    joint = (
+        JointCost(nodes=names, sqnr_db=noise_to_db(without.noise()))
+        for names, without in zip(loudest, rest, strict=True)
+    )
     pairs = (errors[setting].results() for setting in (everything, nothing))
     outputs = tuple(
         OutputProfile(name=own.name, sqnr_db=own.sqnr_db, part=own.part, float_db=exact.whole_db)

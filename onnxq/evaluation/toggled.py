@@ -6,9 +6,8 @@ the other. One session serves any settings; a group of many gets one in which al
 (`Switchboard.fix_switches`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -205,11 +204,8 @@ class _ToggleWork(ConstantSwitches):
             tensor = chain.dequantize.result
             edges = self.index.list_consumers(tensor)
             nodes = tuple(dict.fromkeys(self._list_readers(tensor)))
-            if (
-                not nodes
-                and chain.source is not None
-                and (maker := self.index.find_producer(chain.source)) is not None
-            ):
+            maker = self.index.find_producer(chain.source)
+            if not nodes and maker is not None:
                 # A graph output that nobody reads: its error is its maker's.
                 nodes = (maker.name,)
             if chain.lookup is not None:
@@ -226,15 +222,8 @@ class _ToggleWork(ConstantSwitches):
                 self.switches.append(Switch(info.name, info.role, nodes, ops, feed))
             else:
                 reason = "the float model has no constant in this place to compare with"
-                self.fixed.append(
-                    Refusal(
-                        info.name,
-                        reason,
-                        "name its nodes as the quantized ones",
-                        "profile",
-                        "R113",
-                    )
-                )
+                fix = "name its nodes as the quantized ones"
+                self.fixed.append(Refusal(info.name, reason, fix, "profile", "R113"))
 
     def _list_readers(self, tensor: TensorId) -> Iterator[str]:
         """The nodes that compute on a tensor: behind a pair of other bits, those behind that."""
@@ -261,11 +250,7 @@ class _ToggleWork(ConstantSwitches):
     def _insert_branch(self, chain: Chain, members: set[str]) -> str:
         """An If in the place of the pair."""
         last = chain.last
-        inside = [
-            NodeProto.FromString(self.by_name[n.name].SerializeToString())
-            for n in chain.nodes
-            if n.name in members
-        ]
+        inside = [deepcopy(self.by_name[n.name]) for n in chain.nodes if n.name in members]
         plain = inside[0].input[0]
         result = inside[-1].output[0]
         source = self.index.resolve_tensor(plain, last.scope)
@@ -304,8 +289,8 @@ class _ToggleWork(ConstantSwitches):
             return [helper.make_node("Identity", [plain], [result], name=name)]
         again = helper.make_node(node.op_type, [plain], [result], name=name, **node.attrs)
         nodes = []
-        for k, bound in enumerate(node.inputs[1:], start=1):
-            value = self.real.input_value(node, k) if bound else None
+        for k in range(1, len(node.inputs)):
+            value = self.real.input_value(node, k)
             again.input.append(self.make_unique(f"{result}/bound{k}") if value is not None else "")
             if value is not None:
                 tensor = numpy_helper.from_array(np.asarray(value))
@@ -351,10 +336,7 @@ class _ToggleWork(ConstantSwitches):
     def _find_float_constant(self, edges: Sequence[Edge]) -> Array | None:
         """The float model's constant in the place of these inputs; None where it lacks one of them."""
         real = self.real
-        values = [
-            real.input_value(real.named[edge.node], edge.index) if edge.node in real.named else None
-            for edge in edges
-        ]
+        values = [real.input_value(real.named.get(edge.node), edge.index) for edge in edges]
         return None if not values or any(value is None for value in values) else values[-1]
 
     def toggle_corrections(self) -> None:
@@ -383,12 +365,8 @@ class _ToggleWork(ConstantSwitches):
                     f"onnxq/{edge}", [edge], value, plain.reshape(value.shape)
                 )
                 # The operator whose bias this is: the MatMul in front of an Add.
-                maker = (
-                    self.index.maker(node, 1 - k)
-                    if node.op_type == "Add" and len(node.inputs) == 2
-                    else None
-                )
-                owner = maker if maker is not None and maker.op_type == "MatMul" else node
+                maker = self.index.maker(node, 1 - k, "MatMul") if node.op_type == "Add" else None
+                owner = node if maker is None else maker
                 self.switches.append(
                     Switch(str(edge), Role.BIAS, (owner.name,), (owner.op_type,), feed)
                 )
@@ -421,9 +399,9 @@ def _dequantize_constant(index: GraphIndex, chain: Chain) -> Array | None:
                 tensors[name] = numpy_helper.from_array(value, name)
             elif name and not any(name in before.output for before in nodes):
                 return None
-        names = list(node.inputs), list(node.outputs)
+        ends = node.inputs, node.outputs
         nodes.append(
-            helper.make_node(node.op_type, *names, node.name, domain=node.domain, **node.attrs)
+            helper.make_node(node.op_type, *ends, node.name, domain=node.domain, **node.attrs)
         )
     out = chain.last.outputs[0]
     proto = assemble_model(index.proto, nodes, (), [ValueInfoProto(name=out)], tensors)

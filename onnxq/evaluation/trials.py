@@ -27,6 +27,7 @@ from onnxq.graph.values import encode_tensor
 from onnxq.progress import Task
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew, SharedFeeds, SharedModel, hash_run, open_model, read_feeds
+from onnxq.sites import Indices, Names, NameSet
 from onnxq.workers import WorkPiece, register_packed
 
 for _kind in (ModelErrors, ErrorAccumulator, SliceSums, AxisSums):
@@ -83,7 +84,7 @@ class TrialTask:
     model: SharedModel
     fuse_pairs: bool
     reference: SharedReference
-    positions: tuple[int, ...]
+    positions: Indices
 
 
 def measure_models(
@@ -204,7 +205,7 @@ class Switchboard:
             release_pages(*values.values())
         return outputs
 
-    def fix_switches(self, settings: Sequence[frozenset[str]]) -> Switchboard:
+    def fix_switches(self, settings: Sequence[NameSet]) -> Switchboard:
         """The board for these settings alone: inputs that are alike in all of them are constants.
 
         ORT takes out roundings that are off, computes on the constants once, and fuses what is left. Those that only
@@ -250,7 +251,7 @@ class SettingsTask:
 
     board: SharedBoard
     reference: SharedReference
-    settings: tuple[tuple[str, ...], ...]
+    settings: tuple[Names, ...]
 
 
 def score_settings(

@@ -4,8 +4,6 @@ No input of a command is ever one of its outputs. A failure, a full disk or a si
 Endless or oversized inputs are refused with a message.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -6,8 +6,6 @@ folder. On systems without locks nothing is ever taken for stale. Temporary file
 `fcntl`: filelock would leave a lock file beside each.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -3,8 +3,6 @@
 The CPU twin, the CUDA kernels and their emulation take it, whatever the order of the tensor's dimensions.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,10 +43,10 @@ class Divisor(ctypes.Structure):
 
     _fields_ = (("value", ctypes.c_uint64), ("magic", ctypes.c_uint64))
 
-    @classmethod
-    def of(cls, value: int) -> Divisor:
-        """Make a divisor; value >= 1."""
-        return cls(value, 0 if value == 1 else (1 << 64) // value + 1)
+
+def make_divisor(value: int) -> Divisor:
+    """Make a divisor; value >= 1."""
+    return Divisor(value, 0 if value == 1 else (1 << 64) // value + 1)
 
 
 # Fields by type, in groups that follow each other in the struct; their order is part of the ABI.

@@ -1,7 +1,5 @@
 """Builds of all kernels ahead of time: for this machine, or into a folder that is shipped in a wheel."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

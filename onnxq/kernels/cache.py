@@ -4,8 +4,6 @@ An entry is a file with a note beside it, `<file>.json`: the key (everything the
 Both are renamed into place, the note last. A file that does not match its note or the requested key is built again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -66,11 +64,9 @@ def kernels_folder() -> Path:
 
 def find_entry(place: Path, wanted: Callable[[Key], bool]) -> CacheEntry | None:
     """Find an entry of `place` whose key satisfies `wanted` and whose file matches its note; None without any."""
-    for note in sorted(place.glob("*.json")):
-        entry = _read_valid(note.with_suffix(""), wanted)
-        if entry is not None:
-            return entry
-    return None
+    notes = sorted(place.glob("*.json"))
+    entries = (_read_valid(note.with_suffix(""), wanted) for note in notes)
+    return next(filter(None, entries), None)
 
 
 def fetch_entry(

@@ -4,8 +4,6 @@ NVRTC, NVIDIA's run-time compiler, is called by ctypes. Every CUDA build of torc
 driver.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -47,25 +45,20 @@ class Nvrtc:
 
     def compile_source(
         self, name: str, source: str, headers: Mapping[str, str], arch: int
-    ) -> tuple[bytes, str]:
+    ) -> bytes:
         """Compile for `arch`: a cubin, or PTX for the driver to complete if this NVRTC is older than the GPU.
 
-        Returns the code and its kind, "cubin" or "ptx". Raises MissingDependencyError with the compiler's log.
+        Raises MissingDependencyError with the compiler's log.
         """
         known = max((supported for supported in self.archs if supported <= arch), default=None)
         if known is None:
-            raise MissingDependencyError(
-                f"sm_{arch}",
-                f"NVRTC {self.version} compiles for {', '.join(map(str, self.archs))}",
-                "install another",
-                code="Q808",
-            )
+            cause = f"NVRTC {self.version} compiles for {', '.join(map(str, self.archs))}"
+            raise MissingDependencyError(f"sm_{arch}", cause, "install another", code="Q808")
         # Code for a lower minor number runs on a higher one; a new major number needs PTX.
-        kind = "cubin" if known // 10 == arch // 10 else "ptx"
-        target = f"sm_{known}" if kind == "cubin" else f"compute_{known}"
-        return self._run_program(
-            name, source, headers, (f"--gpu-architecture={target}", *_OPTIONS), kind
-        ), kind
+        same = known // 10 == arch // 10
+        target, kind = (f"sm_{known}", "CUBIN") if same else (f"compute_{known}", "PTX")
+        options = (f"--gpu-architecture={target}", *_OPTIONS)
+        return self._run_program(name, source, headers, options, kind)
 
     def _run_program(
         self, name: str, source: str, headers: Mapping[str, str], options: Sequence[str], kind: str
@@ -86,20 +79,10 @@ class Nvrtc:
         try:
             code = library.nvrtcCompileProgram(program, len(options), _to_c_strings(options))
             if code:
-                log = (
-                    _read_output(library, "nvrtcGetProgramLog", program)
-                    .rstrip(b"\0")
-                    .decode(errors="replace")
-                )
-                raise MissingDependencyError(
-                    "CUDA kernels",
-                    f"NVRTC {self.version} failed: {log}",
-                    "install another",
-                    code="Q807",
-                )
-            return _read_output(
-                library, "nvrtcGetCUBIN" if kind == "cubin" else "nvrtcGetPTX", program
-            )
+                log = _read_output(library, "nvrtcGetProgramLog", program).rstrip(b"\0")
+                cause = f"NVRTC {self.version} failed: {log.decode(errors='replace')}"
+                raise MissingDependencyError("CUDA kernels", cause, "install another", code="Q807")
+            return _read_output(library, f"nvrtcGet{kind}", program)
         finally:
             library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -242,10 +225,8 @@ def build_cubin(
     def build(path: Path) -> None:
         texts = sources.read_sources(sources.DEVICE)
         headers = {name: texts[name] for name in sources.HEADERS}
-        data, _ = compiler.compile_source(
-            sources.DEVICE[0], texts[sources.DEVICE[0]], headers, arch
-        )
-        path.write_bytes(data)
+        name = sources.DEVICE[0]
+        path.write_bytes(compiler.compile_source(name, texts[name], headers, arch))
 
     return store.fetch_entry(place, f"fq-sm_{arch}-{{}}.cubin", key, build, force=force)
 

@@ -1,7 +1,5 @@
 """The CPU twin as a shared library: from the cache or a wheel, else compiled for this processor."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import hashlib
@@ -19,6 +17,7 @@ from onnxq.kernels import cache as store
 from onnxq.kernels import sources
 from onnxq.kernels.abi import KernelCall
 from onnxq.kernels.sources import run_compiler
+from onnxq.sites import Names, NameSet
 
 # -ffp-contract=off: a fused multiply-add rounds once instead of twice, and results must be the same bits everywhere.
 # The other floating-point flags change no result; without them loops do not vectorise.
@@ -149,7 +148,7 @@ def _find_compiler() -> tuple[str, str]:
     )
 
 
-def _choose_flags(march: str) -> tuple[str, ...]:
+def _choose_flags(march: str) -> Names:
     if platform.machine() not in ("x86_64", "AMD64"):
         return (*_FLAGS, f"-mcpu={march}")
     # By default compilers stay at 256 bits, where the backward pass takes a fifth more time.
@@ -199,7 +198,7 @@ def _hash_cpu() -> str:
 
 
 @cache
-def _read_features() -> frozenset[str]:
+def _read_features() -> NameSet:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
     except OSError:

@@ -7,12 +7,10 @@ for launch in plan.launches:
     kernel launch.kernel with launch.grid blocks of THREADS threads, argument launch.fill_call(call)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxq.kernels.abi import Divisor, DType, KernelCall, Layout
+from onnxq.kernels.abi import DType, KernelCall, Layout, make_divisor
 
 # Per block; FQ_THREADS of cuda/fq_kernels.cuh.
 THREADS = 256
@@ -52,19 +50,13 @@ class Launch:
         shape = self.layout
         done = KernelCall.from_buffer_copy(call)
         done.dtype = self.dtype
-        done.outer = shape.outer
-        done.channels = shape.channels
-        done.inner = shape.inner
-        done.block = shape.block
-        done.count = shape.count
-        done.scales = shape.scales
+        for name in ("outer", "channels", "inner", "block", "count", "scales"):
+            setattr(done, name, getattr(shape, name))
         for name, value in self.geometry.items():
             setattr(done, name, value)
-        done.by_inner = Divisor.of(max(shape.inner, 1))
-        done.by_channels = Divisor.of(max(shape.channels, 1))
-        done.by_block = Divisor.of(max(shape.block, 1))
-        done.by_blocks = Divisor.of(max(shape.blocks, 1))
-        done.by_pieces = Divisor.of(self.pieces)
+        for name in ("inner", "channels", "block", "blocks"):
+            setattr(done, f"by_{name}", make_divisor(max(getattr(shape, name), 1)))
+        done.by_pieces = make_divisor(self.pieces)
         return done
 
 

@@ -4,8 +4,6 @@ Up to 64 values are written as lists, more as {"shape", "zlib64"}: little-endian
 Both forms are read at any size. A mark says which spec a site's scale and zero point were computed for.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import math
@@ -149,9 +147,14 @@ def _read_edge(row: _SiteFields) -> Edge:
     return site
 
 
+def leave_out_empty(**entries: Any) -> JsonObject:
+    """The entries of an object without empty texts."""
+    return {key: value for key, value in entries.items() if value}
+
+
 def _write_site(site: Site) -> JsonObject:
     name = site.name if isinstance(site, TensorId) else [site.node, site.index]
-    return {"site": name, **({"scope": site.scope} if site.scope else {})}
+    return {"site": name, **leave_out_empty(scope=site.scope)}
 
 
 SITE = Form(_SiteFields, _read_site, _write_site)
@@ -171,9 +174,8 @@ def _read_tensor(row: _TensorRow) -> MaybeTensor:
     return TensorId(row.tensor, row.tensor_scope) if row.tensor else None
 
 
-def _write_tensor(owner: Any) -> dict[str, str]:
-    tensor = owner.tensor
-    return {"tensor": tensor.name, **({"tensor_scope": tensor.scope} if tensor.scope else {})}
+def _write_tensor(owner: Any) -> JsonObject:
+    return {"tensor": owner.tensor.name, **leave_out_empty(tensor_scope=owner.tensor.scope)}
 
 
 OWN_TENSOR = Form(_TensorRow, _read_tensor, _write_tensor, flat=True)

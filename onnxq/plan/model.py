@@ -142,10 +142,7 @@ class Scaling:
     anchor: str = ""
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Scaling):
-            return NotImplemented
-        same = (self.name, self.tensor, self.anchor) == (other.name, other.tensor, other.anchor)
-        return same and np.array_equal(self.factors, other.factors)
+        return _equal_fields(self, other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,12 +191,9 @@ def _read_scaling(row: _ScalingRow) -> Scaling | Rotation:
 
 
 def _write_scaling(scaling: Scaling | Rotation) -> dict[str, Any]:
-    tensor = {
-        "tensor": scaling.tensor.name,
-        "scope": scaling.tensor.scope,
-        "anchor": scaling.anchor,
-    }
-    names = {"pass": scaling.name, **{key: text for key, text in tensor.items() if text}}
+    tensor = scaling.tensor
+    names = forms.leave_out_empty(tensor=tensor.name, scope=tensor.scope, anchor=scaling.anchor)
+    names = {"pass": scaling.name, **names}
     if isinstance(scaling, Rotation):
         return names | {"seed": scaling.seed, "size": scaling.size}
     return names | {"factors": forms.write_array(scaling.factors)}
@@ -310,6 +304,11 @@ class SitePlan:
             return self.consumers
         return graph.list_consumers(self.site) if isinstance(self.site, TensorId) else (self.site,)
 
+    def find_sure_readers(self, graph: Graph) -> Edges:
+        """As `find_readers`; () for a site at one input that a person took `consumers` out of: nothing counts on it."""
+        cut_off = self.consumers is None and isinstance(self.site, Edge)
+        return () if cut_off else self.find_readers(graph)
+
     def find_lookups(self, graph: Graph) -> Edges:
         """The readers that look rows of this constant up, where rows can be dequantized behind them.
 
@@ -335,15 +334,7 @@ class SitePlan:
         return _FLOAT8_OPSET if self.spec.is_float else LEAST_OPSET
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SitePlan):
-            return NotImplemented
-        # Arrays have no truth value, so `values` is compared apart.
-        same = all(
-            getattr(self, f.name) == getattr(other, f.name)
-            for f in fields(self)
-            if f.name != "values"
-        )
-        return same and _equal_arrays(self.values, other.values)
+        return _equal_fields(self, other)
 
 
 SitePlans = tuple[SitePlan, ...]
@@ -357,15 +348,20 @@ class BiasPlan:
     values: Annotated[Floats, forms.FLOATS] = field(hash=False)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BiasPlan):
-            return NotImplemented
-        return self.edge == other.edge and _equal_arrays(self.values, other.values)
+        return _equal_fields(self, other)
 
 
-def _equal_arrays(a: Array | None, b: Array | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return a.dtype == b.dtype and np.array_equal(a, b)
+def _equal_fields(a: Any, b: Any) -> bool:
+    """True for objects of one dataclass that are equal, arrays in their types and values: they have no truth value."""
+    if type(a) is not type(b):
+        return False
+    pairs = ((getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    return all(
+        type(x) is type(y) and x.dtype == y.dtype and np.array_equal(x, y)
+        if isinstance(x, np.ndarray) or isinstance(y, np.ndarray)
+        else x == y
+        for x, y in pairs
+    )
 
 
 @show_as_summary

@@ -3,12 +3,6 @@
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.sites import Site, TensorId
 
-
-def site_base(site: Site) -> str:
-    """The stem of all names of a site: the tensor's name, or `<node>/in<k>` for an edge."""
-    return site.name if isinstance(site, TensorId) else f"{site.node}/in{site.index}"
-
-
 # Part of a pair -> its suffix; a pair's nodes are `<site>/QuantizeLinear` and `<site>/DequantizeLinear`.
 PARTS = {
     "q_node": f"/{QUANTIZE}",
@@ -51,5 +45,9 @@ def is_clipped_part(tensor: str) -> bool:
 
 
 def name_part(site: Site, name: str) -> str:
-    """The name of one part of a site's pair, e.g. name_part(TensorId("x"), "scale") == "x/scale"."""
-    return site_base(site) + PARTS[name]
+    """The name of one part of a site's pair, e.g. name_part(TensorId("x"), "scale") == "x/scale".
+
+    It begins with the tensor's name, or with `<node>/in<k>` for an edge.
+    """
+    base = site.name if isinstance(site, TensorId) else f"{site.node}/in{site.index}"
+    return base + PARTS[name]

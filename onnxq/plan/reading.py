@@ -5,8 +5,6 @@ Planning checks the configuration and every site it places; a plan from elsewher
 calibration caches, are checked again before pairs are written.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -42,12 +40,8 @@ class _PlanFile(Frozen):
 
 def to_json(plan: Plan) -> str:
     """The plan as JSON text; equal plans give equal bytes."""
-    return (
-        escape_json(
-            json.dumps({"schema": plan.schema, **write_fields(plan)}, indent=1, ensure_ascii=False)
-        )
-        + "\n"
-    )
+    fields = {"schema": plan.schema, **write_fields(plan)}
+    return escape_json(json.dumps(fields, indent=1, ensure_ascii=False)) + "\n"
 
 
 def from_json(text: str, *, source: str | FilePath = "plan") -> Plan:
@@ -84,12 +78,6 @@ def _read_plan(text: str, source: str) -> Plan:
     return read_fields(read, Plan, PlanError, _FRESH, code="Q403", base=_PlanFile)
 
 
-def is_stale(site: SitePlan) -> bool:
-    """True when the site's scale and zero point were computed for another spec than it has now."""
-    qparams = site.qparams
-    return qparams is not None and qparams.computed_for not in ("", site.spec.levels)
-
-
 def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
     """The plan without outdated numbers, and the reason for each removal, by site.
 
@@ -101,7 +89,7 @@ def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
     lines = {
         site.site: f"its scale was computed for {site.qparams.computed_for}, and the plan says {site.spec.levels}"
         for site in plan.sites
-        if is_stale(site) and site.qparams is not None
+        if site.qparams is not None and site.qparams.computed_for not in ("", site.spec.levels)
     }
     qparams = {site.site: site.qparams for site in plan.all_sites if site.site not in lines}
     specs = {site.site: site.spec for site in plan.all_sites}

@@ -1,7 +1,5 @@
 """Graph, target and configuration in; a plan without numbers out, tables of embeddings too. Nothing is changed here."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -165,7 +163,7 @@ def _find_tables(
 
 
 def _count_elements(index: GraphIndex, tensor: TensorId) -> int:
-    return math.prod(dim for dim in index.find_shape(tensor) or () if isinstance(dim, int))
+    return math.prod(index.find_sizes(tensor) or ())
 
 
 def _are_most(tables: Iterable[Table], index: GraphIndex, sites: Iterable[SitePlan]) -> bool:
@@ -192,13 +190,13 @@ def _find_obstacle(
     if row is None or node.op_type not in row.ops:
         if not demanded:
             return _leave_float(node, f"{engine.name} looks embeddings up in float tables only")
-        refusal = engine.refuse(table.spec, Role.WEIGHT, node)
-        if refusal is None:
-            refusal = Refusal(node.name, f"{engine.name} reads tables in float", "it stays float")
-        return Refusal(node.name, refusal.reason, refusal.fix, EMBEDDING_ROWS, "R103")
+        refusal = engine.refuse(table.spec, Role.WEIGHT, node) or Refusal(
+            node.name, f"{engine.name} reads tables in float", "it stays float"
+        )
+        return replace(refusal, subject=node.name, rule=EMBEDDING_ROWS, code="R103")
     alike = weight is not None and weight.spec == table.spec
-    served = weight.named_consumers if weight is not None else ()
-    if table.others and not (alike and {*table.others} <= {*served}):
+    served = weight.named_consumers if weight is not None and alike else ()
+    if not {*table.others} <= {*served}:
         other = table.others[0].node
         reason = f"{other} reads the same table in another type, and it would be stored twice"
         return _leave_float(node, reason)

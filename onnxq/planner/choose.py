@@ -1,7 +1,5 @@
 """Which operators to run in integers: by rules and predicted time, by rules alone, weights alone, or by measurement."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -45,14 +43,13 @@ class Forced:
 
 def weigh_forced(problem: PlacementProblem) -> Forced | None:
     """The operators that rules force, and their cost; None where there are none, or where no times are predicted."""
-    rules = problem.config.rules
     config = problem.config
-    if not problem.engine.costs or not any(rule.set.quantize for rule in rules):
+    if not problem.engine.costs or not any(rule.set.quantize for rule in config.rules):
         return None
     # The same rules without force: what prices alone would choose.
     free = [
         rule.model_copy(update={"set": rule.set.model_copy(update={"quantize": False})})
-        for rule in rules
+        for rule in config.rules
     ]
     config = config.model_copy(update={"rules": tuple(free)})
     without = replace(problem, config=config, requests=replace(problem.requests, config=config))
@@ -84,11 +81,9 @@ def choose_ops(problem: PlacementProblem, *, attention: bool = False, sized: boo
         return Choice(frozenset())
     if problem.config.mode == "weight-only":
         return choose_weights(problem)
-    return (
-        choose_by_cost(problem, sized=sized)
-        if problem.engine.costs
-        else choose_all(problem, attention=attention)
-    )
+    if problem.engine.costs:
+        return choose_by_cost(problem, sized=sized)
+    return choose_all(problem, attention=attention)
 
 
 def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
@@ -183,7 +178,7 @@ def choose_all(
     for op in ops:
         free = not (op.rule.compute or op.rule.joins or sides.get(op.name) is False)
         # In the order in which they run: one follower may be why the next one follows.
-        if free and op.rule.follow(ops.candidate(op.node), frozenset(chosen)):
+        if free and op.rule.follow(op.candidate, frozenset(chosen)):
             chosen.add(op.name)
     # Followers with a pair behind them and one in front: their inputs and outputs then have one scale.
     paired = {tensor for op in ops if op.name in chosen for _, tensor in op.data}
@@ -224,9 +219,9 @@ def choose_weights(problem: PlacementProblem) -> Choice:
     """Weight-only mode: every weight the target can read packed, but those a rule leaves float."""
     ops = problem.ops
     reasons = []
-    chosen: set[str] = set()
+    chosen = set[str]()
     for op in ops:
-        weights = [(role, tensor) for role, tensor in ops.list_roles(op) if role.is_weight]
+        weights = [(role, tensor) for role, tensor in op.roles if role.is_weight]
         if not weights or op.name in ops.complete | ops.existing.weighted:
             continue
         rule = problem.requests.find_float_rule(op.node, weights)
@@ -261,13 +256,14 @@ def _find_excluded(problem: PlacementProblem) -> dict[str, LeftFloat]:
     for op in ops:
         # The operator whose closing pair stands on the data, with an activation between.
         maker = ops.by_out.get(op.data[0][1]) if op.data else None
-        made = None if maker is None else ops.candidate(maker.node)
+        made = None if maker is None else maker.candidate
         for name, explain in problem.engine.exclusions.items():
-            if reason := explain(ops.candidate(op.node), made):
+            if reason := explain(op.candidate, made):
                 excluded[op.name] = LeftFloat(op.name, reason, name, "F103")
                 break
-        if op.name not in excluded and _is_copied(ops, op, ops.by_name):
-            excluded[op.name] = LeftFloat(op.name, _COPIED, COPY, "F103")
+        else:
+            if _is_copied(ops, op, ops.by_name):
+                excluded[op.name] = LeftFloat(op.name, _COPIED, COPY, "F103")
     return excluded
 
 
@@ -277,17 +273,12 @@ def _is_copied(ops: QuantizableOps, op: QuantizableOp, quantized: Collection[str
     An exporter that takes the first step out of a loop leaves its operators behind: they run once beside the many
     times of the body, and a second, integer copy of their weights makes the file larger than the float model's.
     """
-    edges = (
-        edge
-        for role, tensor in ops.list_roles(op)
-        if role.is_weight
-        for edge in ops.index.list_consumers(tensor)
-        if edge.node not in quantized
-    )
     return any(
-        ops.index.is_looped(edge.scope)
-        or ops.index.find_node(edge.node).op_type in ("Loop", "Scan")
-        for edge in edges
+        ops.index.is_looped(node.scope) or node.op_type in ("Loop", "Scan")
+        for role, tensor in op.roles
+        if role.is_weight
+        for node in ops.index.readers(tensor)
+        if node.name not in quantized
     )
 
 
@@ -301,7 +292,7 @@ def _decide_side(
     """
     ops = problem.ops
     requests = problem.requests
-    roles = ops.list_roles(op)
+    roles = op.roles
     closing = [(Role.ACTIVATION, op.out)] if op.closes_with_pair(problem.config.bias) else []
     rule = requests.find_float_rule(op.node, roles + closing)
     if op.name in ops.complete:
@@ -343,14 +334,11 @@ def _leave_by_rule(op: QuantizableOp, rule: Rule) -> LeftFloat:
 def _is_fed(ops: QuantizableOps, op: QuantizableOp, sides: Sides) -> bool:
     """Every tensor it reads can have a pair that is not there for its sake."""
     for _, tensor in op.data:
-        maker = ops.find_integer_maker(tensor)
         beside = [
-            reader
-            for _, reader in ops.list_consumers(tensor)
-            if reader is not None and reader.rule.compute
+            ops.find_integer_maker(tensor),
+            *(reader for _, reader in ops.list_consumers(tensor) if reader and reader.rule.compute),
         ]
-        beside += [] if maker is None else [maker]
-        if all(sides.get(other.name) is False for other in beside):
+        if all(other is None or sides.get(other.name) is False for other in beside):
             return False
     return True
 
@@ -363,9 +351,7 @@ def _drop_incomplete(
         # All of a round at once: partners need each other, and the first to go would be the other's reason.
         broken = {}
         for op in ops:
-            missing = [
-                name for name in op.rule.together(ops.candidate(op.node)) if name not in chosen
-            ]
+            missing = [name for name in op.rule.together(op.candidate) if name not in chosen]
             if op.name in chosen - ops.complete and missing:
                 reason = f"its kernel exists only together with {missing[0]}, which stays float"
                 broken[op.name] = Refusal(
@@ -382,20 +368,20 @@ Test = Callable[[QuantizableOps, QuantizableOp], bool]
 _LARGE = 64
 
 
-def _is_large_pointwise(ops: QuantizableOps, op: QuantizableOp) -> bool:
-    weight = ops.candidate(op.node).shape(1)
+def _is_large_pointwise(op: QuantizableOp) -> bool:
+    weight = op.candidate.shape(1)
     if op.node.op_type != "Conv":
         return True
     return weight is not None and all(k == 1 for k in weight[2:]) and min(weight[:2]) >= _LARGE
 
 
-def _has_one_channel(ops: QuantizableOps, op: QuantizableOp) -> bool:
-    weight = ops.candidate(op.node).shape(1)
+def _has_one_channel(op: QuantizableOp) -> bool:
+    weight = op.candidate.shape(1)
     return op.node.op_type == "Conv" and weight is not None and weight[1] == 1
 
 
-def _has_tiny_map(ops: QuantizableOps, op: QuantizableOp) -> bool:
-    shape = ops.candidate(op.node).output_shape()
+def _has_tiny_map(op: QuantizableOp) -> bool:
+    shape = op.candidate.output_shape()
     return op.node.op_type == "Conv" and shape is not None and all(dim == 1 for dim in shape[2:])
 
 
@@ -422,12 +408,12 @@ STRATEGIES: Mapping[str, Test] = {
     # Kernels whose integers pay on small maps alone.
     "last-two-thirds": _is_behind(1 / 3),
     "last-half": _is_behind(1 / 2),
-    "no-one-channel-input": lambda ops, op: not _has_one_channel(ops, op),
-    "no-grouped-no-gates": lambda ops, op: (
-        not ((op.node.op_type == "Conv" and op.node.groups > 1) or _has_tiny_map(ops, op))
+    "no-one-channel-input": lambda _ops, op: not _has_one_channel(op),
+    "no-grouped-no-gates": lambda _ops, op: (
+        not ((op.node.op_type == "Conv" and op.node.groups > 1) or _has_tiny_map(op))
     ),
-    "large-pointwise-and-linear": lambda ops, op: (
-        _is_large_pointwise(ops, op) and not _has_tiny_map(ops, op)
+    "large-pointwise-and-linear": lambda _ops, op: (
+        _is_large_pointwise(op) and not _has_tiny_map(op)
     ),
     "no-recurrent": lambda _ops, op: op.node.op_type != "LSTM",
     "linear-only": lambda _ops, op: op.node.op_type in ("MatMul", "Gemm"),

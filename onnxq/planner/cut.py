@@ -11,8 +11,6 @@ placement of its own until all lose alike (a supported point of the Pareto front
 Optimization", 2005, chapter 3); the cut that loses least on its worst kind is taken.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -220,15 +218,11 @@ class CutProblem:
             total += cost.int8_us if name in chosen else cost.float_us
         for use in self.uses:
             int8_made = use.maker in chosen
-            int8_read = any(name in chosen for name in use.readers)
-            if int8_read and not int8_made:
+            if not int8_made and not chosen.isdisjoint(use.readers):
                 total += costs.quantize[use.tensor]
-            if (
-                # Makers such as MatMulIntegerToFloat write floats by themselves.
-                use.dequantizes
-                and int8_made
-                and (use.read_float or any(name not in chosen for name in use.readers))
-            ):
+            read_float = use.read_float or not chosen.issuperset(use.readers)
+            # Makers such as MatMulIntegerToFloat write floats by themselves.
+            if use.dequantizes and int8_made and read_float:
                 total += costs.dequantize[use.tensor]
         return total
 
@@ -247,7 +241,7 @@ class CutProblem:
         cost = _predict_op_cost(self.ops, op, cpu)
         if op.name not in self.apart:
             return cost
-        shapes = (self.ops.candidate(op.node).shape_of(tensor) for _, tensor in op.data)
+        shapes = (op.candidate.shape_of(tensor) for _, tensor in op.data)
         own = sum(
             cpu.predict_quantize(None if shape is None else math.prod(shape), dynamic=True)
             for shape in shapes
@@ -282,7 +276,7 @@ class CutProblem:
 
 def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) -> Cost:
     """Predicted float and int8 time of an operator, its folded activation included."""
-    candidate = ops.candidate(op.node)
+    candidate = op.candidate
     case = OpCase(
         op_type=op.node.op_type,
         inputs=tuple(candidate.shape_of(tensor) for _, tensor in op.data),
@@ -310,7 +304,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: NameSet) -> Tens
     some = maker or (readers[0] if readers else None)
     if some is None:
         return None
-    shape = ops.candidate(some.node).shape_of(tensor)
+    shape = some.candidate.shape_of(tensor)
     convs = any(op.node.op_type == "Conv" for op in readers)
     producer = ops.index.find_producer(tensor) if maker is None else maker.node
     int8_maker = ops.find_integer_maker(tensor)

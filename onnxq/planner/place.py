@@ -1,7 +1,5 @@
 """From chosen operators to sites: which tensors get a pair, who reads it, with which spec, sharing and bounds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,6 +16,8 @@ from onnxq.spec import RULED, ObserverSpec, PerChannel, PerTensor, QParams, Quan
 
 # The inputs that read a pair; None: all that read its tensor.
 Readers = Edges | None
+# A request, and the spec that it means.
+SpecRequest = tuple[Match, QuantSpec]
 
 _LEAST_ERROR = ObserverSpec("mse")
 # Up to so many bits a level more on one side is worth a search for the side.
@@ -103,11 +103,9 @@ class Placer:
         return tuple(
             edge
             for edge, op in self.ops.list_consumers(tensor)
-            if (op is not None and op.name in beside) or self._reads_pair(edge)
+            if (op is not None and op.name in beside)
+            or self.index.find_node(edge.node).op_type in self.target.reads_pairs
         )
-
-    def _reads_pair(self, edge: Edge) -> bool:
-        return self.index.find_node(edge.node).op_type in self.target.reads_pairs
 
     def _list_sites(
         self, op: QuantizableOp, activations: dict[TensorId, Readers]
@@ -159,7 +157,7 @@ class Placer:
         else:
             # The one that asks comes first, then its maker, then the other readers; a pair that its maker's kernel
             # writes is read like any other. A rule may name any of them.
-            nodes = [op.node] + ([maker.node] if maker is not None and maker is not op else [])
+            nodes = [op.node] if maker is None else [op.node, maker.node]
             nodes += [
                 self.index.find_node(reader.node) for reader in self._find_quantized_readers(tensor)
             ]
@@ -170,7 +168,7 @@ class Placer:
             spec = self.requests.make_spec(match, Role.ACTIVATION, op.node)
         if readers is None and maker is not None:
             # Where the size is not known the kernel clamps, as it does where results are few.
-            results = math.prod(self.ops.candidate(maker.node).output_shape() or (0,))
+            results = math.prod(maker.candidate.output_shape() or (0,))
             if maker.bound[0] == 0.0 and 0 < maker.rule.footroom <= results:
                 # Kernels in WebAssembly clamp results one by one, so that the activation is a Max on
                 # the integers behind them, for which some levels must lie below 0.
@@ -194,25 +192,17 @@ class Placer:
         qparams = _read_range(match, spec, bound) if table is None else table(spec)
         return replace(planned, role=role, bound=bound, qparams=qparams)
 
-    def _find_widest(
-        self, maker: QuantizableOp | None, tensor: TensorId
-    ) -> tuple[Match, QuantSpec]:
+    def _find_widest(self, maker: QuantizableOp | None, tensor: TensorId) -> SpecRequest:
         """The request and spec of the operator that makes a tensor; where none does, the widest of its readers'."""
         if maker is not None and maker.name in self.chosen:
             return self._find_own(maker, None, tensor)
-        readers = [
-            (op, edge)
-            for edge, op in self.ops.list_consumers(tensor)
-            if op is not None and op.name in self.chosen
-        ]
+        readers = self._list_chosen(tensor)
         # Beside others of its width, what moves values says how: it cannot move a second operand's.
         readers.sort(key=lambda reader: not reader[0].rule.shares)
         own = (self._find_own(op, edge, tensor) for op, edge in readers)
         return max(own, key=lambda request: request[1].bits)
 
-    def _find_own(
-        self, op: QuantizableOp, edge: Edge | None, tensor: TensorId
-    ) -> tuple[Match, QuantSpec]:
+    def _find_own(self, op: QuantizableOp, edge: Edge | None, tensor: TensorId) -> SpecRequest:
         """The request and spec for what an operator reads at an input, or makes (None).
 
         What only moves values has the width of their maker; where that is none, the widest of those that read them.
@@ -234,16 +224,21 @@ class Placer:
 
     def _list_final(self, tensor: TensorId) -> list[QuantizableOp]:
         """The operators that read a tensor, or what others moved of it."""
-        readers = [
-            op
-            for _, op in self.ops.list_consumers(tensor)
-            if op is not None and op.name in self.chosen
-        ]
         return [
-            one for op in readers for one in (self._list_final(op.out) if op.rule.shares else [op])
+            one
+            for op, _ in self._list_chosen(tensor)
+            for one in (self._list_final(op.out) if op.rule.shares else [op])
         ]
 
-    def _find_request(self, op: QuantizableOp, tensor: TensorId) -> tuple[Match, QuantSpec]:
+    def _list_chosen(self, tensor: TensorId) -> list[tuple[QuantizableOp, Edge]]:
+        """The chosen operators that read a tensor, each with the input that does."""
+        return [
+            (op, edge)
+            for edge, op in self.ops.list_consumers(tensor)
+            if op is not None and op.name in self.chosen
+        ]
+
+    def _find_request(self, op: QuantizableOp, tensor: TensorId) -> SpecRequest:
         """The request and spec of an operator for one of its tensors."""
         match = self.requests.match(Role.ACTIVATION, tensor, (op.node,))
         bits = self.widths.get(op.name, op.rule.bits)
@@ -323,7 +318,7 @@ class Placer:
             tensor=tensor,
         )
 
-    def _ask_weight(self, tensor: TensorId, op: QuantizableOp) -> tuple[Match, QuantSpec]:
+    def _ask_weight(self, tensor: TensorId, op: QuantizableOp) -> SpecRequest:
         match = self.requests.match(Role.WEIGHT, tensor, (op.node,))
         return match, self.requests.make_spec(match, Role.WEIGHT, op.node)
 

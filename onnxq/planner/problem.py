@@ -4,8 +4,6 @@ A quantizable operator is a node that the target could run quantized, with the a
 the model came with are planned around, shared where they fit, and never changed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -123,18 +121,23 @@ KEPT = "kept"
 
 @dataclass(frozen=True, eq=False)
 class QuantizableOp:
-    """A node with the rule that places its pairs.
+    """A node, with the facts that rules ask for, and the rule that places its pairs.
 
     data: activation edges with the tensors they read; out: the tensor whose pair closes it
     (behind `activation` where one folds in); bound: on that activation's values.
     """
 
-    node: NodeRef
+    candidate: Candidate
     rule: PlacementRule
     data: tuple[tuple[Edge, TensorId], ...]
     out: TensorId
     activation: NodeRef | None = None
     bound: Bound = (None, None)
+
+    @property
+    def node(self) -> NodeRef:
+        """The node itself."""
+        return self.candidate.node
 
     @property
     def name(self) -> str:
@@ -144,7 +147,7 @@ class QuantizableOp:
     @property
     def weight(self) -> Edge | None:
         """The input that is the weight; None without one."""
-        return None if self.rule.weight is None else self.node.make_edge(self.rule.weight)
+        return next(iter(self.weights), None)
 
     @property
     def weights(self) -> Edges:
@@ -156,9 +159,14 @@ class QuantizableOp:
     def bias(self) -> Edge | None:
         """The input that is the bias; None without one."""
         k = self.rule.bias
-        if k is None or k >= len(self.node.inputs) or not self.node.inputs[k]:
-            return None
-        return self.node.make_edge(k)
+        return None if k is None or self.candidate.tensor(k) is None else self.node.make_edge(k)
+
+    @property
+    def roles(self) -> list[tuple[Role, TensorId]]:
+        """The tensors that the operator needs quantized, with their roles."""
+        weights = (self.candidate.tensor(edge.index) for edge in self.weights)
+        roles = [(Role.ACTIVATION, tensor) for _, tensor in self.data]
+        return roles + [(Role.WEIGHT, weight) for weight in weights if weight is not None]
 
     def closes_with_pair(self, bias: str) -> bool:
         """True where the kernel exists only with a pair behind it. bias: `int32` or `float`, as configured."""
@@ -196,10 +204,6 @@ class QuantizableOps:
     def __iter__(self) -> Iterator[QuantizableOp]:
         return iter(self.all)
 
-    def candidate(self, node: NodeRef) -> Candidate:
-        """The node with the facts that rules may ask for."""
-        return Candidate(node, self.index, self.shapes)
-
     def list_consumers(self, tensor: TensorId) -> list[tuple[Edge, QuantizableOp | None]]:
         """Who reads the tensor, and as which operator's activation (None: as something that stays float)."""
         readers = []
@@ -213,12 +217,6 @@ class QuantizableOps:
         """The operator that makes the tensor in integers where it runs in them; None where that always writes float."""
         maker = self.by_out.get(tensor)
         return maker if maker is not None and maker.rule.output is not Output.FLOAT else None
-
-    def list_roles(self, op: QuantizableOp) -> list[tuple[Role, TensorId]]:
-        """The tensors that an operator needs quantized, with their roles."""
-        weights = (self.candidate(op.node).tensor(edge.index) for edge in op.weights)
-        roles = [(Role.ACTIVATION, tensor) for _, tensor in op.data]
-        return roles + [(Role.WEIGHT, weight) for weight in weights if weight is not None]
 
 
 def find_quantizable_ops(
@@ -251,43 +249,38 @@ def find_quantizable_ops(
         if op is not None:
             ops.append(op)
     complete = frozenset(op.name for op in ops if _is_complete(op, existing))
-    partial = {}
-    for op in ops:
-        if op.name in existing.weighted and op.name not in complete:
-            candidate = Candidate(op.node, index, shapes)
-            if obstacle := _find_obstacle(op, candidate, target, existing, allow):
-                partial[op.name] = obstacle
+    partial = {
+        op.name: obstacle
+        for op in ops
+        if op.name in existing.weighted - complete
+        and (obstacle := _find_obstacle(op, target, existing, allow))
+    }
     return QuantizableOps(index, shapes, tuple(ops), tuple(reasons), existing, complete, partial)
 
 
 def _is_complete(op: QuantizableOp, existing: Existing) -> bool:
     """True when the pairs that the model came with are all that the operator's kernel needs."""
-    if not op.data or any(
-        edge not in existing.direct or edge not in existing.by_edge for edge, _ in op.data
-    ):
+    data = {edge for edge, _ in op.data}
+    if not data or not data <= existing.direct & existing.by_edge.keys():
         return False
     if op.weight is not None and op.weight not in existing.direct:
         return False
     # Other tools close an operator in front of its activation.
-    closing = (op.out, op.node.result)
-    return op.rule.output is not Output.PAIR or any(
-        tensor in existing.by_tensor for tensor in closing
-    )
+    closing = {op.out, op.node.result}
+    return op.rule.output is not Output.PAIR or not closing.isdisjoint(existing.by_tensor)
 
 
 _FLOAT_ALONE = "in a form that only float data are multiplied by"
 
 
-def _find_obstacle(
-    op: QuantizableOp, candidate: Candidate, target: Target, existing: Existing, allow: bool
-) -> str:
+def _find_obstacle(op: QuantizableOp, target: Target, existing: Existing, allow: bool) -> str:
     """The obstacle to a kernel that multiplies the integers of the operator's weights, as they are, by data of 8 bits.
 
     allow: sums of 16 bits may overflow. "" without an obstacle.
     """
     for edge in op.weights:
         pair = existing.by_reader.get(edge) if edge in existing.direct else None
-        value = candidate.constant(edge.index)
+        value = op.candidate.constant(edge.index)
         if pair is None or pair.qparams is None or value is None:
             return _FLOAT_ALONE
         spec = _fill_storage(pair.spec)
@@ -335,7 +328,7 @@ def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
     out = rule.closes(candidate) or node.result
     activation, bound = _find_fused_activation(candidate, rule, out)
     closing = out if activation is None else activation.result
-    return QuantizableOp(node, rule, tuple(data), closing, activation, bound)
+    return QuantizableOp(candidate, rule, tuple(data), closing, activation, bound)
 
 
 def _find_fused_activation(
@@ -404,7 +397,9 @@ def state_problem(
     refused = {
         op.name: refusal
         for op in ops
-        if (refusal := _find_spec_refusal(ops, requests, engine, op)) is not None
+        # Nothing is asked of pairs that the model came with: they stay as they are.
+        if op.name not in ops.complete
+        and (refusal := _find_spec_refusal(existing, requests, engine, op)) is not None
     }
     return PlacementProblem(
         config=requests.config, engine=engine, ops=ops, requests=requests, refused=refused
@@ -412,31 +407,26 @@ def state_problem(
 
 
 def _find_spec_refusal(
-    ops: QuantizableOps, requests: Requests, engine: Target, op: QuantizableOp
+    existing: Existing, requests: Requests, engine: Target, op: QuantizableOp
 ) -> Refusal | None:
     """The refusal of an operator whose specs the target cannot run; None where it can."""
-    # Nothing is asked of pairs that the model came with: they stay as they are.
-    if op.name in ops.complete:
-        return None
     refusal = _refuse_scale(requests, engine, op)
     if refusal is not None:
         return refusal
     multiplied: set[bool] = set()
-    by_reader = ops.existing.by_reader
-    stored = {
-        ops.candidate(op.node).tensor(e.index): by_reader[e] for e in op.weights if e in by_reader
-    }
-    for role, tensor in ops.list_roles(op):
+    by_reader = existing.by_reader
+    stored = {op.candidate.tensor(e.index): by_reader[e] for e in op.weights if e in by_reader}
+    for role, tensor in op.roles:
         # Weights alone have pairs, so that a request for activations refuses nothing.
         if role is Role.ACTIVATION and requests.config.mode == "weight-only":
             continue
-        pair = ops.existing.by_tensor.get(tensor) or stored.get(tensor)
+        pair = existing.by_tensor.get(tensor) or stored.get(tensor)
         try:
             match = requests.match(role, tensor, (op.node,))
             spec = _fill_storage(pair.spec) if pair else requests.make_spec(match, role, op.node)
         except OnnxqError as error:
             return Refusal(op.name, error.fault, error.fix, op.rule.name, "R103")
-        refusal = engine.refuse(spec, role, op.node) or _refuse_shape(ops, engine, op, spec, role)
+        refusal = engine.refuse(spec, role, op.node) or _refuse_shape(engine, op, spec, role)
         if refusal is not None:
             return replace(refusal, rule=op.rule.name)
         multiplied.add(spec.is_float)
@@ -476,14 +466,12 @@ def _can_be_dynamic(request: TensorConfig) -> bool:
         return False
 
 
-def _refuse_shape(
-    ops: QuantizableOps, engine: Target, op: QuantizableOp, spec: QuantSpec, role: Role
-) -> Refusal | None:
+def _refuse_shape(engine: Target, op: QuantizableOp, spec: QuantSpec, role: Role) -> Refusal | None:
     """A weight whose shape the kernel for this spec does not take."""
     if not role.is_weight or op.rule.weight is None:
         return None
     row = engine.capability(spec, role, op.node.op_type)
-    shape = ops.candidate(op.node).shape(op.rule.weight)
+    shape = op.candidate.shape(op.rule.weight)
     if row is None or shape is None:
         return None
     reason_and_fix = row.shape(shape, spec)

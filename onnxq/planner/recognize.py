@@ -4,8 +4,6 @@ Two nodes are one where they read and make tensors that are alike, and are of on
 MatMul and Gemm; operators that only move values. Names decide between equals, then the order of the graph.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,22 +111,24 @@ def recognize_graph(
     return Recognized(contents, index, nodes, tensors, sketches, search.readers, joined)
 
 
+@dataclass(eq=False)
 class _PatternSearch:
     """Look-ups for one graph."""
 
-    def __init__(
-        self, contents: Contents, index: GraphIndex, sketches: Mapping[TensorId, Sketch]
-    ) -> None:
-        self.contents = contents
-        self.index = index
-        self.sketches = sketches
-        self.by_size: defaultdict[int, list[TensorId]] = defaultdict(list)
-        for tensor, sketch in sketches.items():
+    contents: Contents
+    index: GraphIndex
+    sketches: Mapping[TensorId, Sketch]
+
+    def __post_init__(self) -> None:
+        self.by_size = defaultdict[int, list[TensorId]](list)
+        for tensor, sketch in self.sketches.items():
             self.by_size[sketch.size].append(tensor)
-        self.nodes = [node for node in index.nodes if not node.scope and node.op_type != "Constant"]
+        self.nodes = [
+            node for node in self.index.nodes if not node.scope and node.op_type != "Constant"
+        ]
         # Plan's tensor -> its readers in the plan.
-        self.readers: defaultdict[str, list[Reader]] = defaultdict(list)
-        for name, node in contents.nodes.items():
+        self.readers = defaultdict[str, list[Reader]](list)
+        for name, node in self.contents.nodes.items():
             for k, read in enumerate(node.inputs):
                 self.readers[read].append((name, k))
 

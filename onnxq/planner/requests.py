@@ -1,7 +1,5 @@
 """Requests of the configuration, tensor by tensor: ordered rules over defaults, first match wins."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -62,6 +60,10 @@ def list_refusals(
     opened = {index.find_node(name).scope for name in looped}
     convolved = {node.scope for node in index.nodes if node.op_type == "Conv"}
     yield from (closed[scope] for scope in closed if scope not in opened - convolved)
+
+
+# Tensors of a node, each with the role that it has there.
+RoleTensors = Iterable[tuple[Role, TensorId]]
 
 
 @dataclass(frozen=True)
@@ -130,11 +132,8 @@ class Requests:
         # Such as LSTM: ONNX Runtime's integer kernel of it quantizes its data in each run.
         kinds = find_target(self.config.target).dynamic_ops
         single = bool(nodes) and (nodes[0].op_type in kinds or nodes[0].name in self.looped)
-        if (
-            role.is_weight
-            or not single
-            or (match.rule is not None and match.rule.set.dynamic is False)
-        ):
+        fixed = match.rule is not None and match.rule.set.dynamic is False
+        if role.is_weight or fixed or not single:
             return match
         return replace(match, request=match.request.model_copy(update={"dynamic": True}))
 
@@ -162,34 +161,23 @@ class Requests:
             return request.spec(self.channel_axis(node))
         return request.spec(self.weight_axis(node, blocked=request.granularity == "block"))
 
-    def find_float_rule(
-        self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]
-    ) -> Rule | None:
+    def find_float_rule(self, node: NodeRef, tensors: RoleTensors) -> Rule | None:
         """The rule that keeps this node float, through itself or through a tensor it cannot do without."""
         return next((rule for rule in self._list_rules(node, tensors) if rule.set.float), None)
 
     def find_wide_rule(self, node: NodeRef) -> Rule | None:
         """The rule that keeps this node in float32 beside narrower float types."""
-        for rule in self.config.rules:
-            role = rule.role[0] if rule.role else None
-            tensors = (TensorId(name) for name in node.inputs + node.outputs if name)
-            chosen = rule.set.high_precision is not None
-            if chosen and any(self._selects_tensor(rule, role, tensor, node) for tensor in tensors):
-                return rule
-        return None
+        rules = (rule for rule in self.config.rules if rule.set.high_precision is not None)
+        return next((rule for rule in rules if self._may_select(rule, node)), None)
 
-    def is_forced(
-        self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]], *, named: bool = False
-    ) -> bool:
+    def is_forced(self, node: NodeRef, tensors: RoleTensors, *, named: bool = False) -> bool:
         """True when a rule says `quantize: true` for this node. named: one that means some nodes, not all there are."""
         return any(
             rule.set.quantize and (_is_specific(rule) or not named)
             for rule in self._list_rules(node, tensors)
         )
 
-    def _list_rules(
-        self, node: NodeRef, tensors: Iterable[tuple[Role, TensorId]]
-    ) -> Iterator[Rule]:
+    def _list_rules(self, node: NodeRef, tensors: RoleTensors) -> Iterator[Rule]:
         """The rules that fit these tensors of a node."""
         rules = (self.match(role, tensor, (node,)).rule for role, tensor in tensors)
         return (rule for rule in rules if rule is not None)
@@ -225,6 +213,13 @@ class Requests:
             for op in ops
         )
 
+    def _may_select(self, rule: Rule, node: NodeRef) -> bool:
+        """True where the rule selects a tensor of the node, in whatever role."""
+        # Roles are known once tensors are placed; until then each tensor may have the rule's.
+        role = rule.role[0] if rule.role else None
+        tensors = (TensorId(name) for name in node.inputs + node.outputs if name)
+        return any(self._selects_tensor(rule, role, tensor, node) for tensor in tensors)
+
     def check_used(self, *others: Graph) -> None:
         """ConfigError for a rule that selects nothing in this graph or the others: it is a typo.
 
@@ -232,12 +227,7 @@ class Requests:
         """
         nodes = [node for graph in (self.graph, *others) for node in graph.nodes]
         for rule in self.config.rules:
-            # Roles are known once tensors are placed; until then each tensor may have the rule's.
-            role = rule.role[0] if rule.role else None
-            pairs = ((node, name) for node in nodes for name in node.inputs + node.outputs if name)
-            if not any(
-                self._selects_tensor(rule, role, TensorId(name), node) for node, name in pairs
-            ):
+            if not any(self._may_select(rule, node) for node in nodes):
                 fix = self._suggest_names(rule, others or (self.graph,))
                 raise _make_error(rule, "matches nothing in this model", fix, code="Q309")
 
@@ -284,15 +274,9 @@ class Requests:
         ends = ends or [node for node in nodes if name in node.outputs]
         ends = ends or [node for node in nodes if name in node.inputs]
         if not ends:
-            names = {self.list_words(node)[0] for node in nodes} | {
-                out for node in nodes for out in node.outputs
-            }
-            raise _make_error(
-                rule,
-                f"no node or tensor is called {name!r}",
-                suggest_names(name, names),
-                code="Q314",
-            )
+            names = {name for node in nodes for name in (self.list_words(node)[0], *node.outputs)}
+            cause = f"no node or tensor is called {name!r}"
+            raise _make_error(rule, cause, suggest_names(name, names), code="Q314")
         return ends
 
     def _list_readers(self, node: NodeRef) -> list[NodeRef]:

@@ -1,9 +1,7 @@
 """The sites of a plan in another graph: found by names and structure, or by values where tools rewrote the graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +18,7 @@ from onnxq.spec import PerChannel, PerTensor
 _DIGITS = 7
 
 
+@dataclass(eq=False)
 class Anchors:
     """Tensors and nodes of a model, found by the names and structural ids of a plan: a node's is that of its output 0.
 
@@ -27,19 +26,13 @@ class Anchors:
     recognized: nodes and tensors by their values, which hold before all names.
     """
 
-    def __init__(
-        self,
-        index: GraphIndex,
-        known: Mapping[str, str],
-        *,
-        lasting: bool,
-        recognized: Recognized | None = None,
-    ) -> None:
-        self.index = index
-        self.known = known
-        self.lasting = lasting
-        self.recognized = recognized
-        self.ids = compute_structural_ids(index)
+    index: GraphIndex
+    known: Mapping[str, str]
+    lasting: bool
+    recognized: Recognized | None = None
+
+    def __post_init__(self) -> None:
+        self.ids = compute_structural_ids(self.index)
         self.by_id: dict[str, list[TensorId]] = {}
         for tensor, anchor in self.ids.items():
             self.by_id.setdefault(anchor, []).append(tensor)
@@ -54,13 +47,13 @@ class Anchors:
         # Without an anchor, as where a person took it out, the name alone decides.
         if own is not None and anchor in ("", self.ids.get(own.result, "")):
             return own
-        makers = {
-            node.name: node
+        makers = [
+            node
             for tensor in self.by_id.get(anchor, ())
             if (node := self.index.find_producer(tensor)) is not None and node.result == tensor
-        }
+        ]
         # Of two alike nothing says which is meant.
-        return next(iter(makers.values())) if len(makers) == 1 else own if self.lasting else None
+        return makers[0] if len(makers) == 1 else own if self.lasting else None
 
     def node(self, name: str) -> NodeRef:
         """The node that the plan calls so. Raises PlanError where there is none."""
@@ -76,10 +69,10 @@ class Anchors:
 
     def suggest_nodes(self, name: str) -> str:
         """The nearest nodes, for a person: by values where the plan has some, else by name."""
-        known = None if self.recognized is None else self.recognized.contents.nodes.get(name)
-        if known is None or self.recognized is None:
+        if self.recognized is None or name not in self.recognized.contents.nodes:
             return suggest_names(name, self.index.named)
-        return f"of its output {known.output!r}, {self.recognized.suggest_tensors(known.output)}"
+        output = self.recognized.contents.nodes[name].output
+        return f"of its output {output!r}, {self.recognized.suggest_tensors(output)}"
 
     def edge(self, edge: Edge) -> Edge:
         """The input that the plan calls so. Raises PlanError where its node is not there."""
@@ -101,12 +94,10 @@ class Anchors:
 
     def find_tensor(self, tensor: TensorId, anchor: str) -> TensorId | None:
         """The tensor of this name if its anchor agrees (or is not known), else the only one with the anchor."""
-        if (
-            self.recognized is not None
-            and not tensor.scope
-            and tensor.name in self.recognized.tensors
-        ):
-            return next(iter(self.recognized.tensors[tensor.name]), None)
+        if self.recognized is not None and not tensor.scope:
+            likely = self.recognized.tensors.get(tensor.name)
+            if likely is not None:
+                return next(iter(likely), None)
         there = self.index.resolve_tensor(tensor.name, tensor.scope) == tensor
         if there and anchor in ("", self.ids.get(tensor, "")):
             return tensor
@@ -256,12 +247,8 @@ class _Mover:
         """The error of a site. reader: a node of the plan that was not found, perhaps for want of its other inputs."""
         tensor = site.tensor or site.site
         node = self.recognized.contents.nodes.get(reader)
-        known = [
-            name
-            for name in (node.inputs if node is not None else ())
-            if name in self.recognized.tensors
-        ]
-        lost = next((name for name in known if not self.recognized.tensors[name]), "")
+        inputs = () if node is None else node.inputs
+        lost = next((name for name in inputs if self.recognized.tensors.get(name) == ()), "")
         if node is not None and not lost:
             cause = f"is in the plan but not in this model: nothing there computes the same as its reader {reader!r}"
             return PlanError(site.name, cause, self.anchors.suggest_nodes(reader), code="Q404")
@@ -300,14 +287,11 @@ def _join_weights(mover: _Mover, plan: Plan) -> Iterator[SitePlan]:
             continue
         first = next(iter(parts))
         for part in columns:
-            same = (
-                part in parts
-                and parts[part].spec == parts[first].spec
-                and parts[part].qparams is not None
-            )
+            site = parts.get(part)
+            same = site is not None and site.qparams and site.spec == parts[first].spec
             # Nothing else reads the weight, and the data have one pair for all.
-            read_once = same and len(parts[part].consumers or ()) == 1
-            alone = read_once and claims.get((part, 0)) == claims.get((first, 0))
+            read_once = site is not None and len(site.named_consumers) == 1
+            alone = same and read_once and claims.get((part, 0)) == claims.get((first, 0))
             if not alone or name in scaled:
                 how = (
                     f"the plan scales {str(scaled[name])!r}, which is computed of it"

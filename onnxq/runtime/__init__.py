@@ -12,7 +12,7 @@ from onnxq.runtime.session import (
     find_runnable_opset,
     optimize_graph,
 )
-from onnxq.runtime.tap import ShapeProbe, Shapes, Tapped, observe_shapes, tap_tensors
+from onnxq.runtime.tap import Shapes, Tapped, observe_shapes, tap_tensors
 from onnxq.runtime.timing import Latency, convert_floats, summarize_rounds, time_models
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "NodeError",
     "Rest",
     "Session",
-    "ShapeProbe",
     "Shapes",
     "Tapped",
     "UnknownOperatorError",

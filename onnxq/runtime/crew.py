@@ -18,11 +18,11 @@ from onnxq.arrays import Array, ArrayDict, Arrays, Shape, hash_parts, view_conte
 from onnxq.errors import ModelError
 from onnxq.files import ScratchFolder
 from onnxq.graph.light import SAME_LAYOUT, LightModel, ModelLike, WeightStore, strip_weights
+from onnxq.graph.scopes import map_entries
 from onnxq.graph.storage import OpenFile, Stamp, StoredArray, count_tensor_bytes, is_stub, open_data
-from onnxq.runtime.exchange import read_values, write_values
 from onnxq.runtime.session import import_onnxruntime
 from onnxq.spec import QParams
-from onnxq.workers import Workers, count_threads, register_packed
+from onnxq.workers import Workers, count_threads, read_value, register_packed, write_value
 
 # Bytes; weights begin at pages, so that each can be mapped alone.
 _ALIGNMENT = 4096
@@ -121,7 +121,7 @@ class Crew:
         shared = SharedFeeds(str(self._folder()), hash_feeds(feeds))
         path = _name_feeds(shared)
         if not path.exists():
-            write_values(path, feeds)
+            write_value(path, feeds)
         return shared
 
     def make_folder(self) -> Path:
@@ -220,9 +220,7 @@ def open_model(shared: SharedModel) -> LightModel:
     store = WeightStore()
     for tensor in proto.graph.initializer:
         if is_stub(tensor):
-            path, offset, stamp = about["places"][
-                next(e.value for e in tensor.external_data if e.key == "offset")
-            ]
+            path, offset, stamp = about["places"][map_entries(tensor.external_data)["offset"]]
             file = _open_file(path, tuple(stamp))
             del tensor.external_data[:]
             tensor.ClearField("data_location")
@@ -231,9 +229,8 @@ def open_model(shared: SharedModel) -> LightModel:
                 store.put(tensor, StoredArray(file, offset, kind, tuple(tensor.dims)))
             else:
                 # Types that numpy does not pack stand in the graph, as bytes.
-                packed = StoredArray(
-                    file, offset, np.dtype(np.uint8), (count_tensor_bytes(tensor),)
-                )
+                size = count_tensor_bytes(tensor)
+                packed = StoredArray(file, offset, np.dtype(np.uint8), (size,))
                 tensor.raw_data = packed.map().tobytes()
     return LightModel(proto, store, tuple(about["libraries"]), about["provider"])
 
@@ -260,7 +257,8 @@ def _open_file(path: str, stamp: Stamp) -> OpenFile:
 
 def read_feeds(shared: SharedFeeds) -> ArrayDict:
     """The sample as it was put."""
-    return read_values(_name_feeds(shared))
+    feeds: ArrayDict = read_value(_name_feeds(shared))
+    return feeds
 
 
 def _name_feeds(shared: SharedFeeds) -> Path:

@@ -1,7 +1,5 @@
 """The part of a model in front of operators that ONNX Runtime does not have, such as plugins of TensorRT."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -6,10 +6,7 @@ from typing import Any
 
 import onnx
 
-from onnxq.runtime.session import import_onnxruntime
-
-# ONNX Runtime's name of the type of a tensor.
-_TENSOR = "tensor("
+from onnxq.runtime.session import import_onnxruntime, read_element_type
 
 
 def declare_types(optimized: onnx.ModelProto) -> None:
@@ -51,7 +48,7 @@ def _bind_types(node: onnx.NodeProto, known: dict[str, int]) -> None:
     bound = {each.typeStr: known[name] for name, each in pairs if known.get(name)}
     for name, each in pairs:
         kind = bound.get(each.typeStr) or (
-            _read_type(next(iter(each.types))) if len(each.types) == 1 else 0
+            read_element_type(next(iter(each.types))) if len(each.types) == 1 else 0
         )
         if kind and not known.get(name):
             known[name] = kind
@@ -73,9 +70,3 @@ def _list_schemas() -> dict[tuple[str, str], Any]:
     every = state.get_all_operator_schema() if hasattr(state, "get_all_operator_schema") else ()
     # The newest comes last.
     return {(one.domain, one.name): one for one in sorted(every, key=lambda one: one.since_version)}
-
-
-def _read_type(text: str) -> int:
-    """The ONNX type of "tensor(float)"; 0 for sequences, optionals and types of ONNX Runtime alone."""
-    name = text.removeprefix(_TENSOR).removesuffix(")").upper()
-    return int(dict(onnx.TensorProto.DataType.items()).get(name, 0))

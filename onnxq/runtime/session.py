@@ -1,7 +1,5 @@
 """A model loaded in ONNX Runtime, imported at first use: fed and read by name, with its provider and operators."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -268,10 +266,7 @@ class Session:
         check_loaded(self._session, provider)
         self.inputs = tuple(map(_describe_value, self._session.get_inputs()))
         self.outputs = tuple(map(_describe_value, self._session.get_outputs()))
-        self._types = {
-            arg.name: (arg.type, _parse_element_type(arg.type))
-            for arg in self._session.get_inputs()
-        }
+        self._types = {arg.name: str(arg.type) for arg in self._session.get_inputs()}
 
     @property
     def native(self) -> Any:
@@ -284,7 +279,7 @@ class Session:
         Raises DataError naming the input that does not fit, ModelError naming the node that failed.
         """
         names = [value.name for value in self.outputs] if outputs is None else list(outputs)
-        sequences = {name for name, (kind, *_) in self._types.items() if kind.startswith("seq(")}
+        sequences = {name for name, kind in self._types.items() if kind.startswith("seq(")}
         ready = {
             name: value if name in sequences else np.asarray(value) for name, value in feeds.items()
         }
@@ -301,21 +296,17 @@ class Session:
             if name not in self._types:
                 near = suggest_names(name, self._types)
                 raise DataError(f"input {name!r}", "the model has no such input", near, code="Q208")
-        for name, (type_name, want) in self._types.items():
+        for name, type_name in self._types.items():
             subject = f"input {name!r}"
             if name not in feeds:
-                raise DataError(
-                    subject,
-                    "was not given a value",
-                    suggest_names(name, feeds),
-                    code="Q207",
-                )
+                near = suggest_names(name, feeds)
+                raise DataError(subject, "was not given a value", near, code="Q207")
             value = feeds[name]
             # Text has several dtypes in numpy, and sequences and maps have none that could be compared.
             if not type_name.startswith("tensor(") or value.dtype.kind in "OUS":
                 continue
-            got = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-            if want and got != want:
+            want = read_element_type(type_name)
+            if want not in (0, onnx.helper.np_dtype_to_tensor_dtype(value.dtype)):
                 cause = f"is {value.dtype}, the model wants {type_name.removeprefix('tensor(').removesuffix(')')}"
                 raise DataError(subject, cause, "convert it first", code="Q210")
             if value.dtype.isbuiltin == _FOREIGN:
@@ -386,13 +377,14 @@ def _name_nodes(model: ModelLike) -> NameSet | None:
     return None if "" in names or model.functions else names
 
 
-def _parse_element_type(type_name: str) -> int:
+def read_element_type(type_name: str) -> int:
+    """The ONNX type of "tensor(float)"; 0 for sequences, optionals and types of ONNX Runtime alone."""
     match = re.fullmatch(r"tensor\((\w+)\)", type_name)
     return TENSOR_TYPES.get(match[1], 0) if match else 0
 
 
 def _describe_value(arg: Any) -> ValueInfo:
-    element = _parse_element_type(arg.type)
+    element = read_element_type(arg.type)
     return ValueInfo(arg.name, element, tuple(arg.shape) if element else None)
 
 

@@ -5,10 +5,10 @@ Loop    the values of all iterations come out stacked along a new first axis; th
 Scan    likewise
 """
 
-from __future__ import annotations
-
-from collections.abc import Hashable, Iterable
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from onnxq.errors import ModelError, suggest_names
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, LightModel, ModelLike, get_index
 from onnxq.graph.identity import hash_graph
 from onnxq.graph.light import bare_proto, find_provider, is_large_model, rebuild
-from onnxq.graph.names import choose_name
+from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import remove_unneeded
@@ -72,11 +72,9 @@ def tap_tensors(
             raise ModelError(tensor, "the model has no such tensor", near, code="Q116")
     copy, weights = omit_weights(proto)
     main = copy.graph
-    work = _TapWriter(
-        index, probe, set().union(*known.values(), (node.name for node in index.nodes)), {}
-    )
+    work = _TapWriter(index, probe, list_names(proto))
     for tensor in wanted:
-        work.by_scope.setdefault(tensor.scope, []).append(tensor)
+        work.by_scope[tensor.scope].append(tensor)
     lifted = work.lift_scope(main, "")
     if only:
         del main.output[:]
@@ -135,7 +133,7 @@ class _TapWriter:
     index: GraphIndex
     probe: Probe
     taken: set[str]
-    by_scope: dict[str, list[TensorId]]
+    by_scope: defaultdict[str, list[TensorId]] = field(default_factory=lambda: defaultdict(list))
     refusals: list[Refusal] = field(default_factory=list)
 
     def lift_scope(self, graph: GraphProto, scope: str) -> list[_Lifted]:
@@ -228,25 +226,6 @@ ShapeMap = dict[TensorId, Shape]
 _SHAPE = Probe(op_type="Shape", dtype=TensorProto.INT64, absent=(-1,), loops=False)
 
 
-class ShapeProbe:
-    """A session that tells the shapes of some tensors for given feeds."""
-
-    def __init__(self, proto: ModelLike, tensors: Iterable[TensorId]) -> None:
-        tapped = tap_tensors(proto, tensors, only=True, probe=_SHAPE)
-        self._outputs = tapped.outputs
-        self._session: Session | None = None
-        if tapped.outputs:
-            self._session = Session(tapped.proto, optimize=False, arena=False, shapes_first=True)
-
-    def shapes(self, feeds: Feeds) -> ShapeMap:
-        """Shapes of the tensors that came to be."""
-        if self._session is None:
-            return {}
-        values = self._session.run(feeds, list(self._outputs.values()))
-        shapes = {tensor: tuple(map(int, values[name])) for tensor, name in self._outputs.items()}
-        return {tensor: shape for tensor, shape in shapes.items() if shape != (-1,)}
-
-
 def observe_shapes(proto: ModelLike, samples: Iterable[Feeds]) -> ShapeMap:
     """Shapes of all float tensors of the main graph and of the If subgraphs that ran, constants left out.
 
@@ -269,7 +248,6 @@ class Shapes:
     def __init__(self, proto: ModelLike, tensors: Iterable[TensorId]) -> None:
         self._proto = proto
         self._tensors = tuple(tensors)
-        self._probe: ShapeProbe | None = None
         # With several scopes, values decide which of them run: shapes of one sample say nothing of another.
         self._known: dict[Hashable, ShapeMap] | None = None
         self._graph = ""
@@ -283,12 +261,21 @@ class Shapes:
         known = None if self._known is None else self._known.setdefault(key, {})
         if known is not None and all(tensor in known for tensor in self._tensors):
             return {tensor: known[tensor] for tensor in self._tensors}
-        if self._probe is None:
-            self._probe = ShapeProbe(self._proto, self._tensors)
-        shapes = self._probe.shapes(feeds)
+        outputs, session = self._probe
+        values = {} if session is None else session.run(feeds, list(outputs.values()))
+        shapes = {tensor: tuple(map(int, values[name])) for tensor, name in outputs.items()}
+        shapes = {tensor: shape for tensor, shape in shapes.items() if shape != (-1,)}
         if known is not None:
             known.update(shapes)
         return shapes
+
+    @cached_property
+    def _probe(self) -> tuple[Mapping[TensorId, str], Session | None]:
+        """The outputs that hold shapes, and their session, which is made where a sample has to be run."""
+        proto, outputs, _ = tap_tensors(self._proto, self._tensors, only=True, probe=_SHAPE)
+        if not outputs:
+            return {}, None
+        return outputs, Session(proto, optimize=False, arena=False, shapes_first=True)
 
 
 def list_float_tensors(index: GraphIndex) -> list[TensorId]:

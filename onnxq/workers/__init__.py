@@ -6,10 +6,12 @@ from onnxq.workers.base import (
     WorkPiece,
     count_threads,
     pack_value,
+    read_value,
     register_packed,
     restore_object,
     unpack_value,
     use_threads,
+    write_value,
 )
 
 __all__ = [
@@ -18,8 +20,10 @@ __all__ = [
     "Workers",
     "count_threads",
     "pack_value",
+    "read_value",
     "register_packed",
     "restore_object",
     "unpack_value",
     "use_threads",
+    "write_value",
 ]

@@ -1,7 +1,5 @@
 """Pieces of work and their results in order, whoever does them, and the folder that interrupted work goes on from."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 import zlib
@@ -11,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import ml_dtypes  # noqa: F401 (numpy knows its types by name from here on)
 import numpy as np
@@ -39,7 +37,8 @@ def register_packed(kind: _Class) -> _Class:
 def pack_value(value: Any) -> tuple[str, list[Bytes]]:
     """Return JSON, and the bytes of the arrays that it refers to by number.
 
-    value: numbers, text, arrays, fractions, lists, tuples, mappings by text, and objects whose attributes are of these.
+    value: numbers, text, arrays, fractions, lists, tuples, mappings by text or integers, and objects whose attributes
+    are of these.
     Raises ConfigError for anything else.
     """
     arrays: list[Bytes] = []
@@ -73,14 +72,19 @@ def _pack(value: Any, arrays: list[Bytes]) -> Any:
         return {"float": value.hex()}
     if isinstance(value, Fraction):
         return {"fraction": str(value)}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
+        # Text, as ONNX Runtime gives and takes it.
+        return {"text": value.astype(str).ravel().tolist(), "shape": list(value.shape)}
     if isinstance(value, np.ndarray):
         # As bytes, since numpy's own files do not know the narrow types.
-        arrays.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        content.flags.writeable = False
+        arrays.append(content)
         return {"array": len(arrays) - 1, "dtype": value.dtype.name, "shape": list(value.shape)}
     kind = type(value).__name__
     if isinstance(value, (list, tuple)):
         return {kind: [_pack(item, arrays) for item in value]}
-    if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
+    if isinstance(value, Mapping) and all(isinstance(key, (str, int)) for key in value):
         return {"dict": [[key, _pack(item, arrays)] for key, item in value.items()]}
     if not hasattr(value, "__dict__") or isinstance(value, type):
         cause = f"keeps a {kind}, which cannot be written to a file"
@@ -103,9 +107,12 @@ def _unpack(tree: Any, arrays: Sequence[Bytes]) -> Any:
         return float.fromhex(tree["float"])
     if "fraction" in tree:
         return Fraction(tree["fraction"])
+    if "text" in tree:
+        return np.array(tree["text"], object).reshape(tree["shape"])
     if "array" in tree:
-        # A copy: what is read from a file may be changed.
-        return np.array(arrays[tree["array"]]).view(np.dtype(tree["dtype"])).reshape(tree["shape"])
+        # Whoever gets it may change it: what is not from a file of its own is copied.
+        content = np.require(arrays[tree["array"]], requirements="W")
+        return content.view(np.dtype(tree["dtype"])).reshape(tree["shape"])
     if "list" in tree:
         return [_unpack(item, arrays) for item in tree["list"]]
     if "tuple" in tree:
@@ -123,9 +130,28 @@ def _unpack(tree: Any, arrays: Sequence[Bytes]) -> Any:
     return restored
 
 
-_ENDING = ".piece"
 # Bytes; above it packing takes longer than writing.
 _WORTH_PACKING = 2**24
+
+
+def write_value(file: Path | BinaryIO, value: Any, *, compress: bool = False) -> None:
+    """Write a value of `pack_value` to a new .npz, or to an open file. compress: its arrays, unless they are large."""
+    text, arrays = pack_value(value)
+    parts = {"value": np.frombuffer(text.encode(), np.uint8)}
+    parts |= {f"a{k}": array for k, array in enumerate(arrays)}
+    small = compress and sum(map(len, arrays)) < _WORTH_PACKING
+    save: Any = np.savez_compressed if small else np.savez
+    save(file, **parts)
+
+
+def read_value(path: Path) -> Any:
+    """The value that `write_value` wrote."""
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        text = bytes(file["value"]).decode()
+        return unpack_value(text, [file[f"a{k}"] for k in range(len(file.files) - 1)])
+
+
+_ENDING = ".piece"
 # What reading a file raises that is damaged, or of another version.
 _DAMAGED = (
     OSError,
@@ -173,12 +199,7 @@ class Journal:
     def read(self, key: str) -> Any:
         """Return the result of a piece; None where it is not finished, or its file is damaged."""
         try:
-            with (
-                self._find_path(key).open("rb") as opened,
-                np.load(opened, allow_pickle=False) as file,
-            ):
-                text = bytes(file["value"]).decode()
-                value = unpack_value(text, [file[f"a{k}"] for k in range(len(file.files) - 1)])
+            value = read_value(self._find_path(key))
         except _DAMAGED:
             return None
         self._used |= {key} & self._earlier
@@ -186,13 +207,9 @@ class Journal:
 
     def write(self, key: str, value: Any) -> None:
         """Write the result of a piece. Raises OutputError where that fails, ConfigError for one that is not plain."""
-        text, arrays = pack_value(value)
-        parts = {"value": np.frombuffer(text.encode(), np.uint8)}
-        parts |= {f"a{k}": array for k, array in enumerate(arrays)}
         with replace_files([self._find_path(key)], overwrite=True) as files:
             # Histograms are mostly zeros; weights are not, and large.
-            save: Any = np.savez_compressed if sum(map(len, arrays)) < _WORTH_PACKING else np.savez
-            save(files[0], **parts)
+            write_value(files[0], value, compress=True)
 
     def _find_path(self, key: str) -> Path:
         return self.folder / f"{key}{_ENDING}"
@@ -218,6 +235,10 @@ class WorkPiece(Generic[T]):
     title: str
     task: T
     key: str = ""
+
+
+# A piece with its position.
+NumberedPiece = tuple[int, WorkPiece[T]]
 
 
 class Workers:
@@ -251,23 +272,18 @@ class Workers:
         """
         results: dict[int, R] = {}
         journal = self.journal
-        finished = {
-            k: piece.key for k, piece in enumerate(pieces) if journal and journal.holds(piece.key)
-        }
+        finished = {k for k, piece in enumerate(pieces) if journal and journal.holds(piece.key)}
         todo = [(k, piece) for k, piece in enumerate(pieces) if k not in finished]
         stream = self._finish_pieces(function, todo)
         for k, piece in enumerate(pieces):
-            if journal is not None and k in finished:
+            if journal and k in finished:
                 result = journal.read(piece.key)
                 # A damaged file: done again, here, since it is rare.
                 results[k] = function(piece.task) if result is None else result
                 on_done(piece)
             while k not in results:
                 at, value = next(stream)
-                if isinstance(value, _Failure):
-                    if at == k:
-                        raise value.error
-                elif journal is not None and pieces[at].key:
+                if journal and pieces[at].key and not isinstance(value, _Failure):
                     journal.write(pieces[at].key, value)
                 results[at] = value
                 on_done(pieces[at])
@@ -284,10 +300,6 @@ class Workers:
         """Yield results as they arrive; a _Failure for a piece whose function raised."""
         for k, piece in todo:
             yield k, run_guarded(function, piece.task, count_threads())
-
-
-# A piece with its position.
-NumberedPiece = tuple[int, WorkPiece[T]]
 
 
 @dataclass(frozen=True)

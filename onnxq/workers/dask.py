@@ -1,7 +1,5 @@
 """Workers of a running Dask cluster, on this machine or others that see the same folders."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version

@@ -4,8 +4,6 @@ Each has a pipe of its own. Those of `concurrent.futures` share one for results:
 a result leaves the others, and the reader, waiting for ever.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

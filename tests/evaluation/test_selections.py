@@ -15,7 +15,7 @@ from onnxq.errors import ModelError
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreement, find_class_scores
 from onnxq.evaluation.compare import FloatOutputs, MatchedRunner, ReferenceRunner, compare_models
 from onnxq.evaluation.segments import compare_segments
-from onnxq.evaluation.selections import NO_SELECTIONS, Selection, Selections, explain_missing, find_selections, name_own
+from onnxq.evaluation.selections import Selection, Selections, explain_missing, find_selections, name_own
 from onnxq.evaluation.toggled import measure_settings, toggle_model
 from onnxq.evaluation.trials import Switchboard, TrialModel, measure_each, measure_models
 from onnxq.graph import GraphIndex, infer_shapes, inline_functions, name_nodes, strip_weights
@@ -77,7 +77,7 @@ def test_selections_of_a_network(name: str) -> None:
 def test_nothing_changes_for_a_network_that_does_not_choose(name: str) -> None:
     proto = network(name)
     found = find_selections(proto)
-    assert found == NO_SELECTIONS
+    assert found == Selections()
     assert found.expose_choices(proto) is proto
     assert found.take_choices(proto) is proto
     feeds = samples(1)
@@ -200,7 +200,7 @@ def test_other_operators_that_choose(graph: str, op: str, settled: set[str]) -> 
 def test_numbers_rounded_to_integers_are_no_choice() -> None:
     """An image of bytes is judged as it comes."""
     graph = "g (float[1, 16, 16] x) => (uint8[1, 16, 16] out) { m = MatMul(x, w) out = Cast <to = 2> (m) }"
-    assert find_selections(parse(graph, w=SQUARE)) == NO_SELECTIONS
+    assert find_selections(parse(graph, w=SQUARE)) == Selections()
 
 
 @pytest.mark.parametrize(("start", "chooses"), [("Cast <to=1>(i)", False), ("Exp(x)", True)])

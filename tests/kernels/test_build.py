@@ -190,9 +190,7 @@ def test_nvrtc_compiles_without_a_driver_for_the_command_too(own_cache: Path, mo
 
 def test_a_gpu_newer_than_nvrtc_gets_ptx(own_cache: Path) -> None:
     compiler = _nvrtc()
-    data, kind = compiler.compile_source("k.cu", 'extern "C" __global__ void k() {}', {}, 990)
-    assert kind == "ptx"
-    assert b".entry k" in data
+    assert b".entry k" in compiler.compile_source("k.cu", 'extern "C" __global__ void k() {}', {}, 990)
     with pytest.raises(MissingDependencyError, match=r"NVRTC .* compiles for"):
         compiler.compile_source("k.cu", "", {}, 10)
     with pytest.raises(MissingDependencyError, match=r"undefined_thing"):

@@ -290,8 +290,8 @@ def test_weights_biases_and_data_are_named_by_their_edges() -> None:
     assert (first.weight, first.bias, last.bias) == (Edge("a", 1), Edge("a", 2), None)
     assert add.data == ((Edge("s", 0), TensorId("a")), (Edge("s", 1), TensorId("x")))
     assert (add.weight, add.bias) == (None, None)
-    assert ops.list_roles(first) == [(Role.ACTIVATION, TensorId("x")), (Role.WEIGHT, TensorId("w"))]
-    assert ops.list_roles(add) == [(Role.ACTIVATION, TensorId("a")), (Role.ACTIVATION, TensorId("x"))]
+    assert first.roles == [(Role.ACTIVATION, TensorId("x")), (Role.WEIGHT, TensorId("w"))]
+    assert add.roles == [(Role.ACTIVATION, TensorId("a")), (Role.ACTIVATION, TensorId("x"))]
     # x is data of the first and of the Add; w is nobody's activation.
     consumers = [(edge.node, op and op.name) for edge, op in ops.list_consumers(TensorId("x"))]
     assert consumers == [("a", "a"), ("s", "s")]

@@ -12,7 +12,7 @@ from onnxq.errors import ModelError
 from onnxq.graph import attach_weights, strip_weights
 from onnxq.graph.storage import StoredArray, open_data
 from onnxq.runtime.crew import Crew, hash_array, hash_model, open_array, open_model, read_feeds
-from onnxq.runtime.exchange import read_values, write_values
+from onnxq.workers import read_value, write_value
 from onnxq.workers.processes import ProcessWorkers
 from tests.pipeline.models import residual
 
@@ -75,12 +75,12 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_comes_back(tmp_path: Path, name: str) -> None:
-    write_values(tmp_path / "values.npz", VALUES)
-    found = read_values(tmp_path / "values.npz")
+    write_value(tmp_path / "values.npz", VALUES)
+    found = read_value(tmp_path / "values.npz")
     assert list(found) == list(VALUES)
     np.testing.assert_equal(found[name], VALUES[name])
 
 
 def test_numbers_of_maps_are_plain(tmp_path: Path) -> None:
-    write_values(tmp_path / "values.npz", {"y": [{0: np.float32(0.5)}]})
-    assert read_values(tmp_path / "values.npz") == {"y": [{0: 0.5}]}
+    write_value(tmp_path / "values.npz", {"y": [{0: np.float32(0.5)}]})
+    assert read_value(tmp_path / "values.npz") == {"y": [{0: 0.5}]}

@@ -9,7 +9,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxq.errors import ModelError
 from onnxq.graph import get_index, strip_weights
-from onnxq.runtime import Session, ShapeProbe, Shapes, observe_shapes, tap_tensors
+from onnxq.runtime import Session, Shapes, observe_shapes, tap_tensors
 from onnxq.runtime.tap import list_float_tensors
 from onnxq.sites import TensorId
 from tests.calibrate.kit import model
@@ -267,10 +267,10 @@ def test_which_tensors_have_a_shape_to_be_told() -> None:
 
 
 def test_a_probe_tells_the_shapes_it_was_asked_for() -> None:
-    probe = ShapeProbe(SIZES, [TensorId("m"), TensorId("y")])
-    assert probe.shapes(FEEDS) == {TensorId("m"): (3, 4), TensorId("y"): (6, 4)}
-    assert probe.shapes({**FEEDS, "x": np.ones((1, 4), np.float32)})[TensorId("y")] == (2, 4)
-    assert ShapeProbe(SIZES, []).shapes(FEEDS) == {}
+    probe = Shapes(SIZES, [TensorId("m"), TensorId("y")])
+    assert probe.of(FEEDS) == {TensorId("m"): (3, 4), TensorId("y"): (6, 4)}
+    assert probe.of({**FEEDS, "x": np.ones((1, 4), np.float32)})[TensorId("y")] == (2, 4)
+    assert Shapes(SIZES, []).of(FEEDS) == {}
 
 
 def test_of_several_samples_the_first_that_made_a_tensor_counts() -> None:

@@ -24,9 +24,9 @@ from onnxq.backends.serving import FEEDS, Answer, answer_samples, serve_model, t
 from onnxq.graph import ModelLike
 from onnxq.graph.scopes import walk_graphs
 from onnxq.runtime import detect_cpu, summarize_rounds
-from onnxq.runtime.exchange import read_values
 from onnxq.runtime.timing import Block, count_block_runs, measure_rounds, time_runs
 from onnxq.sites import EngineOptions, JsonObject, Names, drop_repeats
+from onnxq.workers import read_value
 
 # The list of a build's layers, with the model's own names.
 _KERNELS = "kernels.json"
@@ -263,7 +263,7 @@ def _time_built(job: JsonObject, folder: Path) -> JsonObject:
     blocks = {}
     reasons = {}
     options = {**job["options"], "INFERENCE_NUM_THREADS": job["threads"]}
-    feeds = read_values(folder / FEEDS)
+    feeds = read_value(folder / FEEDS)
     for name, path in job["engines"].items():
         try:
             shapes = {key: (value.shape,) for key, value in feeds[name].items()}

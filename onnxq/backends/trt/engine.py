@@ -34,9 +34,9 @@ from onnxq.backends.trt.kernels import INSPECTION, LAYERS, read_inspector, read_
 from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
 from onnxq.graph import LAYOUT_OPS, Dims, GraphIndex, ModelLike, NodeRef
 from onnxq.runtime import Feeds, summarize_rounds
-from onnxq.runtime.exchange import read_values
 from onnxq.runtime.timing import count_block_runs, measure_rounds
 from onnxq.sites import EngineOptions, JsonObject, Names, Refusal
+from onnxq.workers import read_value
 
 # Compute capability that is built for where none is asked for: GeForce 30.
 CAPABILITY = "8.6"
@@ -222,7 +222,7 @@ class TrtEngine(Engine):
                 return {"device": cuda.name, "failed": missing}
             blocks = {}
             reasons: dict[str, str] = {}
-            feeds = read_values(folder / FEEDS)
+            feeds = read_value(folder / FEEDS)
             for name, path in job["engines"].items():
                 try:
                     loaded = LoadedEngine(library, logger, cuda, Path(path), feeds[name])

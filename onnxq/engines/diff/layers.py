@@ -29,7 +29,7 @@ from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE
 from onnxq.graph.light import list_libraries
 from onnxq.plan.names import is_clipped_part
 from onnxq.progress import Progress, Tick
-from onnxq.runtime import Feeds, Session, ShapeProbe, optimize_graph, tap_tensors
+from onnxq.runtime import Feeds, Session, Shapes, optimize_graph, tap_tensors
 from onnxq.sites import Lines, Names, NameSet, Refusal, Refusals, TensorId, drop_repeats
 
 _FLOATS = FLOAT_TENSORS | {0}
@@ -295,7 +295,7 @@ def group_by_size(
 ) -> Iterator[list[MatchedTensor]]:
     """The tensors in groups that, of the size they have in this sample, stay within the limit."""
     tensors = [TensorId(one.tensor) for row in made for one in row.counterparts]
-    shapes = ShapeProbe(proto, tensors).shapes(feeds)
+    shapes = Shapes(proto, tensors).of(feeds)
     group: list[MatchedTensor] = []
     used = 0
     for row in made:

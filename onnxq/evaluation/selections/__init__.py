@@ -8,13 +8,12 @@ All rows then match, those of decoders and experts behind a choice too. Choices 
 come out, and go in, as one tensor of all iterations; those that cannot be one tensor are told and not followed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import Arrays
 from onnxq.evaluation.selections.forms import make_form
 from onnxq.evaluation.selections.search import (
+    SelectedNodes,
     Selection,
     explain_missing,
     name_own,
@@ -26,8 +25,6 @@ from onnxq.graph.light import bare_proto, cache_on_model
 from onnxq.sites import NameSet, TensorId
 
 __all__ = [
-    "NO_SELECTIONS",
-    "Array",
     "Selection",
     "Selections",
     "explain_missing",
@@ -44,9 +41,9 @@ class Selections:
     neither seen nor given.
     """
 
-    nodes: tuple[Selection, ...] = ()
+    nodes: SelectedNodes = ()
     settled: NameSet = frozenset()
-    own: tuple[Selection, ...] = ()
+    own: SelectedNodes = ()
 
     def expose_choices(self, model: ModelLike) -> ModelLike:
         """The float model with its choices, and the values they were made by, as further outputs."""
@@ -68,12 +65,10 @@ class Selections:
         """The inputs of another model. outputs: of the float model, on the same sample."""
         if not self.nodes:
             return feeds
-        return {
-            **feeds,
-            **{name: outputs[name] for selection in self.nodes for name, _ in selection.choices},
-        }
+        choices = {name: outputs[name] for node in self.nodes for name, _ in node.choices}
+        return {**feeds, **choices}
 
-    def list_missing(self, model: ModelLike) -> tuple[Selection, ...]:
+    def list_missing(self, model: ModelLike) -> SelectedNodes:
         """Those that another model is not given: it does not make their tensors, or they are its own in every model."""
         if not self.nodes:
             return self.own
@@ -90,9 +85,6 @@ class Selections:
             if not tensors.issuperset(name for name, _ in selection.choices)
         )
         return (*lacking, *self.own)
-
-
-NO_SELECTIONS = Selections()
 
 
 @cache_on_model

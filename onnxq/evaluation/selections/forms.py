@@ -1,7 +1,5 @@
 """Judged forms of models: with the choices as outputs, or as inputs and outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -77,37 +75,22 @@ class _Form:
             name = selection.name_inside(choice)
             if name not in makers:
                 self.lacks = True
-                continue
-            own = name_own(name) if self.given else name
-            self._give_out(
-                name_own(choice) if self.given else choice, own, selection.scope, like=name
-            )
-            if self.given:
-                makers[name].output[:] = [
-                    own if output == name else output for output in makers[name].output
-                ]
+            elif not self.given:
+                self._give_out(choice, name, selection.scope, like=name)
+            else:
+                own = name_own(name)
+                self._give_out(name_own(choice), own, selection.scope, like=name)
+                outputs = makers[name].output
+                outputs[:] = [own if output == name else output for output in outputs]
                 if selection.scope:
-                    _give_inside(
-                        self.graph,
-                        selection.scope,
-                        choice,
-                        helper.make_tensor_value_info(name, kind, None),
-                    )
+                    inner = helper.make_tensor_value_info(name, kind, None)
+                    _give_inside(self.graph, selection.scope, choice, inner)
 
     def take(self, choices: Mapping[str, int], settled: NameSet) -> None:
         """Make inputs of the choices, whose ONNX types these are. settled: outputs that go."""
         graph = self.graph
-        replace_items(
-            graph.output,
-            [
-                value
-                for value in graph.output
-                if value.name not in settled and value.name not in choices
-            ],
-        )
-        replace_items(
-            graph.value_info, [value for value in graph.value_info if value.name not in choices]
-        )
+        for values, gone in ((graph.output, settled | choices.keys()), (graph.value_info, choices)):
+            replace_items(values, [value for value in values if value.name not in gone])
         graph.input.extend(_declare(self.index, name, name, kind) for name, kind in choices.items())
 
     def lead_out(self, model: ModelLike) -> ModelLike:

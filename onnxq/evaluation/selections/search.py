@@ -26,7 +26,7 @@ from onnxq.graph.scopes import (
 )
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import find_needed
-from onnxq.sites import Names, NameSet, TensorId
+from onnxq.sites import Indices, Names, NameSet, TensorId
 
 # Routers of fused mixtures of experts, written out: the experts that such an operator picks become a tensor.
 # The operator picks the best experts of each row by itself, so that nobody sees which. In front of it the same choice
@@ -80,14 +80,18 @@ def write_out_routers(model: ModelLike) -> ModelLike:
 
 def _is_routed(node: NodeProto) -> bool:
     # The sparse mixer draws its second expert by other scores than it shows.
-    sparse = any(attr.name == "use_sparse_mixer" and attr.i for attr in node.attribute)
+    sparse = _read_int(node, "use_sparse_mixer", 0)
     return node.domain == MICROSOFT and node.op_type in _ROUTED and not sparse
+
+
+def _read_int(node: NodeProto, name: str, default: int) -> int:
+    return next((attr.i for attr in node.attribute if attr.name == name), default)
 
 
 def _write_out(graph: GraphProto, node: NodeProto, dtype: int) -> list[NodeProto]:
     """The nodes in front of a mixture, which then reads their result. dtype: the ONNX type of its scores."""
     base = f"{node.name}/router"
-    count = next((attr.i for attr in node.attribute if attr.name == "k"), 1)
+    count = _read_int(node, "k", 1)
     step = np.asarray(_STEPS.get(dtype, _COARSE_STEP), helper.tensor_dtype_to_np_dtype(dtype))
     constants = {"k": np.array([count], np.int64), "one": np.array([1], np.int64), "step": step}
     graph.initializer.extend(
@@ -172,7 +176,8 @@ _MOVES = LAYOUT_OPS | {
     "Cast",
     "CastLike",
 }
-# The opset that has GatherElements. Older models keep values of a TopK in their own order.
+# Tensors, each with a number.
+NumberedNames = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -187,8 +192,8 @@ class Selection:
 
     node: str
     op_type: str
-    choices: tuple[tuple[str, int], ...]
-    values: tuple[tuple[str, int], ...]
+    choices: NumberedNames
+    values: NumberedNames
     axis: int = -1
     outputs: Names = ()
     scope: str = ""
@@ -202,6 +207,10 @@ class Selection:
     def name_inside(self, choice: str) -> str:
         """The name that one of the choices has in the graph that makes it."""
         return choice.removeprefix(f"{self.scope}::")
+
+
+# In the order they run.
+SelectedNodes = tuple[Selection, ...]
 
 
 def explain_missing(selection: Selection) -> str:
@@ -221,10 +230,10 @@ def name_own(choice: str) -> str:
 
 def find_axis(node: NodeProto) -> int:
     """The axis that a node chooses along, as it is written."""
-    return next((attr.i for attr in node.attribute if attr.name == "axis"), -1)
+    return _read_int(node, "axis", -1)
 
 
-def search_choices(model: ModelLike) -> tuple[tuple[Selection, ...], NameSet]:
+def search_choices(model: ModelLike) -> tuple[SelectedNodes, NameSet]:
     """The selections, in the order they run, and the outputs that they alone decide."""
     # Nothing chooses in most models, and looking for types takes longer than looking for operators.
     wanted = _CHOOSERS.keys() | _TESTS | _CASTS
@@ -277,13 +286,8 @@ class _ChoiceWalk:
         self.makers = {name: node for node in self.graph.node for name in node.output if name}
         order = sort_nodes(self.graph)
         self.needed = find_needed(self.graph, order)
-        starts = [
-            node.input[k]
-            for node in self.graph.node
-            if _is_plain(node)
-            for k in _PLACES.get(node.op_type, ())
-            if k < len(node.input)
-        ]
+        plain = filter(_is_plain, self.graph.node)
+        starts = [name for node in plain for name in _select_inputs(node, _PLACES)]
         # Integers that go into bodies and come out of them are positions or sizes there.
         starts += [
             name
@@ -320,7 +324,7 @@ class _ChoiceWalk:
     def _visit(self, node: NodeProto) -> None:
         reads = list_reads(node)
         outputs = [name for name in node.output if name]
-        earlier = frozenset[int]().union(*(self.behind.get(name, frozenset()) for name in reads))
+        earlier = frozenset[int]().union(*(self.behind.get(name, ()) for name in reads))
         if self.around and self._is_unsteady(node):
             self.unsteady.update(name for name in outputs if not self.has_size(name))
         choices = self._list_choices(node) if self.changed.intersection(reads) else ()
@@ -337,7 +341,7 @@ class _ChoiceWalk:
         )
         if inside is not None:
             results = ((body, value.name) for body in inside for value in body.graph.output)
-            earlier = earlier.union(*(body.behind.get(name, frozenset()) for body, name in results))
+            earlier = earlier.union(*(body.behind.get(name, ()) for body, name in results))
         self.behind.update((name, earlier) for name in outputs if earlier)
         # Sizes are the same, whatever the values are: choices alone change them.
         if (node.op_type in ("Shape", "Size") and _is_plain(node)) or not live:
@@ -363,13 +367,8 @@ class _ChoiceWalk:
             changed = self.changed - own
             changed |= {name for name, outer in fed.items() if outer in self.changed}
             # State of an iteration is an input of the next.
-            carried = dict(
-                zip(
-                    [value.name for value in body.output],
-                    inputs[_count_fronts(node) :],
-                    strict=False,
-                )
-            )
+            results = [value.name for value in body.output]
+            carried = dict(zip(results, inputs[_count_fronts(node) :], strict=False))
             while True:
                 walk = _ChoiceWalk(
                     self.index,
@@ -399,11 +398,8 @@ class _ChoiceWalk:
 
     def _is_exact(self, node: NodeProto) -> bool:
         """True where quantizing cannot change a result of the node alone."""
-        table = (
-            self.index.resolve_tensor(node.input[0], self.scope)
-            if node.op_type == "Gather"
-            else None
-        )
+        gathers = node.op_type == "Gather"
+        table = self.index.resolve_tensor(node.input[0], self.scope) if gathers else None
         moves = node.op_type in _MOVES and not self.index.is_constant(table)
         # No placement quantizes what counts.
         return _is_plain(node) and (
@@ -437,16 +433,9 @@ class _ChoiceWalk:
         if axis >= 0:
             # All iterations of a body are one tensor, along a new first axis.
             axis += sum(parent.op_type != "If" for parent in self.around)
-        return Selection(
-            node.name,
-            node.op_type,
-            kinds,
-            tuple(values),
-            axis,
-            (),
-            self.scope,
-            self._find_obstacle(choices),
-        )
+        about = node.name, node.op_type, kinds, tuple(values), axis
+        obstacle = self._find_obstacle(choices)
+        return Selection(*about, scope=self.scope, obstacle=obstacle)
 
     def has_size(self, name: str) -> bool:
         """True for a tensor of this graph whose size is written down, or inferred, as numbers."""
@@ -454,16 +443,10 @@ class _ChoiceWalk:
 
     def _is_unsteady(self, node: NodeProto) -> bool:
         """True where results of a node of a body may have another size in another iteration."""
-        own = list_defined(self.graph)
-        sizes = [node.input[k] for k in _SIZES.get(node.op_type, ()) if k < len(node.input)]
-        computed = any(
-            name in own and not self.index.is_constant(TensorId(name, self.scope)) for name in sizes
-        )
-        return (
-            node.op_type in _COUNTING
-            or computed
-            or bool(self.unsteady.intersection(list_reads(node)))
-        )
+        own = list_defined(self.graph).intersection(_select_inputs(node, _SIZES))
+        computed = any(not self.index.is_constant(TensorId(name, self.scope)) for name in own)
+        unsteady = not self.unsteady.isdisjoint(list_reads(node))
+        return node.op_type in _COUNTING or computed or unsteady
 
     def _find_obstacle(self, choices: Names) -> str:
         """Why the choices of all iterations are not one tensor; "" where they are."""
@@ -483,3 +466,8 @@ def _count_fronts(node: NodeProto) -> int:
 
 def _is_plain(node: NodeProto) -> bool:
     return node.domain in OWN_DOMAINS
+
+
+def _select_inputs(node: NodeProto, numbers: Mapping[str, Indices]) -> list[str]:
+    """Those of a node's inputs whose numbers a table has by operator."""
+    return [node.input[k] for k in numbers.get(node.op_type, ()) if k < len(node.input)]

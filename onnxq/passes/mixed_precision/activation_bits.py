@@ -106,7 +106,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     noises = _measure_noises(ctx, state, narrow_plan, alone)
     estimate = find_target(state.plan.target).estimate_work
     ops = state.problem.ops
-    amounts = {name: estimate(ops.candidate(ops.by_name[name].node)) for name in _list_free(state)}
+    amounts = {name: estimate(ops.by_name[name].candidate) for name in _list_free(state)}
     total = sum(amounts.values()) or 1.0
     work = {name: amount / total for name, amount in amounts.items()}
     wide = _list_always_wide(state, narrow_plan)

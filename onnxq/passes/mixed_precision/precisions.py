@@ -387,14 +387,13 @@ class ProgramBuilder:
 
     def _list_ties(self, operators: Mapping[str, Mapping[str, Costs]]) -> Iterator[Implication]:
         """Operators with a weight or a kernel in common have one precision; followers go with their makers."""
-        ops = self.problem.ops
         integers = frozenset(one.precision.name for one in self.measured)
         # In the order in which they run, so that the programme is the same every time.
         for op in self._operators.values():
             if not op.rule.compute:
                 yield from self._tie_follower(op)
                 continue
-            for other in op.rule.together(ops.candidate(op.node)):
+            for other in op.rule.together(op.candidate):
                 if other in operators:
                     yield Implication((Condition(op.name, integers),), Condition(other, integers))
             for site in self.own.list_weights(op.name):

@@ -1,7 +1,5 @@
 """Nodes with a reason to compute in float32 beside others that do not: by type, engine, rule, or what samples show."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -114,12 +112,8 @@ class PrecisionProblem:
     @cached_property
     def paired(self) -> frozenset[Edge]:
         """Inputs that read a dequantized tensor, which comes in the type they compute in."""
-        whole = [
-            site
-            for site in self.plan.all_sites
-            if site.consumers is not None or isinstance(site.site, TensorId)
-        ]
-        return frozenset(edge for site in whole for edge in site.find_readers(self.index))
+        sites = self.plan.all_sites
+        return frozenset(edge for site in sites for edge in site.find_sure_readers(self.index))
 
 
 # Other samples may have values so many times as large as those that were measured.

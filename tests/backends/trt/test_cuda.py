@@ -16,7 +16,7 @@ from onnxq.backends.building import JOB, RESULT
 from onnxq.backends.serving import FEEDS
 from onnxq.backends.trt import cuda
 from onnxq.backends.trt.cuda import Cuda, CudaError, count_gpus
-from onnxq.runtime.exchange import write_values
+from onnxq.workers import write_value
 
 
 @pytest.mark.skipif(count_gpus() > 0, reason="there is a GPU")
@@ -67,14 +67,14 @@ JOB_OF_NOTHING = {"plugins": [], "rounds": 1, "seconds": 0.1, "engines": {}}
 
 @pytest.mark.skipif(count_gpus() > 0, reason="there is a GPU")
 def test_without_a_gpu_the_result_says_why(tmp_path: Path) -> None:
-    write_values(tmp_path / FEEDS, {})
+    write_value(tmp_path / FEEDS, {})
     assert "driver" in find_engine("tensorrt-rtx").run_job(JOB_OF_NOTHING, tmp_path)["failed"]
 
 
 @pytest.mark.trt
 @pytest.mark.skipif(count_gpus() > 0 and find_spec("tensorrt_rtx") is None, reason="no tensorrt-rtx")
 def test_the_child_leaves_a_result(tmp_path: Path) -> None:
-    write_values(tmp_path / FEEDS, {})
+    write_value(tmp_path / FEEDS, {})
     (tmp_path / JOB).write_text(json.dumps({"engine": "tensorrt-rtx", "builds": False, "job": JOB_OF_NOTHING}))
     root = str(Path(__file__).resolve().parents[3])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
