@@ -146,6 +146,7 @@ def test_every_tensor_of_an_int8_graph_has_its_type(made: onnx.ModelProto, layou
     assert all(known[node.input[0]] == known[node.input[2]] for node in convs)
 
 
+@pytest.mark.usefixtures("engines_here")
 def test_prove_shows_the_types_of_kernels_with_int8_activations(made: onnx.ModelProto) -> None:
     proof = onnxq.prove(made, overrides={"engine": "ort"})
     kernels = [kernel for kernel in proof.kernels if kernel.kind == "QLinearConv"]
