@@ -9,7 +9,6 @@ import onnxq
 from onnxq.graph import LightModel, get_index, name_nodes, strip_weights
 from onnxq.graph.load import check_structure
 from onnxq.runtime import Session, UnknownOperatorError, declare_types, find_front, optimize_graph
-from onnxq.runtime.kernel_types import _read_type
 from onnxq.sites import TensorId
 from tests.codes.kit import model
 from tests.networks import parse_text
@@ -152,8 +151,3 @@ def test_prove_shows_the_types_of_kernels_with_int8_activations(made: onnx.Model
     kernels = [kernel for kernel in proof.kernels if kernel.kind == "QLinearConv"]
     assert kernels
     assert {tensor.dtype for one in kernels for tensor in (one.inputs[0], *one.outputs)} <= {"int8", "uint8"}
-
-
-def test_types_are_read_by_the_names_of_onnx_runtime() -> None:
-    assert [_read_type(f"tensor({name})") for name in ("float", "uint8", "int4")] == [1, TYPES.UINT8, TYPES.INT4]
-    assert _read_type("seq(tensor(float))") == 0
