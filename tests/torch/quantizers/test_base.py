@@ -101,6 +101,8 @@ def test_repr_tells_how_and_with_what() -> None:
     quantizer.load_qparams(QParams(np.float32([0.5, 0.25]), np.int32([0, 0])))
     quantizer.freeze()
     assert repr(quantizer) == f"{begun}scale=0.25…0.5, zero_point=0, frozen)"
+    quantizer.enabled = False
+    assert "off" in repr(quantizer)
 
 
 @pytest.mark.parametrize("name", kit.NAMES)
