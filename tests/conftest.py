@@ -16,16 +16,13 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):  # 
 import gc
 import importlib.util
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-if TYPE_CHECKING:
-    from onnxq.backends.engine import Engine
+from tests.processes import build_here
 
 # Shrinking runs an example up to 500 times and for five minutes, and no setting bounds that; without it the search also
 # ends at the first failure. No deadline: how long an example takes depends on who else is at work.
@@ -57,22 +54,10 @@ def quicken_commands() -> Iterator[None]:
 
 
 @pytest.fixture
-def engines_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime and OpenVINO build in this process: one of its own takes a second to start.
-
-    Those of test_building.py and test_engine.py have their own.
-    """
-    from onnxq.backends import building, child
-
-    def run_here(engine: Engine, folder: Path, job: Mapping[str, Any], **how: Any) -> int:
-        if engine.name not in ("ort", "openvino"):
-            return run_child(engine, folder, job, **how)
-        building._prepare_child(engine, folder, job, builds=how.get("builds", False))
-        return child.main(folder)
-
-    run_child = building.run_child
-    monkeypatch.setattr(building, "run_child", run_here)
-    monkeypatch.setattr(child, "end_with_parent", lambda: None)
+def engines_here() -> Iterator[None]:
+    """ONNX Runtime and OpenVINO build in this process. Those of test_building.py and test_engine.py have their own."""
+    with build_here():
+        yield
 
 
 def _installed(package: str) -> Distribution | None:

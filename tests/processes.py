@@ -1,9 +1,36 @@
-"""Child processes of tests, with signals as a terminal gives them."""
+"""Child processes of tests, with signals as a terminal gives them, and engines that do without one."""
+
+from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from onnxq.backends.engine import Engine
+
+
+@contextmanager
+def build_here() -> Iterator[None]:
+    """ONNX Runtime and OpenVINO build in this process: one of its own takes a second to start."""
+    from onnxq.backends import building, child
+
+    def run_here(engine: Engine, folder: Path, job: Mapping[str, Any], **how: Any) -> int:
+        if engine.name not in ("ort", "openvino"):
+            return run_child(engine, folder, job, **how)
+        building._prepare_child(engine, folder, job, builds=how.get("builds", False))
+        return child.main(folder)
+
+    run_child = building.run_child
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(building, "run_child", run_here)
+        monkeypatch.setattr(child, "end_with_parent", lambda: None)
+        yield
 
 
 def start(command: Sequence[str], *, ignored: Sequence[signal.Signals] = (), **how: Any) -> subprocess.Popen[str]:

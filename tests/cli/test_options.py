@@ -241,13 +241,6 @@ def test_every_option_has_a_case() -> None:
     assert (set(GIVEN) - {one.path for one in list_options()}, set(OWN_GIVEN) - own) == (set(), set())
 
 
-@pytest.mark.parametrize("flag", ["--save", "-o", "--output"])
-@pytest.mark.parametrize("name", ["diff", "prove"])
-def test_a_folder_for_results_goes_by_three_names(given: Callable[..., Given], name: str, flag: str) -> None:
-    models = ["f", "q"] if name == "diff" else ["q"]
-    assert given(name, *models, flag, "folder")["out"] == "folder"
-
-
 def test_what_is_shown_is_one_value(given: Callable[..., Given]) -> None:
     assert given("plan", "m.onnx", "-v", "--top", "3", "-q")["view"] == TextView(verbose=True, top=3, quiet=True)
     assert given("build-kernels", "--json")["view"] == TextView(as_json=True)

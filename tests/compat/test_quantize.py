@@ -419,6 +419,7 @@ def test_every_name_is_there() -> None:
         from onnxq.compat import nothing  # noqa: F401
 
 
+@pytest.mark.usefixtures("engines_here")
 def test_what_onnxruntime_left_is_quantized_around_its_pairs_in_front_of_activations(tmp_path: Path) -> None:
     proto, samples = classifier()
     onnx.save(proto, tmp_path / "m.onnx")

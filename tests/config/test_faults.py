@@ -3,13 +3,12 @@
 import random
 import time
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from onnxq.backends import load_config
 from onnxq.config import Config, list_presets, read_preset
-from onnxq.config.document import list_choices, list_models, shorten_value, suggest_key
+from onnxq.config.document import shorten_value, suggest_key
 from onnxq.config.rules import Rule, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
 from tests.config.kit import read, write
@@ -156,15 +155,6 @@ def test_a_key_is_suggested_where_it_belongs() -> None:
 )
 def test_values_fit_a_line(value: object, text: str) -> None:
     assert shorten_value(value) == text
-
-
-def test_words_and_models_of_a_type() -> None:
-    assert list_choices(Literal["a", "b"] | None) == ["a", "b"]
-    assert list_choices(tuple[Literal["a", 3], ...]) == ["a", 3]
-    assert list_choices(int) == []
-    assert list(list_models(tuple[Rule, ...] | None)) == [Rule]
-    assert list(list_models(dict[str, TensorConfig])) == [TensorConfig]
-    assert list(list_models(int)) == []
 
 
 LAUGHS = "a: &a [lol,lol,lol,lol,lol,lol,lol,lol,lol]\n" + "".join(

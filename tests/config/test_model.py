@@ -18,7 +18,7 @@ from onnxq.config import (
 )
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
-from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor
 from tests.config.kit import read, write
 
 wishes = st.builds(
@@ -127,19 +127,6 @@ def test_a_configuration_survives(tmp_path, again, text):
     assert hash(other) == hash(config)
 
 
-@pytest.mark.parametrize(
-    ("wish", "spec"),
-    [
-        ({}, QuantSpec()),
-        ({"bits": 4, "storage": "int4"}, QuantSpec(bits=4, storage="int4")),
-        ({"storage": "float8e4m3fn"}, QuantSpec(storage="float8e4m3fn")),
-        ({"narrow_range": True}, QuantSpec(narrow_range=True)),
-    ],
-)
-def test_a_wish_is_a_spec(wish, spec):
-    assert TensorConfig(**wish).spec(1) == spec
-
-
 def test_images_square_size_and_defaults(tmp_path: Path) -> None:
     images = read(tmp_path, "data:\n  images: {size: 224, mean: [0.5], std: [0.2]}\n").data.images
     assert images is not None
@@ -170,36 +157,6 @@ def test_libraries_of_a_chain_of_files_come_together(tmp_path: Path) -> None:
     top = write(tmp_path, "extends: ops/base.yaml\nruntime: {libraries: [top.so, /abs.so]}")
     found = read_config(top, {"runtime.libraries": "more.so"}).runtime.libraries
     assert found == ("more.so", str(tmp_path / "top.so"), "/abs.so", str(tmp_path / "ops" / "base.so"))
-
-
-SECTIONS = """
-budget: 10m
-accuracy: {metric: eval.py:accuracy, max_drop: 1%, promote_to: uint16}
-apply: {new_weights: true}
-diff: {engines: [ort], layers: true, min_sqnr: 30, min_agreement: .99, top_k: 5, load: run.json}
-prove: {engine: ort, require_int8: [Conv, /head/], timeout: 90s, shapes: "x:1x3x8x8"}
-profile: {by: site, samples: 2}
-data: {memory_limit: 2GB}
-output: {plan: plan.json, external_data: true}
-"""
-
-
-def test_every_section_of_a_command_is_read(tmp_path: Path) -> None:
-    config = read(tmp_path, SECTIONS)
-    assert config.budget == 600
-    wanted = config.accuracy
-    assert (wanted.metric, wanted.max_drop, wanted.promote_to, wanted.min_sqnr) == (
-        "eval.py:accuracy", "1%", "uint16", None,
-    )  # fmt: skip
-    assert config.apply.new_weights
-    assert (config.diff.engines, config.diff.layers, config.diff.load) == (("ort",), True, ("run.json",))
-    assert (config.diff.min_sqnr, config.diff.min_agreement, config.diff.top_k) == (30.0, 0.99, 5)
-    assert (config.prove.require_int8, config.prove.timeout, config.prove.shapes) == (
-        ("Conv", "/head/"), 90.0, ("x:1x3x8x8",),
-    )  # fmt: skip
-    assert (config.profile.by, config.profile.samples) == (("site",), 2)
-    assert config.data.memory_limit == 2_000_000_000
-    assert (config.output.plan, config.output.external_data) == ("plan.json", True)
 
 
 def test_every_key_of_the_front_end_is_read(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from onnxq.config import Command, Config, expand_names, list_options, parse_setting, read_config
@@ -138,6 +139,16 @@ def test_names_become_paths_by_their_command() -> None:
 def test_an_unknown_name_has_its_nearest(given: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         expand_names(given, Command.QUANTIZE)
+
+
+def test_functions_and_numpys_numbers_are_values() -> None:
+    config = read_config(
+        None, {"accuracy.metric": len, "data.samples": np.int64(3), "accuracy.min_sqnr": np.float32(2)}
+    )
+    assert config.accuracy.metric is len
+    assert (config.data.samples, config.accuracy.min_sqnr) == (3, 2.0)
+    assert isinstance(hash(config), int)
+    assert read_config(config, {"data.seed": 1}).accuracy.metric is len
 
 
 @pytest.mark.parametrize(

@@ -19,24 +19,8 @@ def test_all_selectors_given_must_hold():
     assert not found.selects(node="ab", op="MatMul", tensor="t", role=Role.WEIGHT)
     assert not found.selects(node="ab", op="Gemm", tensor="t", role=Role.ACTIVATION)
     assert not found.selects(node="b", op="Gemm", tensor="t", role=Role.WEIGHT)
-
-
-def test_scope_selector():
-    found = rule(scope="If_0.*", set={"float": True})
-    assert found.selects(scope="If_0.then_branch")
-    assert not found.selects(scope="")
-
-
-def test_apply_sets_what_is_given_and_leaves_the_rest():
-    default = read_config().activations
-    made = rule(op="Conv", set={"observer": {"name": "percentile", "percentile": 99.9}}).apply(default)
-    assert made == default.model_copy(update={"observer": ObserverSpec("percentile", (("percentile", 99.9),))})
-
-
-def test_apply_lets_go_of_what_no_longer_fits():
-    int4 = read_config("ort-int4-weights").weights
-    made = rule(node="x", set={"granularity": "channel", "bits": 8}).apply(int4)
-    assert (made.bits, made.granularity, made.block_size, made.storage) == (8, "channel", None, "")
+    scoped = rule(scope="If_0.*", set={"float": True})
+    assert [scoped.selects(scope=name) for name in ("If_0.then_branch", "")] == [True, False]
 
 
 def test_apply_names_the_rule_when_the_result_contradicts_itself():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from onnxq.config import Observer, matches_any
-from onnxq.config.values import Files, Seconds, Section, Size, Words, check_patterns, split_words, wrap_pairs
+from onnxq.config.values import Files, Seconds, Section, Size, Words, wrap_pairs
 from onnxq.spec import ObserverSpec
 
 CASES = [
@@ -33,23 +33,9 @@ def test_globs_cover_the_whole_name_and_regexes_any_part(pattern, name, selected
     assert matches_any(pattern, name) is selected
 
 
-def test_no_pattern_selects_everything_and_several_are_alternatives():
-    assert matches_any((), "anything")
-    assert matches_any(("a", "b*"), "bc")
-    assert not matches_any(("a", "b*"), "c")
-
-
 @given(st.text(min_size=1).filter(lambda s: not (len(s) > 2 and s.startswith("/") and s.endswith("/"))))
 def test_every_name_selects_itself(name):
     assert matches_any(name, name)
-
-
-def test_a_pattern_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="must not be empty"):
-        check_patterns(("a", ""))
-    with pytest.raises(ValueError, match=r"'/\(/' is not a regular expression"):
-        check_patterns(("/(/",))
-    assert check_patterns(("/", "//", "(")) == ("/", "//", "(")  # no regular expressions
 
 
 class Part(Section):
@@ -127,14 +113,6 @@ def test_an_observer_is_a_name_or_a_mapping(given: object, found: ObserverSpec) 
 def test_an_observer_that_is_none(given: object, said: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(said)):
         Part.model_validate({"observer": given})
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("a,b", ("a", "b")), (" a , b,a", ("a", "b")), ("", ()), (",", ()), (("a",), ("a",)), (3, 3), (None, None)],
-)
-def test_words_with_commas(text: object, words: object) -> None:
-    assert split_words(text) == words
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ from onnx import TensorProto
 
 from onnxq.config import DataConfig
 from onnxq.data import Dataset, load_data
-from onnxq.data import arrays as arrays_module
-from onnxq.data.arrays import ScatteredArray
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 
@@ -249,16 +247,6 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=said):
             load_data(tmp_path / name, [X])
-
-
-def test_large_compressed_arrays_are_mapped_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    np.savez_compressed(tmp_path / "a.npz", x=ROWS, y=np.asfortranarray(ROWS))
-    monkeypatch.setattr(arrays_module, "_IN_MEMORY", ROWS.nbytes + 1)
-    found = arrays_module.load_npz(tmp_path / "a.npz")
-    assert not isinstance(found["x"], np.memmap)
-    assert isinstance(found["y"], ScatteredArray)
-    for value in found.values():
-        np.testing.assert_array_equal(value, ROWS)
 
 
 @settings(max_examples=60, deadline=None)

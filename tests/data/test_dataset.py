@@ -198,10 +198,6 @@ def _rows(dataset: Dataset) -> list[bytes]:
 # ---- Samples from lists of feeds, arrays, datasets, and iterables, which come only once.
 
 
-def test_a_list_of_feeds() -> None:
-    assert firsts(load_data([feed(k) for k in range(5)], [X])) == [0, 1, 2, 3, 4]
-
-
 def test_a_feed_is_cut_only_where_its_axis_is_surely_the_batch() -> None:
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
     assert len(load_data([{"x": rows}], [X])) == 4

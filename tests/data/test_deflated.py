@@ -20,7 +20,6 @@ from onnxq.config import DataConfig
 from onnxq.data import arrays as arrays_module
 from onnxq.data import load_data
 from onnxq.data.arrays import DeflatedArray, ScatteredArray, load_npz
-from onnxq.data.dataset import Unchosen
 from onnxq.errors import DataError
 from onnxq.graph import ValueInfo
 
@@ -124,13 +123,6 @@ def test_a_few_kilobytes_never_take_hundreds_of_megabytes(tmp_path: Path, monkey
     peak, error = measure_peak(path)
     assert peak < 8e6
     assert "fix: save it by np.savez or np.savez_compressed" in error
-
-
-def test_the_samples_that_were_not_chosen_are_those_between() -> None:
-    for chosen in ([], [0], [9], [0, 1, 5, 9], list(range(10))):
-        rest = [k for k in range(10) if k not in chosen]
-        unchosen = Unchosen(10, chosen)
-        assert (len(unchosen), list(unchosen)) == (len(rest), rest)
 
 
 @pytest.mark.usefixtures("small_blocks")

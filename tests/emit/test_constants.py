@@ -30,22 +30,11 @@ def test_every_storage_has_a_type_in_onnx_and_in_numpy(storage: str) -> None:
     assert kind == ({"float8e4m3fn": "float32"} | packed).get(storage, storage)
 
 
-def test_a_weight_is_rounded_to_nearest_in_its_own_shape() -> None:
-    found = quantize_constant(site(), QPARAMS, WEIGHT)
-    assert (found.dtype, found.shape) == (np.int8, WEIGHT.shape)
-    assert np.array_equal(found, np.rint(WEIGHT / QPARAMS.scale[:, None]))
-
-
 def test_a_bias_becomes_a_vector() -> None:
     spec = QuantSpec(bits=32)
     qparams = QParams(np.float32(0.5), np.int32(0))
     found = quantize_constant(site(spec, Role.BIAS), qparams, np.array([[1.0, -2.0]], np.float32))
     assert (found.dtype, found.tolist()) == (np.int32, [2, -4])
-
-
-def test_the_plans_own_values_take_the_place_of_rounding() -> None:
-    values = np.full(WEIGHT.shape, 3, np.int8)
-    assert quantize_constant(site(values=values), QPARAMS, WEIGHT) is values
 
 
 FAULTS = {

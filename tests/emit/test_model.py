@@ -112,14 +112,6 @@ def test_packed_weights_are_half_as_large_and_compute_the_same() -> None:
     assert "Cast" not in ops[1]
 
 
-def test_sixteen_bit_activations_raise_the_opset_and_warn() -> None:
-    asked = config(activations={"bits": 16, "scheme": "asymmetric"}, bias="float")
-    result = quantize(residual(), images(), asked)
-    assert result.model.opset_import[0].version == 21
-    assert min(result.report.checks[0].sqnr_db) > 38
-    assert any("16-bit" in warning for warning in result.report.warnings)
-
-
 def test_narrow_range_and_symmetric_activations() -> None:
     asked = config(
         activations={"bits": 8, "scheme": "symmetric", "signed": True, "narrow_range": True},
@@ -222,14 +214,6 @@ def test_a_matrix_of_several_gemms_is_stored_once(transposed: int) -> None:
     model = parse_text(f"g (float[8,64] x) => (float[8,64] y) {{ {nodes} }}", **random_weights({"w": (64, 64)}))
     result = quantize(model, random_weights({"x": (2, 8, 64)}), "ort-int8-weights")
     assert [tensor.dims for tensor in result.model.graph.initializer].count([64, 64]) == 1
-
-
-def test_an_unsupported_wish_is_refused_with_what_there_is() -> None:
-    wish = {"bits": 4, "storage": "uint4", "scheme": "asymmetric", "granularity": "channel"}
-    result = quantize(residual(), images(), config(weights=wish))
-    assert not result.plan.sites
-    reasons = {refusal.reason for refusal in result.plan.refusals}
-    assert any("no Conv kernel for 4-bit asymmetric uint4 per channel weights" in reason for reason in reasons)
 
 
 def test_bias_overflow_is_prevented_by_the_weight_scale() -> None:

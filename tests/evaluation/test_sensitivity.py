@@ -17,7 +17,7 @@ from onnxq.config.commands import ProfileConfig
 from onnxq.config.document import list_choices
 from onnxq.errors import ConfigError, PlanError
 from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.profile import KINDS, GroupCost, Profile, noise_to_db
+from onnxq.evaluation.profile import KINDS, noise_to_db
 from onnxq.evaluation.sensitivity import group_by_node, list_groups, split_segments
 from onnxq.evaluation.toggled import Switch
 from onnxq.runtime import Session
@@ -85,11 +85,6 @@ def test_segments_find_what_sites_hide() -> None:
     segment, site = found.of("segment")[0], found.of("site")[0]
     assert segment.gain_db > site.gain_db + 2
     assert len(segment.sites) > len(site.sites)
-
-
-def test_groupings() -> None:
-    found = onnxq.profile_model(chain(), pairs(chain()), rows(), overrides={"by": ["node"]})
-    assert {one.kind for one in found.groups} == {"node"}
 
 
 def test_what_cannot_be_switched_is_said() -> None:
@@ -186,15 +181,6 @@ def test_activations_alone_are_cut_into_segments_by_nodes() -> None:
     nodes = group_by_node([switch(f"t{k}", f"n{k}") for k in range(6)])
     assert [one.name for one in split_segments(nodes, 2)] == ["n0 … n2", "n3 … n5"]
     assert split_segments(nodes, 6) == []
-
-
-def test_groups_of_a_kind_keep_their_order() -> None:
-    costs = {"ops": (), "sites": (), "isolated_db": 30.0, "leave_one_out_db": 20.0, "gain_db": 1.0}
-    groups = tuple(GroupCost(kind=kind, name=f"{kind}{k}", **costs) for k in (2, 0, 1) for kind in KINDS)
-    found = Profile(sqnr_db=10.0, samples=1, outputs=(), groups=groups)
-    for kind in KINDS:
-        assert [one.name for one in found.of(kind)] == [f"{kind}{k}" for k in (2, 0, 1)]
-    assert found.of("nodes") == ()
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("engines_here")
 def test_all_of_it_runs_from_top_to_bottom(folder: Path) -> None:
-    # A quarter of the samples takes half of the time; the figures are the other test's.
+    # An eighth of the samples takes a third of the time; the figures are the other test's.
     samples = folder / "examples" / "digits" / "digits.npz"
-    np.savez(samples, image=np.load(samples)["image"][:32])
+    np.savez(samples, image=np.load(samples)["image"][:16])
     printed = list(run_steps(STEPS))
     assert len(printed) > 30
     # The program of "In Python" shows the table of the command, and its own lines.

@@ -90,6 +90,7 @@ def test_such_sites_are_complete_in_a_plan_that_is_applied_without_samples(encod
     assert not again.report.synthetic
 
 
+@pytest.mark.usefixtures("engines_here")
 def test_inspect_prove_and_profile_know_such_sites(encoded: onnxq.Result, tmp_path: Path) -> None:
     path = tmp_path / "q.onnx"
     onnx.save(encoded.model, path)
@@ -212,6 +213,7 @@ def tagger(
     return parse(f"g ({given}) => (float[T,{directions},N,64] y) {{ {front} {lstm} }}", **weights, **arrays)
 
 
+@pytest.mark.usefixtures("engines_here")
 @pytest.mark.parametrize("directions", [1, 2])
 def test_an_lstm_runs_in_the_kernel_of_onnx_runtime(directions: int) -> None:
     result = quantize(tagger(directions), None, "ort-dynamic", rules=FORCED)
@@ -250,6 +252,7 @@ READER = """g (float[N,8,4,24] x) => (float[24,1,N,32] y) {
 }"""
 
 
+@pytest.mark.usefixtures("engines_here")
 def test_an_lstm_behind_integers_reads_their_values() -> None:
     """A text recognizer: convolutions on scales in the file, their result to an LSTM on scales of each run."""
     rng = np.random.default_rng(0)

@@ -9,6 +9,7 @@ import pytest
 import onnxq
 from onnxq.errors import ModelError
 from tests.pipeline.models import EVERYTHING, images, quantize, residual
+from tests.processes import build_here
 
 
 def read(proto: onnx.ModelProto) -> list[object]:
@@ -16,7 +17,8 @@ def read(proto: onnx.ModelProto) -> list[object]:
     pairs = [(pair.site, pair.bits, pair.role, pair.ops) for pair in onnxq.inspect(proto).pairs]
     layers = onnxq.diff(residual(), proto, images(), overrides={"samples": 2, "layers": True}).layers
     groups = onnxq.profile_model(residual(), proto, images(), overrides={"samples": 2, "by": ("node",)}).groups
-    proof = onnxq.prove(proto, overrides={"engine": "ort"})
+    with build_here():
+        proof = onnxq.prove(proto, overrides={"engine": "ort"})
     kinds, states = [kernel.kind for kernel in proof.kernels], [(site.site, site.state) for site in proof.sites]
     return [pairs, layers, groups, kinds, states]
 

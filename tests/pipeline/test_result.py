@@ -13,6 +13,7 @@ from onnxq.passes.equalization import passes
 from onnxq.passes.registry import PASSES
 from onnxq.wording import abbreviate
 from tests.pipeline.models import BALANCED, EVERYTHING, images, quantize, residual
+from tests.processes import build_here
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +21,16 @@ def results() -> dict[str, Any]:
     """A result of each kind that is quick to get."""
     model, data = residual(), images()
     made = quantize(model, data)
+    with build_here():
+        proof = onnxq.prove(made.model, overrides={"engine": "ort"})
+        bench = onnxq.bench([model, made.model], overrides={"engine": "ort", "seconds": 0.01})
     return {
         "quantize": made,
         "report": made.report,
         "plan": made.plan,
         "diff": onnxq.diff(model, made.model, data, overrides={"engines": ["ort"], "layers": True}),
-        "prove": onnxq.prove(made.model, overrides={"engine": "ort"}),
-        "bench": onnxq.bench([model, made.model], overrides={"engine": "ort", "seconds": 0.01}),
+        "prove": proof,
+        "bench": bench,
         "profile": onnxq.profile_model(model, made.model, data, overrides={"by": ["node"]}),
         "inspect": onnxq.inspect(made.model),
     }

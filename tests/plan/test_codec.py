@@ -378,13 +378,6 @@ def test_a_fault_names_line_and_path(text: str) -> None:
     assert (caught.value.code, caught.value.file, caught.value.line) == ("Q403", "p.json", number + 1)
 
 
-def test_a_packed_array_is_no_larger_than_its_shape(text: str) -> None:
-    raw = json.loads(text)
-    raw["sites"][1]["scale"] = {"shape": [4], "zlib64": BOMB}
-    with pytest.raises(PlanError, match="must hold 16 bytes"):
-        from_json(json.dumps(raw))
-
-
 def _mutate(node: Any, rng: random.Random) -> Any:
     """The JSON value with one entry, anywhere in it, changed."""
     if isinstance(node, (dict, list)) and node and rng.random() < 0.9:
@@ -405,7 +398,7 @@ def _mutate(node: Any, rng: random.Random) -> Any:
 def test_no_mutation_of_a_plan_is_a_defect(text: str) -> None:
     """Read, and of those that can be read a few carried out."""
     rng, outcomes, applied, model = random.Random(3), [], 0, residual()
-    end = time.process_time() + 2
+    end = time.process_time() + 1
     for _ in range(600):
         raw = json.loads(text)
         for _ in range(rng.randint(1, 2)):

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import pytest
 
 import onnxq
@@ -48,13 +47,6 @@ NARROW = {"bits": 4, "quantize": True}
 def test_rules_choose_bits(rules: tuple[dict[str, object], ...], found: dict[str, int | None]) -> None:
     bits = {str(site.site): site.spec.bits for site in planned(*rules).sites}
     assert {name: bits.get(name) for name in found} == found
-
-
-def test_float_by_operator_says_so_in_the_plan() -> None:
-    plan = planned({"op": "Gemm", "set": {"float": True}})
-    assert "w3" not in {str(site.site) for site in plan.sites}
-    refusal = next(refusal for refusal in plan.left_float if refusal.rule == "configuration")
-    assert "op=Gemm" in refusal.reason
 
 
 # Convolutions of ONNX Runtime write integers, those of TensorRT float.
@@ -216,18 +208,3 @@ def test_any_choice_of_operators_becomes_a_plan() -> None:
     assert plan.left_float == why[:1]
     assert plan.placement == PlacementChoice(candidate="mine")
     assert {site.sum_orders for site in plan.sites if site.role is Role.WEIGHT} == {((0, 2, 3, 1),)}
-
-
-def test_a_rule_may_name_what_preparation_took_away() -> None:
-    before = network(f"g ({MAP} x) => ({MAP} y) {{ gone = Relu(x) y = Conv(gone, w) }}", w=POINT)
-    after = network(f"g ({MAP} x) => ({MAP} y) {{ y = Conv(x, w) }}", w=POINT)
-    config = load_config("ort-int8", {"rules": [{"node": "gone", "set": {"float": True}}]})
-    assert state_placement(after, config, before=get_index(before)).default().sites == ()
-    with pytest.raises(ConfigError, match=r"matches nothing in this model.*\[Q309\]"):
-        state_placement(after, config)
-
-
-def test_the_same_model_gives_the_same_plan() -> None:
-    proto = network(LOOP, w=POINT)
-    copy = onnx.ModelProto.FromString(proto.SerializeToString())
-    assert draft(proto, FORCE).default() == draft(copy, FORCE).default()

@@ -235,10 +235,6 @@ def renamed(proto: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, dict[st
     return copy, names
 
 
-def test_the_model_it_was_made_for() -> None:
-    assert fitted(plan(), net()) == plan()
-
-
 @given(st.integers(0, 2**31))
 @settings(max_examples=8)
 def test_the_same_network_under_other_names(seed: int) -> None:

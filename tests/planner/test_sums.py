@@ -184,8 +184,3 @@ def test_writing_integers_that_break_the_plan_s_own_word_is_refused(done: onnxq.
     with pytest.raises(PlanError, match="overflow 16-bit sums") as caught:
         build_quantized(load_state(every_kind(), plan=plan), plan)
     assert caught.value.subject == name
-
-
-def test_rules_may_ask_for_the_observer_of_one_weight() -> None:
-    rules = [{"tensor": "matrix", "set": {"observer": "mse"}}]
-    assert overflowing(quantize(every_kind(), samples(), rules=rules)) == 0

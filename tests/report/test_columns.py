@@ -19,6 +19,7 @@ from onnxq.engines.diff.model import OFF, ON, Difference, Error, LayerDiff, Outp
 from onnxq.evaluation.profile import GroupCost, PrefixError, Profile
 from onnxq.report.columns import fit_words, shorten_name
 from onnxq.report.terminal import MORE, TextView, make_table, print_renderable, select_rows
+from tests.processes import build_here
 
 LAYERS, WIDTH = 6, 80
 PREFIX = "/model/decoder/language_model/layers"
@@ -52,10 +53,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     onnxq.quantize(
         folder / "m.onnx", data, folder / "c.yaml", overrides={"effort": "fast", "latency": False}, out=target
     )
+    with build_here():
+        proof = onnxq.prove(target, overrides={"engine": "ort"})
     return {
         "plan": onnxq.make_plan(folder / "m.onnx", folder / "d.npz", folder / "c.yaml"),
         "inspect": onnxq.inspect(target),
-        "prove": onnxq.prove(target, overrides={"engine": "ort"}),
+        "prove": proof,
         "profile": profile(),
         "diff": difference(),
     }

@@ -9,7 +9,6 @@ import onnxq
 from onnxq.graph import LightModel, get_index, name_nodes, strip_weights
 from onnxq.graph.load import check_structure
 from onnxq.runtime import Session, UnknownOperatorError, declare_types, find_front, optimize_graph
-from onnxq.runtime.session import read_element_type
 from onnxq.sites import TensorId
 from tests.codes.kit import model
 from tests.networks import parse_text
@@ -146,13 +145,9 @@ def test_every_tensor_of_an_int8_graph_has_its_type(made: onnx.ModelProto, layou
     assert all(known[node.input[0]] == known[node.input[2]] for node in convs)
 
 
+@pytest.mark.usefixtures("engines_here")
 def test_prove_shows_the_types_of_kernels_with_int8_activations(made: onnx.ModelProto) -> None:
     proof = onnxq.prove(made, overrides={"engine": "ort"})
     kernels = [kernel for kernel in proof.kernels if kernel.kind == "QLinearConv"]
     assert kernels
     assert {tensor.dtype for one in kernels for tensor in (one.inputs[0], *one.outputs)} <= {"int8", "uint8"}
-
-
-def test_types_are_read_by_the_names_of_onnx_runtime() -> None:
-    assert [read_element_type(f"tensor({name})") for name in ("float", "uint8", "int4")] == [1, TYPES.UINT8, TYPES.INT4]
-    assert read_element_type("seq(tensor(float))") == 0

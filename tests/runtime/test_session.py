@@ -18,7 +18,7 @@ from onnx import TensorProto
 from onnxq.errors import DataError, MissingDependencyError, ModelError
 from onnxq.graph import ValueInfo
 from onnxq.numerics import machine
-from onnxq.runtime import Session, optimize_graph, trim_memory
+from onnxq.runtime import Session, trim_memory
 from onnxq.runtime import session as session_module
 from onnxq.runtime.session import import_onnxruntime, list_faults, make_session_options
 from tests.networks import parse_text
@@ -127,15 +127,6 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         Session(broken)
     with pytest.raises(ModelError, match="no such file"):
         Session(tmp_path / "absent.onnx")
-
-
-def test_optimized_graph_shows_fusions() -> None:
-    conv = parse_text(
-        "g (float[1,2,4,4] x) => (float[1,2,4,4] y) <float[2,2,1,1] w = {1,2,3,4}> { h = Conv(x, w) y = Relu(h) }"
-    )
-    ops = {node.op_type for node in optimize_graph(conv).graph.node}
-    assert "Relu" not in ops
-    assert any(op.endswith("Conv") for op in ops)
 
 
 def test_floats_between_pairs_stay_floats_where_pairs_are_not_fused(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_file_that_takes_narrow_floats_is_run() -> None:
 
 def test_models_are_timed_side_by_side_and_compared_by_output() -> None:
     data = list(make_samples())[:2]
-    bench = onnxq.bench([make_net(), quantize_net().model], data, overrides={"engine": "openvino", "seconds": 1.0})
+    bench = onnxq.bench([make_net(), quantize_net().model], data, overrides={"engine": "openvino", "seconds": 0.2})
     assert bench.engine == "openvino"
     assert [model.eager is not None for model in bench.models] == [True, True]
     diff = onnxq.diff(make_net(), quantize_net().model, data, overrides={"engines": ["openvino"]})

@@ -1,8 +1,6 @@
 """Which two products OpenVINO's kernels for AVX2 add in 16 bits, asked of the kernels themselves."""
 
-from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,7 +10,7 @@ from onnx import helper
 from onnxq.backends import find_engine
 from onnxq.backends.engine import Job
 from onnxq.backends.openvino.rules import find_sum_order
-from onnxq.graph import NodeRef, get_index, name_nodes
+from onnxq.graph import get_index, name_nodes
 from onnxq.numerics import find_partners
 from tests.backends.openvino.graphs import needs_openvino
 from tests.networks import parse_text
@@ -32,10 +30,6 @@ def make_product(op: str, weight: np.ndarray, x: Shape, **attributes: object) ->
     return name_nodes(onnx.shape_inference.infer_shapes(model))
 
 
-def find_node(model: onnx.ModelProto) -> NodeRef:
-    return get_index(model).find_node("product")
-
-
 def _make_conv(size: Shape, **attributes: object) -> tuple[str, Shape, Shape, int, dict[str, object]]:
     channels = size[1] * int(str(attributes.get("group", 1)))
     return "Conv", (1, channels, 5, 5), size, 0, attributes
@@ -53,27 +47,52 @@ CASES = {
 }
 
 
-@needs_openvino
-@pytest.mark.parametrize("name", CASES)
-def test_weights_overflow_where_the_order_adds_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(_ISA, "AVX2")
-    op, x, one, axis, attributes = CASES[name]
-    taps = list(combinations(range(int(np.prod(one))), 2))
-    # A row for each two positions, with 127 at both.
-    count = len(taps) if "group" not in attributes else int(str(attributes["group"]))
-    rows = np.zeros((count, int(np.prod(one))), np.int8)
+def list_taps(one: Shape) -> list[tuple[int, int]]:
+    """Every two positions of a row of weights."""
+    return list(combinations(range(int(np.prod(one))), 2))
+
+
+def make_weight(name: str) -> np.ndarray:
+    """A row for each two positions, with 127 at both."""
+    _, _, one, axis, attributes = CASES[name]
+    taps = list_taps(one)
+    rows = np.zeros((int(str(attributes.get("group", len(taps)))), int(np.prod(one))), np.int8)
     for row, both in zip(rows, taps, strict=True):
         row[list(both)] = 127
-    weight = np.moveaxis(rows.reshape(count, *(size for k, size in enumerate(one) if k != axis)), 0, axis)
-    model = make_product(op, np.ascontiguousarray(weight), x, **attributes)
-    with find_engine("openvino").open_runner("avx2", model, Job(), tmp_path) as runner:
-        answer = np.asarray(runner.infer({"x": np.full(x, 255, np.float32)})["y"])
+    weight = np.moveaxis(rows.reshape(len(rows), *(size for k, size in enumerate(one) if k != axis)), 0, axis)
+    return np.ascontiguousarray(weight)
+
+
+def make_case(name: str) -> onnx.ModelProto:
+    op, x, *_, attributes = CASES[name]
+    return make_product(op, make_weight(name), x, **attributes)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """What the kernels answer to each case, with 255 everywhere: all of them in one network."""
+    first, *rest = (onnx.compose.add_prefix(make_case(name), f"{name}/") for name in CASES)
+    for other in rest:
+        first.graph.MergeFrom(other.graph)
+    feeds = {f"{name}/x": np.full(x, 255, np.float32) for name, (_, x, *_) in CASES.items()}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv(_ISA, "AVX2")
+        folder = tmp_path_factory.mktemp("sums")
+        with find_engine("openvino").open_runner("avx2", first, Job(), folder) as runner:
+            found = runner.infer(feeds)
+    return {name: np.asarray(found[f"{name}/y"]) for name in CASES}
+
+
+@needs_openvino
+@pytest.mark.parametrize("name", CASES)
+def test_weights_overflow_where_the_order_adds_them(name: str, answers: dict[str, np.ndarray]) -> None:
+    op, _, one, axis, _ = CASES[name]
+    taps, weight, answer = list_taps(one), make_weight(name), answers[name]
     largest = answer.max(axis=(0, 2, 3)) if op.startswith("Conv") else answer[0]
-    order = find_sum_order(find_node(model), weight.shape)
+    order = find_sum_order(get_index(make_case(name)).find_node("product"), weight.shape)
     flat = np.zeros(weight.shape, np.int64) if order is None else find_partners(weight.shape, order)
     places = np.arange(weight.size).reshape(weight.shape)
-    cells: Callable[[np.ndarray], np.ndarray] = lambda array: np.moveaxis(array, axis, 0).reshape(count, -1)  # noqa: E731
-    partners, at = cells(flat), cells(places)
+    partners, at = (np.moveaxis(array, axis, 0).reshape(len(taps), -1) for array in (flat, places))
     shared = [order is not None and partners[k, a] == at[k, b] for k, (a, b) in enumerate(taps)]
     np.testing.assert_array_equal(largest, np.where(shared, 32767, 2 * 127 * 255))
     assert any(shared) == (name != "depthwise")

@@ -180,7 +180,7 @@ def test_weights_of_four_bits_are_told_from_those_of_eight() -> None:
 
 @needs_qnn
 def test_an_operator_that_the_npu_lacks_cuts_the_network_in_two() -> None:
-    proof = prove("cut")
+    proof = prove("cut", max_partitions=1)
     (left,) = proof.placement.left
     assert (proof.placement.partitions, left.subject, left.code) == (2, "e/Erf", "R116")
     assert "not supported" in left.reason
@@ -189,7 +189,7 @@ def test_an_operator_that_the_npu_lacks_cuts_the_network_in_two() -> None:
 
 @needs_qnn
 def test_a_node_that_the_validator_refuses_is_named_with_a_fix() -> None:
-    proof = prove("gemm")
+    proof = prove("gemm", require_int=True)
     (left,) = proof.placement.left
     reason = "the validator of the HTP refuses it as FullyConnected (error 3110)"
     assert (left.subject, left.reason) == ("y/Gemm", reason)
@@ -224,6 +224,7 @@ def test_a_build_that_the_validator_ends_blames_the_node() -> None:
 
 
 @needs_qnn
+@pytest.mark.usefixtures("engines_here")
 def test_integers_are_demanded_of_other_engines_too() -> None:
     assert onnxq.prove(make_graph("conv"), overrides={"engine": "ort", "require_int": True}).holds
     (requirement,) = onnxq.prove(make_graph("cut"), overrides={"engine": "ort", "require_int": True}).requirements

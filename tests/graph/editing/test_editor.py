@@ -382,9 +382,3 @@ def test_nothing_that_counts_is_removed(proto: ModelProto, seed: int) -> None:
         made = TensorId(node.outputs[0], node.scope)
         assert index.list_consumers(made) or index.is_output(made) or index.captured(made)
     assert_same(proto, result)
-
-
-@given(models(), SEEDS)
-def test_an_export_without_edits_changes_nothing(proto: ModelProto, seed: int) -> None:
-    for variant in (proto, shuffled(proto, seed)):
-        assert Editor(variant).export() == variant

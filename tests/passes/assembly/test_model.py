@@ -33,6 +33,7 @@ def _quantize(**changes: Any) -> Any:
     return onnxq.quantize(_net(), None, "ort-int4-weights", overrides=overrides)
 
 
+@pytest.mark.usefixtures("engines_here")
 @pytest.mark.parametrize(("bits", "width"), [(2, 2), (3, 4), (4, 4)])
 def test_the_file_has_operators_and_says_what_they_are(bits: int, width: int, tmp_path: Path) -> None:
     done = _quantize(weights={"bits": bits}, accuracy_level=4)

@@ -65,11 +65,10 @@ def chain(behind: str, out: str = IMAGE, **other: np.ndarray) -> ModelProto:
     return infer_shapes(parse(f"g (float[6,4,8,8] x) => ({out}) {{ {lines} }}", **held))
 
 
-def row(step: str, groups: int = 1, seed: int = 0) -> ModelProto:
+def row(step: str, groups: int = 1) -> ModelProto:
     """Conv, `step` from h to r, Conv: 6 channels between."""
     behind = f"{step} d = Conv <kernel_shape = [3,3], group = {groups}> (r, v) y = Conv (d, u, c)"
-    weights = {"w": uneven(6, 4, 3, 3, seed=seed), "b": uneven(6, seed=seed + 1), "v": uneven(6, 6 // groups, 3, 3)}
-    return chain(behind, **weights)
+    return chain(behind, v=uneven(6, 6 // groups, 3, 3))
 
 
 PASSING = {
@@ -94,7 +93,7 @@ PASSING = {
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_the_function_stays_and_channels_become_alike(name: str, groups: int) -> None:
     model = row(PASSING[name], groups)
-    factors = {H: np.geomspace(0.25, 4, 6).astype(F)}
+    factors = {H: np.geomspace(0.25, 4, 6).astype(F), TensorId("d"): np.geomspace(9, 0.1, 6).astype(F)}
     result = cross_layer.write_scales(model, factors)
     scaled = constant(model, "h/Conv", 1) * factors[H].reshape(6, 1, 1, 1)
     np.testing.assert_allclose(constant(result, "h/Conv", 1), scaled)
@@ -152,15 +151,6 @@ def test_dead_channels_keep_their_size() -> None:
     assert not (factors[[0, 2, 4, 5]] == 1).any()
     by_values = equalize_values(np.array([1.0, 16.0, 0.0, np.inf]), np.array([0, 0, 1, 1]))
     np.testing.assert_allclose(by_values, [2.0, 0.5, 1.0, 1.0])
-
-
-@settings(max_examples=25)
-@given(st.integers(0, 10_000), st.sampled_from(["Relu", "LeakyRelu", "nothing"]), st.sampled_from([1, 2, 3, 6]))
-def test_any_factors_leave_the_function(seed: int, name: str, groups: int) -> None:
-    model = row(PASSING[name], groups, seed)
-    rng = np.random.default_rng(seed)
-    factors = {TensorId(t): np.exp(rng.uniform(-3, 3, 6)).astype(F) for t in ("h", "d")}
-    assert_same(model, cross_layer.write_scales(model, factors), rtol=1e-4, seed=seed)
 
 
 CONV = "y = Conv(r, u)"

@@ -20,7 +20,7 @@ def quantize(min_sqnr: float | None = None, wide: str = "") -> onnxq.Result:
     overrides: dict[str, Any] = {"verify.emulated": 0, "effort": "fast", "rules": rules, "skip": ["promotion"]}
     if min_sqnr is not None:
         overrides["min_sqnr"] = min_sqnr
-    return models.quantize(model, make_samples(model, 16), "qnn-mixed", **overrides)
+    return models.quantize(model, make_samples(model, 6), "qnn-mixed", **overrides)
 
 
 def count_wide(result: onnxq.Result) -> tuple[int, int, int]:

@@ -92,6 +92,7 @@ def test_other_commands_know_tables(wish: str, bits: int, grain: object) -> None
     assert {group.name for group in onnxq.profile_model(float_model, proto, tokens()).groups} == {"e/Gather"}
 
 
+@pytest.mark.usefixtures("engines_here")
 def test_prove_sees_the_table_read_in_integers() -> None:
     (site,) = onnxq.prove(quantize(words(), embeddings="int8").model, overrides={"engine": "ort"}).sites
     assert (site.site, str(site.state), site.readers) == ("w", "fused", ("e/Gather",))

@@ -99,12 +99,12 @@ def test_a_rounder_is_asked_at_high_effort_and_kept_block_by_block(name: str) ->
         yield passes.ExternalRounding("same", {site.site: site.values for site in weights(plan)})
 
     passes.register_rounder(name, rounder)
-    done = quantize(residual(), images(32), HIGH)
+    done = quantize(residual(), images(16), HIGH)
     assert "test: 0 of 3 blocks kept" in list_accounts(done, "external_rounding")[0]
     assert list_accounts(done, "low_bit_search")
     assert all(site.values is None or site.values.any() for site in weights(done.plan))
     assert len(seen) == 1
-    quantize(residual(), images(32), HIGH, effort="balanced")
+    quantize(residual(), images(16), HIGH, effort="balanced")
     assert len(seen) == 1
 
 

@@ -23,7 +23,7 @@ Example = dict[str, Tensor]
 def make_bert() -> Any:
     torch.manual_seed(0)
     sizes = transformers.BertConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
         max_position_embeddings=16, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     return transformers.BertForSequenceClassification(sizes).eval()

@@ -42,25 +42,6 @@ def test_lsq_gradients(role: Role, grain: object, shape: tuple[int, ...], bits: 
     kit.assert_gradients(kit.quantizer("lsq", spec, scale.numpy(), role=role), x, formula, "scale")
 
 
-def test_lsq_clips_before_it_rounds() -> None:
-    """7.3 steps round to 7, the highest level, yet lie outside: no gradient to x, all of it to the scale."""
-    lsq = kit.quantizer("lsq", QuantSpec(bits=4), 1.0)
-    x = torch.tensor([7.3, 6.8, -8.4], dtype=torch.float64, requires_grad=True)
-    lsq(x).sum().backward()
-    assert x.grad.tolist() == [0.0, 1.0, 0.0]
-    assert float(lsq.scale.grad) == pytest.approx((7 + (7 - 6.8) - 8) / math.sqrt(3 * 7))
-
-
-def test_lsq_update_by_hand() -> None:
-    """Two weights of three inside, unsigned data, learning rate 0.1."""
-    lsq = kit.quantizer("lsq", kit.unsigned(2), 0.5, role=Role.ACTIVATION)
-    x = torch.tensor([[0.3, 0.9, 5.0]] * 2, dtype=torch.float64)  # 0.6, 1.8, 10 steps; levels 0 to 3
-    (lsq(x) * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
-    torch.optim.SGD(lsq.parameters(), lr=0.1).step()
-    gradient = 2 * (1.0 * (1 - 0.6) + 2.0 * (2 - 1.8) + 3.0 * 3) / math.sqrt(3 * 3)  # N = 3 features, not 6 values
-    assert float(lsq.scale.detach()) == pytest.approx(0.5 - 0.1 * gradient, rel=1e-6)
-
-
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_lsq_starts_as_in_the_paper(bits: int) -> None:
     w = kit.values(8, 5).float()
@@ -98,21 +79,6 @@ def test_lsq_plus_gradients(offset: float, bits: int) -> None:
         return kit.rounded(((x - stored) / scale).clamp(spec.qmin, spec.qmax)) * scale + stored
 
     kit.assert_gradients(lsq, kit.values(4, 6, size=2.0) + 1, formula, "scale", "offset", rtol=1e-9, atol=1e-12)
-
-
-def test_lsq_plus_update_by_hand() -> None:
-    """Levels 0 to 3 at s = 0.5, z = 1: from -0.5 to 1. The value 4 is above, -2 below, 0.3 is 0.6 steps."""
-    lsq = kit.quantizer("lsq+", kit.unsigned(2), 0.5, 1, Role.ACTIVATION)
-    assert float(lsq.offset.detach()) == -0.5
-    x = torch.tensor([[4.0, -2.0, 0.3]], dtype=torch.float64)
-    assert lsq(x).tolist() == [[1.0, -0.5, 0.5]]
-    (lsq(x) * torch.tensor([1.0, 5.0, 7.0])).sum().backward()
-    k = 1 / math.sqrt(3 * 3)
-    # y = round(clip((x - b) / s)) s + b: below and above the paper's dy/ds is the level 0 or 3, dy/db is 1.
-    assert float(lsq.scale.grad) == pytest.approx(k * (1 * 3 + 5 * 0 + 7 * (2 - 1.6)))
-    assert float(lsq.offset.grad) == pytest.approx(k * (1 + 5))
-    torch.optim.SGD(lsq.parameters(), lr=0.1).step()
-    assert float(lsq.offset.detach()) == pytest.approx(-0.5 - 0.1 * k * 6)
 
 
 def test_lsq_plus_trains_what_it_exports() -> None:
@@ -235,11 +201,8 @@ def test_dorefa_weights(bits: int) -> None:
     assert torch.equal(made.bake(w), made(w))
 
 
-def test_dorefa_by_hand() -> None:
-    """k = 2: levels -1, -1/3, 1/3, 1; tanh(w) / max|tanh(w)| of -1, 0.5, 0.2 and 0 goes to the nearest of them."""
-    w = torch.atanh(torch.tensor([-1.0, 0.5, 0.2, 0.7]) * 0.9)
-    made = kit.calibrated("dorefa", QuantSpec(bits=2), w)
-    torch.testing.assert_close(made(w), torch.tensor([-1.0, 1 / 3, 1 / 3, 1.0]))
+def test_the_step_of_dorefa_is_fixed() -> None:
+    made = kit.calibrated("dorefa", QuantSpec(bits=2), kit.weight())
     assert made.qparams().scale == np.float32(1 / 3)
     with pytest.raises(CalibrationError, match=r"always 0\.333"):
         made.load_qparams(QParams(np.float32(0.1), np.int32(0)))
@@ -318,15 +281,3 @@ def test_adaround_hard_is_what_is_exported_and_loads_again() -> None:
     assert bool((learning.grad == 1).all())
     with pytest.raises(CalibrationError, match="learned for"):
         made(w[:, :3])
-
-
-def test_adaround_update_by_hand() -> None:
-    """One weight, 0.3 of a step above a level: v0 = -log(1.2 / 0.4 - 1) = -log 2; dh/dv = 1.2 sigma (1 - sigma)."""
-    made = kit.quantizer("adaround", QuantSpec(bits=4), 1.0)
-    w = torch.tensor([2.3], dtype=torch.float64)
-    v = made.start_learning(w)
-    assert float(v.detach()) == pytest.approx(-math.log(2), rel=1e-6)
-    made(w).sum().backward()
-    torch.optim.SGD([v], lr=1.0).step()
-    sigma = 1 / 3
-    assert float(v.detach()) == pytest.approx(-math.log(2) - 1.2 * sigma * (1 - sigma), rel=1e-6)

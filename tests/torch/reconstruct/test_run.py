@@ -13,7 +13,7 @@ from tests.torch.digits import Residuals
 from tests.torch.nets import Network, calibrate
 from tests.torch.reconstruct.kit import QLinear, plain_net, rows, values
 from torch_frontend.quant_model import QuantModel
-from torch_frontend.quantizers import AdaRound, Quantizer, create_quantizer, quantizers_of
+from torch_frontend.quantizers import AdaRound, Quantizer, quantizers_of
 from torch_frontend.reconstruct import LearningProgress, Settings, reconstruct
 from torch_frontend.reconstruct.cache import Record, UnitCache
 
@@ -55,21 +55,6 @@ def test_any_module_with_quantizers(method: str, blocks: list[str] | None) -> No
     assert all(unit.kept and unit.after < unit.before and unit.samples == 64 for unit in result.units)
     for name, weight in weights.items():
         assert torch.equal(net.get_parameter(name), weight)
-
-
-def test_learned_weights_are_baked_and_then_round_to_themselves() -> None:
-    net = plain_net()
-    reconstruct(net, [rows()], settings=QUICK)
-    for layer in (net[0], net[2]):
-        learned = layer.weight_quantizer
-        baked = learned.bake(layer.weight)
-        steps = baked / learned.scale[:, None]
-        torch.testing.assert_close(steps, steps.round())
-        assert bool(((baked - layer.weight).abs() <= learned.scale[:, None] * 1.001)[steps.abs() < 3].all())
-        plain = create_quantizer("uniform", learned.spec, site="w", role=Role.WEIGHT)
-        plain.load_qparams(learned.qparams())
-        assert torch.equal(plain(baked), learned(layer.weight))
-        assert not torch.equal(plain(layer.weight), learned(layer.weight))
 
 
 @pytest.mark.parametrize(("method", "qdrop"), [("adaround", 0.0), ("brecq", 0.0), ("brecq", 0.5)])
