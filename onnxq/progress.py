@@ -1,7 +1,5 @@
 """The protocol by which long work reports its steps. `onnxq.report.live` shows them; other rooms only report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeVar

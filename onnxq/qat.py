@@ -3,8 +3,6 @@
 It opens when something of it is used, and needs the extra `torch`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

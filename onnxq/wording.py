@@ -3,8 +3,6 @@
 The command line replaces these by its options. Only printed text is translated; stored values keep Python's names.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sized

@@ -4,8 +4,6 @@ In this order: metadata of onnxq, the attribute `bits`, a type that leaves no ch
 bounds of a Clip, the quantized values of a stored weight, the width of the container.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The pairs that a model came with, for planning: their numbers, their readers, and the model without them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 

@@ -9,8 +9,6 @@ constant table -> Gather -> Cast -> Mul by gathered scales        (rows of int8)
 constant table -> GatherBlockQuantized                            (rows of 4 bits in blocks)
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

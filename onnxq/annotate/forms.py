@@ -6,8 +6,6 @@ native    x -> QuantizeLinear -> DequantizeLinear in int4, uint4 (opset 21), int
 qonnx     x -> Quant (domain qonnx.custom_op.general), weights in float
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any

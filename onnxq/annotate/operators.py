@@ -6,8 +6,6 @@ reads in an integer kernel: int8 weights with uint8 data, or with int8 data that
 so on any x86 CPU where QuantizeLinear, DequantizeLinear and node follow each other without a second reader.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ levels that no pair has, more than 8 bits but 16 among them, the float operators
 Pappalardo et al. 2022, "QONNX: Representing Arbitrary-Precision Quantized Neural Networks".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar

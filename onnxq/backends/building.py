@@ -4,8 +4,6 @@ The child is `python -m onnxq.backends.child FOLDER`: it reads job.json there, w
 end result.json, beside the engine and the list of its kernels. No result means that it crashed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

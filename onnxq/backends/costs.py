@@ -1,7 +1,5 @@
 """The cost of a node in float and in int8, which tables of the backends predict from its sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol

@@ -15,8 +15,6 @@ The terms are those of ONNX Runtime's kernels, whose names the fields have; an e
 Measured for x86 with and without VNNI, each in a data file of its backend; nobody has measured an ARM.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Fusions make new nodes under new names; only tensors keep theirs. So a kernel co
 nodes that lie, in the model, between the tensors it reads and those it writes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

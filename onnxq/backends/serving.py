@@ -1,7 +1,5 @@
 """Answers and times of an engine's models, by processes of their own: its library may crash, and may take minutes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

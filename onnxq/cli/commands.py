@@ -1,8 +1,6 @@
 """The commands of `onnxq`: arguments, options and help. Their options of the configuration are added when one is named,
 their functions in `onnxq.commands` are imported when one runs."""
 
-from __future__ import annotations
-
 import gc
 
 import click

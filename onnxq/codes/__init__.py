@@ -8,8 +8,6 @@ Without one, an error has the code of its class. A fault that a person would loo
 catalogue and a function in tests/codes that provokes it.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from importlib import resources

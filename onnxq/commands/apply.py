@@ -1,7 +1,5 @@
 """`onnxq apply`: carry out a plan on its model, or on the same network exported again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`onnxq bench`: models built for one engine, their kernels, and their times side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from onnxq.backends import find_engine, list_engines

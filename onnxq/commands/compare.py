@@ -1,7 +1,5 @@
 """`onnxq compare`: what differs between two quantized models, by their pages, files or plans."""
 
-from __future__ import annotations
-
 import math
 import operator
 import re

@@ -1,7 +1,5 @@
 """`onnxq convert`: a quantized file of any tool, for another engine, with its own numbers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`onnxq diff`: a model and its quantized form in every engine, over samples, against tolerances."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Sequence

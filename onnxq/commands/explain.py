@@ -1,7 +1,5 @@
 """`onnxq explain`: the meaning of a code. It loads nothing of the engine."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from onnxq.codes import AREAS, CODES, suggest_code

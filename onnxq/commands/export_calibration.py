@@ -1,7 +1,5 @@
 """`onnxq export-calibration`: the scales of a plan, or of a quantized file, as another tool reads them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path, PurePath
 

@@ -1,7 +1,5 @@
 """`onnxq import-calibration`: another tool's file of scales and its model in, a plan with those scales out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath

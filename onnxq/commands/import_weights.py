@@ -1,7 +1,5 @@
 """`onnxq import-weights`: a float export and a quantized checkpoint in, a model with the checkpoint's codes out."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

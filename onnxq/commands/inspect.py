@@ -1,7 +1,5 @@
 """`onnxq inspect` and `onnxq annotate-bits`: the quantize/dequantize pairs of any model, and their bits."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`onnxq build-kernels`: the torch front end's kernels, compiled ahead of time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

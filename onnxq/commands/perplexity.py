@@ -1,7 +1,5 @@
 """`onnxq perplexity`: language models side by side on a text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`onnxq plan`: the tensors that would be quantized, how, by which rule and why; and the nodes that stay float."""
 
-from __future__ import annotations
-
 from onnxq.config import Command
 from onnxq.pipeline import (
     Configuration,

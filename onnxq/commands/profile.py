@@ -1,7 +1,5 @@
 """`onnxq profile`: the cost of each quantized site, node and segment of a model at its outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

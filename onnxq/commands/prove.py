@@ -1,7 +1,5 @@
 """`onnxq prove`: the kernels and types that a model gets in an engine; a later proof reads the JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath

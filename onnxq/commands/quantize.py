@@ -1,7 +1,5 @@
 """`onnxq quantize`: a float model in, a quantized one out; and the summary of `quantize` and `apply`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """`onnxq report`: where the error of a quantized model is, what runs each operator, and what to do, on one page."""
 
-from __future__ import annotations
-
 import json
 
 from onnxq.config import Command

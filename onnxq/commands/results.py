@@ -1,7 +1,5 @@
 """The results of all commands, shown each in its form."""
 
-from __future__ import annotations
-
 import io
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """`onnxq search`: the precision of each operator under limits on size, time and accuracy."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path

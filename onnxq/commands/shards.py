@@ -1,7 +1,5 @@
 """`onnxq calibrate` and `onnxq merge`: each job observes a shard of the samples, and one joins the parts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

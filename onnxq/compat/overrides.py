@@ -5,8 +5,6 @@ there the maker and the readers of a tensor in another width than the usual one 
 at their other sides. `convert` is a rule for the tensor at the nodes that receive it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

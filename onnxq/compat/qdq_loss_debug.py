@@ -5,8 +5,6 @@ belongs together is found by the names of onnxq's pairs too, and by the structur
 `layers` does all of it at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Lists of operators, nodes and tensors as rules of our configuration."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A module that is not here is looked up there, `onnxq.compat.onnx_model` as `onnx
 is a name that a module here lacks. Its classes that quantize do so as onnxruntime does, which a warning says.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

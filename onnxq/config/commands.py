@@ -1,7 +1,5 @@
 """Sections of the configuration that serve one command each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """YAML text as plain values with the line of every key, and faults that name path, cause and nearest name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin

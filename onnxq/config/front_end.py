@@ -1,7 +1,5 @@
 """The section `torch`, for the PyTorch front end only. The engine checks it and does not use it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any

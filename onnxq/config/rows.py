@@ -4,8 +4,6 @@ A type that stands otherwise in JSON is annotated with a `Form`, text that must 
 field that equals its default is left out, unless its type is `Written`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, partial

@@ -3,8 +3,6 @@
 A schema is a `Frozen` with fields of the types below, so that other rooms need no pydantic.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

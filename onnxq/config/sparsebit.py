@@ -4,8 +4,6 @@ Every key is converted or refused by name; none is dropped. Two differences are 
 absmax / qmax here, absmax / (qmax + 0.5) there; `SPECIFIC` matches module paths, in which Sparsebit writes `_` for `.`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

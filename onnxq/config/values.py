@@ -1,7 +1,5 @@
 """Building blocks of the configuration types: the frozen base, options, words, amounts, patterns, observers."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,8 +2,6 @@
 
 Large compressed arrays of an .npz file are read by rows: in C order each is unpacked on request, once."""
 
-from __future__ import annotations
-
 import io
 import math
 import mmap

@@ -1,7 +1,5 @@
 """Loading of data of every kind: paths of files and folders, arrays, iterables and functions."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Samples lie in an array stacked along an extra axis or joined along the batch axis, or it is one for all. Those of an
 iterable come only once: few are kept in memory, many in a temporary folder."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Random inputs that fit a model, for use without data: for trials only, never for real ranges."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Build models for one engine, list their kernels, and time them side by side."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A graph as placement, passes and reports ask about it; models of ONNX and traces of torch answer alike."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field

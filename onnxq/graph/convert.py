@@ -1,7 +1,5 @@
 """Models converted by tools of onnx, with all that these lose put back: other opsets, no functions, dense weights."""
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from copy import deepcopy

@@ -6,8 +6,6 @@ becomes of it (down to the outputs by position). Both together, refined once mor
 exact symmetry of the network. Names, node order, and the values of floating-point weights have no part in it.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 Read-only. Built once per model, which must not change while the index is in use.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping

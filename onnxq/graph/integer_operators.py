@@ -7,8 +7,6 @@ Reshape, MaxPool …     of integers: DequantizeLinear, the same on floats, Quan
 Codes, scales and zero points stay in the tensors that hold them, and a node keeps its name.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -10,8 +10,6 @@ Both compute the same. Pairs are what plans, passes and reports know; ONNX Runti
 operators, bias and all (DynamicQuantizeMatMul; MatMulIntegerToFloat where several products read one x).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading a model: from an untrusted file to a checked ModelProto, with its weights or with stubs for them."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import sys

@@ -6,8 +6,6 @@ have the same one (sibling subgraphs may reuse tensor names) the scope goes in f
 are numbered in the order of the nodes' own content.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from copy import deepcopy
 from pathlib import Path

@@ -8,8 +8,6 @@ A block is 16, 32, 64 ... values of one column of the weight; the last is filled
 or 8 bits, packed little end first; so are the zero points of a column, which are 2^(bits - 1) where they are left out.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping

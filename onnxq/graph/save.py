@@ -1,7 +1,5 @@
 """Writing a model so that a failure, a full disk or Ctrl-C leaves the old file untouched."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO

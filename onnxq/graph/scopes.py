@@ -3,8 +3,6 @@
 A subgraph's scope is its parent's scope, node name and attribute: "If_0.else_branch/Loop_3.body".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 

@@ -5,8 +5,6 @@ Runtime's, of com.microsoft. Two of them stand in ONNX's own domain: SimplifiedL
 LayerNormalization in front of opset 17; onnx's tools refuse those. GroupNormalization is ONNX's own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy

@@ -3,8 +3,6 @@
 protobuf itself reads and writes a message whole: a model of 2 GB would be in memory twice before the first look at it.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ puts them back. Tensors are found again by name and graph, a subgraph by the fir
 changes these.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

@@ -4,8 +4,6 @@ A part is some nodes of the main graph. Stored tensors that they, or subgraphs i
 Constant nodes and the model-local functions they call; any other tensor read from outside becomes an input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Generic, Protocol

@@ -1,7 +1,5 @@
 """Between protobuf and numpy: tensors both ways, attributes, constants, declared types."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The check that a graph is legal: names, order, quantize/dequantize pairs, then onnx.checker."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Formats of files with scales by tensor, as other tools write them, and the content of such a file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The numbers of a plan in another tool's file, and for each site whether the file has them as they are."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

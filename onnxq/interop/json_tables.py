@@ -1,7 +1,5 @@
 """Tables of scales in JSON: every entry is read, left out with its reason, or a fault of the file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

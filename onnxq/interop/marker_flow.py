@@ -6,8 +6,6 @@ output whose float tensor has other readers. A weight's marker moves through Tra
 the weight, which is then stored in their order of axes.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A model with markers of quantizers, taken apart: the float model, and the plan with the markers' numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 

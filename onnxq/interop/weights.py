@@ -4,8 +4,6 @@ A weight may be transposed, tied, joined with others along its output channels, 
 channel is looked up by itself. No list of any architecture is needed.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

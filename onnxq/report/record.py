@@ -3,8 +3,6 @@
 Figures in dB are SQNRs at the outputs against the float model, within 200 of 0; None where there is none.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ A weight norm w = g v / |v| is multiplied out first, as a batch norm is folded: 
 1602.07868) split a weight so that gradient descent converges faster; the function of the network does not depend on it.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Their own forward tests types, shapes and modes to choose a fused path, which a 
 stay in place: `in_proj_weight` is read as one weight, or sliced where query, key and value differ.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Layers kept whole in a graph that torch.export makes: markers around them, and a call in their place."""
 
-from __future__ import annotations
-
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ cuts nodes apart and fuses them, and each of its kernels has the names of all th
 can be told again whatever is put around them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

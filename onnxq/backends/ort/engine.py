@@ -1,7 +1,5 @@
 """ONNX Runtime as an engine: a build is the graph that it optimizes a model into."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ time for a named compute capability and lists its kernels in one verbose log mes
 engine inspector gives the kernels as JSON.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

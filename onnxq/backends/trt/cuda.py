@@ -3,8 +3,6 @@
 For a process that times and ends: nothing is given back before.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable

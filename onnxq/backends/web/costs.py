@@ -5,8 +5,6 @@ activations, int8 weights with zero point 0, and the pair on the output where th
 multiply twice as fast as float ones, but are some nanoseconds slower for each result, which they round one by one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

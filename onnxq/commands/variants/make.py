@@ -1,7 +1,5 @@
 """`onnxq variants`: the quantized files of a model that hubs hold, made in one go and checked against float."""
 
-from __future__ import annotations
-
 import filecmp
 import math
 import os

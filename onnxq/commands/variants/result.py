@@ -1,7 +1,5 @@
 """The variants of a model, and their text and JSON."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Inputs of a language model, and texts that it writes itself."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

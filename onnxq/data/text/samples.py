@@ -1,7 +1,5 @@
 """Text as samples: a file cut into windows of tokens, or texts that a language model writes itself."""
 
-from __future__ import annotations
-
 import codecs
 import os
 from collections.abc import Iterable, Iterator

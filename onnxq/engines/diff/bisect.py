@@ -7,8 +7,6 @@ Down a deep network one value rounded the other way moves thousands after it, an
 kernel fed the same integers has nothing to hide in.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Compare a quantized model with its float one, and the engines' answers with each other."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack

@@ -6,8 +6,6 @@ computes the tensors that survived them. A tensor inside a fused kernel is compa
 survives, as real numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Integers inside a graph, a file's or the one that ONNX Runtime makes of it, count as (q - zero_point) * scale.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The result of a comparison of engines, as frozen values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Files of results in Polygraphy's JSON, written and read without Polygraphy, and without pickling."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

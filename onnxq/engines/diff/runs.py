@@ -1,7 +1,5 @@
 """The runs that are compared: which engines can run here, and a runner for each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Kernels against the model: the type of every heavy node, and whether the integers of every pair reach a kernel."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

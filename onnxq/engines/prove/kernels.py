@@ -1,7 +1,5 @@
 """The kernel that does a node's work, and the type it computes in, by the words that its engine has for kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property

@@ -3,8 +3,6 @@
 Two proofs are compared by the names of nodes and sites, which stay when kernels are fused and named otherwise.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

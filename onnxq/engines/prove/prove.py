@@ -1,7 +1,5 @@
 """Prove a model: build it for an engine, and find its nodes and pairs in the engine's own list of kernels."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Why a node stayed float and a pair did not fuse, as far as the model shows it. Evidence: tests/engines/prove."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

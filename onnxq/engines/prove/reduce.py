@@ -1,7 +1,5 @@
 """The smallest part of a model whose build fails in the same way, found by building with fewer and fewer nodes."""
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence

@@ -12,8 +12,6 @@ the kernel. Quantized values are signed integers relative to the zero point wher
 and raw ones behind it. int8 data that the optimizer makes uint8 has values 128 higher.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

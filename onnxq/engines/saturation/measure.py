@@ -1,7 +1,5 @@
 """How often 16-bit sums saturate on samples, and the error that leaves at each output of a model."""
 
-from __future__ import annotations
-
 from collections import Counter as Counts
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

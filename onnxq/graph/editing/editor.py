@@ -3,8 +3,6 @@
 Every method raises ModelError with the name of a node, tensor or scope that does not exist.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy

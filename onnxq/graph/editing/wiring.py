@@ -9,8 +9,6 @@ Its nodes and tensors are unhashable and compare by name: they are found through
 never put in a set or removed from a list by value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Constants computed once: Constant nodes, nodes that read only constants or static shapes, wrapped weights."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable

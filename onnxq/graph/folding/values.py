@@ -5,8 +5,6 @@ Shapes are followed element by element: one dynamic axis must not hide the stati
 end, and moves casts so that fractions are lost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

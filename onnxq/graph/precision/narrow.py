@@ -6,8 +6,6 @@ where they differ: engines fuse a pair with the operator beside it, and a Cast b
 Loop and Scan read and give float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache

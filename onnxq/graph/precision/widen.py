@@ -5,8 +5,6 @@ finished file gets back. ORT's CPU provider computes float16 node by node in flo
 no quantized kernel between the Casts that it puts in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -8,8 +8,6 @@
 Products of the float16 d and the integer s are exact in float32, and so is every block that is written.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable

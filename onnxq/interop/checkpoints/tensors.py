@@ -1,7 +1,5 @@
 """Tensors of safetensors files, from the bytes: a header in JSON, then the arrays, each mapped when it is read."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import dataclass
