@@ -96,8 +96,9 @@ def test_observer_of_one_site() -> None:
     ],
 )
 def test_a_rule_that_matches_nothing_is_an_error(rule: dict[str, object], nearest: str) -> None:
-    with pytest.raises(ConfigError, match=nearest):
+    with pytest.raises(ConfigError, match=nearest) as caught:
         planned(rule)
+    assert caught.value.code == ("Q314" if "between" in rule else "Q309")
 
 
 def test_a_rule_for_a_node_that_preparation_folded_is_no_typo() -> None:
