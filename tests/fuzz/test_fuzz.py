@@ -14,7 +14,7 @@ from tests.fuzz.worker import run_try
 
 # Some seconds each on one core; `python -m tests.fuzz` goes on from there.
 TRIES = {
-    "bytes": 120, "semantics": 40, "data": 80, "plans": 120, "configs": 80, "caches": 80, "motifs": 8, "engines": 6,
+    "bytes": 120, "semantics": 40, "data": 80, "plans": 120, "configs": 80, "caches": 80, "motifs": 12, "engines": 6,
 }  # fmt: skip
 
 

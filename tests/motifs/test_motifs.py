@@ -1,8 +1,8 @@
 """Every motif for every target and mode: a file that loads, and agrees or warns.
 
 Each mode meets a motif at another opset, from its oldest to its newest. Modes share the passes of the default effort,
-which takes four times as long as `fast`: each motif meets them in one static mode and each second one in one of the
-others, so that a third or a quarter of the motifs does so in each mode.
+which takes four times as long as `fast`: each motif meets them in one static mode and in one of the others, and
+a third or a half of the motifs does so in each mode.
 """
 
 from pathlib import Path
@@ -33,9 +33,9 @@ def choose_opset(motif: Motif, mode: str) -> int:
 
 
 def choose_effort(motif: Motif, mode: str) -> str:
-    """The default effort for one of the static modes and at times for one of the others, `fast` for the rest."""
+    """The default effort for one of the static modes and for one of the others, `fast` for the rest."""
     number = MOTIFS.index(motif)
-    turns = {(motif.name, modes[number % len(modes)]) for modes in (STATIC, (*OTHERS, "", ""))}
+    turns = {(motif.name, modes[number % len(modes)]) for modes in (STATIC, OTHERS)}
     return "balanced" if (motif.name, mode) in turns | BESIDE else "fast"
 
 
