@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from operator import attrgetter
 
-from onnxq.backends import find_compiler, find_target
+from onnxq.backends import find_compiler, find_modes, find_target
 from onnxq.config import Command
 from onnxq.engines.diff.model import LABELS, OFF, ON
 from onnxq.engines.prove.proof import UNSEEN
@@ -125,7 +125,7 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
     yield "verdict", _make_verdict(report)
     if change := _describe_size(report):
         sizes = f"{format_bytes(report.source_bytes)} -> {format_bytes(report.output_bytes)}"
-        yield "size", f"{sizes}, {change}{_explain_growth(report)}"
+        yield "size", f"{sizes}, {change}{_explain_size(report)}"
     yield "latency", _make_latency(report)
     if report.checks:
         yield "accuracy", _make_checks(report)
@@ -199,9 +199,12 @@ def _describe_size(report: Report) -> str:
     return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
 
 
-def _explain_growth(report: Report) -> str:
-    """Why the file is larger than the source; "" where it is not."""
+def _explain_size(report: Report) -> str:
+    """Why the file is larger than the source, or how it would be smaller; "" where there is nothing to say."""
     if not report.note_bytes:
+        large = report.pairs and report.left_float and 2 * report.output_bytes > report.source_bytes
+        if large and report.mode != "weight-only" and "weight-only" in find_modes(report.target):
+            return "; `mode: weight-only` makes it smaller, and what stays float no faster"
         return ""
     text = f": {format_bytes(report.note_bytes)} are notes, which `notes='none'` leaves out"
     if any(line.startswith("constants: ") for line in report.rewrites):

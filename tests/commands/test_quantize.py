@@ -57,6 +57,15 @@ def test_a_file_that_grew_says_why():
     assert "are notes" not in shown(REPORT)[0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "shows"),
+    [({}, True), ({"output_bytes": 9_000}, False), ({"mode": "weight-only"}, False), ({"left_float": ()}, False)],
+)
+def test_a_large_file_says_what_makes_it_smaller(changes: dict[str, object], shows: bool) -> None:
+    report = replace(REPORT, source_bytes=20_000, output_bytes=15_000, left_float=(LeftFloat("conv1", "it is small"),))
+    assert ("`mode: weight-only`" in shown(replace(report, **changes), width=200)[0]) is shows
+
+
 @pytest.mark.parametrize("verbose", [False, True])
 def test_summary_fits_80_columns_and_breaks_no_name(verbose):
     text, _ = shown(REPORT, width=80, verbose=verbose)
