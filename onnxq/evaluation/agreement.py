@@ -18,9 +18,9 @@ from onnxq.spec import FLOAT_TYPES
 class ChoiceAgreement:
     """One selection of the float model, and how far another model's own choice is the same.
 
-    chosen, shared: the mean numbers of items in one choice, and of those that the other model chose too; a choice is a
-    row of a TopK, one position of an ArgMax, all that NonMaxSuppression or a comparison leave of a sample. values: the
-    names that the values chosen by are judged under. outputs: of the model, behind it; decides: those of them that
+    chosen, shared: the mean numbers of items in one choice, of the model that chose more, and of those that both chose;
+    a choice is a row of a TopK, one position of an ArgMax, all that NonMaxSuppression or a comparison leave of a
+    sample. values: the names that the values chosen by are judged under. outputs: of the model, behind it; decides: those of them that
     hold nothing but choices, and are not judged.
     """
 
@@ -34,7 +34,7 @@ class ChoiceAgreement:
 
     @property
     def share(self) -> float:
-        """Of what is chosen, as much as the other model chose too; 1 where nothing is."""
+        """Of what is chosen, as much as both models chose; 1 where nothing is."""
         return self.shared / self.chosen if self.chosen else 1.0
 
 
@@ -62,7 +62,8 @@ class AgreementSums:
                 rows, mine, theirs = _number_items(selection, choice, other)
                 shared = np.isin(mine, theirs).sum()
                 counts = self._counts.setdefault(selection.node, np.zeros(3, np.int64))
-                counts += as_int64([rows, mine.size, shared])
+                # Items that the other model alone chooses count against it as those that it misses.
+                counts += as_int64([rows, max(mine.size, theirs.size), shared])
 
     def results(self) -> ChoiceAgreements:
         """The agreement in each selection over the samples so far."""

@@ -121,8 +121,10 @@ def check_model(
         missing = reference.selections.list_missing(after)
         unmatched = [Caution("W137", explain_missing(selection)) for selection in missing]
         notes = (*notes, *_note_unchecked(reference, checks), *unmatched)
+    # Of the samples held back alone: the others that are looked at next count their choices, too.
+    choices = plain.agreement.results()
     notes = (*notes, *_note_losses(checks, errors["off"], (reference, plain), other_samples))
-    return ModelCheck(checks, len(ran), notes, choices=plain.agreement.results(), errors=errors)
+    return ModelCheck(checks, len(ran), notes, choices=choices, errors=errors)
 
 
 _NOTHING = OutputAccuracy(

@@ -279,7 +279,7 @@ def _describe_choice(choice: ChoiceAgreement) -> str:
     if choice.chosen == 1:
         same = f"{100 * choice.shared:.4g} % of the choices are the same as in float"
     if not choice.chosen:
-        same = "float chooses nothing on these samples"
+        same = "nothing is chosen on these samples"
     behind = (
         f"; {', '.join(choice.outputs)}: compared on the float model's choice"
         if choice.outputs

@@ -413,12 +413,14 @@ def count(op: str, choice: object, own: object, axis: int = -1) -> tuple[float, 
         # Along another axis, columns are the choices.
         ("TopK", [[3, 0], [1, 1]], [[1, 0], [3, 2]], 0, (2, 1.5)),
         ("ArgMax", [[1, 2], [0, 0]], [[1, 2], [0, 3]], 1, (1, 0.75)),
-        ("NonMaxSuppression", [[0, 1, 5], [0, 0, 5]], [[0, 0, 5], [0, 0, 6], [0, 2, 5]], -1, (2, 1)),
-        ("NonZero", [[0, 1], [4, 5]], [[0, 0, 1], [4, 5, 5]], -1, (2, 2)),
+        ("NonMaxSuppression", [[0, 1, 5], [0, 0, 5]], [[0, 0, 5], [0, 0, 6], [0, 2, 5]], -1, (3, 1)),
+        ("NonZero", [[0, 1], [4, 5]], [[0, 0, 1], [4, 5, 5]], -1, (3, 2)),
         ("Greater", [[True, False], [True, True]], [[True, True], [False, True]], -1, (3, 2)),
+        # The condition of a branch that float does not take.
+        ("Greater", False, True, -1, (1, 0)),
         ("Hardmax", [[0.0, 1.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]], -1, (2, 1)),
         ("Cast", 3, 4, -1, (1, 0)),
-        ("NonMaxSuppression", np.zeros((0, 3), np.int64), [[0, 0, 6]], -1, (0, 0)),
+        ("NonMaxSuppression", np.zeros((0, 3), np.int64), [[0, 0, 6]], -1, (1, 0)),
         ("TopK", np.zeros((2, 0), np.int64), np.zeros((2, 0), np.int64), -1, (0, 0)),
     ],
 )
