@@ -20,8 +20,8 @@ class ChoiceAgreement:
 
     chosen, shared: the mean numbers of items in one choice, of the model that chose more, and of those that both chose;
     a choice is a row of a TopK, one position of an ArgMax, all that NonMaxSuppression or a comparison leave of a
-    sample. values: the names that the values chosen by are judged under. outputs: of the model, behind it; decides: those of them that
-    hold nothing but choices, and are not judged.
+    sample. values: the names that the values chosen by are judged under. outputs: of the model, behind it; decides:
+    those of them that hold nothing but choices, and are not judged.
     """
 
     node: str

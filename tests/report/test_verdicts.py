@@ -160,7 +160,7 @@ def test_a_comparison_that_never_holds_is_not_a_share_of_nothing() -> None:
         node="p", op="GreaterOrEqual", values=("x",), outputs=("y",), decides=(), chosen=0.0, shared=0.0
     )
     text = shown(show, replace(REPORT, choices=(never,)), width=None)
-    assert "p (GreaterOrEqual): float chooses nothing on these samples; y: compared" in text
+    assert "p (GreaterOrEqual): nothing is chosen on these samples; y: compared" in text
 
 
 @pytest.mark.parametrize(
