@@ -334,7 +334,7 @@ class Target:
     # It stands for no engine: every node whose operator can be quantized is, by rules of its own.
     ideal: bool = False
     # Names of rewrites that are left out for it: by default those into single nodes that few engines have kernels for.
-    skips: Names = ("activations", "layernorm", "residual", "prelu", "pool")
+    skips: Names = ("activations", "layernorm", "residual", "prelu", "pool", "upsampling")
     # Rules for operators that stay float whatever they would gain, by name; the first that gives a reason holds.
     exclusions: Mapping[str, Exclusion] = field(default_factory=dict)
     # Those of them that only keep noise out: they yield where integers save a 20th of the network's time.

@@ -53,6 +53,7 @@ _WHOLE = (
 _CONDITIONS = {
     **dict.fromkeys(_WHOLE, is_for_whole_graphs),
     "gemms": lambda ctx, _: ctx.config.mode == "weight-only",
+    "upsampling": lambda ctx, _: ctx.config.mode in ("static", "auto"),
     "fused": lambda _, state: any(node.domain for node in get_index(state.model).nodes),
 }
 REWRITES = tuple(
@@ -89,8 +90,8 @@ REWRITES = tuple(
         ("scalars", fold_scalars),
         # Behind what gives operators their biases.
         ("biases", whole.fuse_biases),
-        # Behind what would take in a Sub of zeros.
         ("gemms", single_nodes.write_out_gemms),
+        ("upsampling", products.write_out_upsampling),
     )
 )
 

@@ -183,7 +183,7 @@ _BASE = Target(
     no_kernel=_NO_KERNEL,
     costs=read_costs(__package__),
     # Products compute a Gelu, but not one whose factor of a half went into weights.
-    skips=("layernorm", "residual", "prelu", "pool"),
+    skips=("layernorm", "residual", "prelu", "pool", "upsampling"),
     exclusions={
         "stem": surroundings.explain_stem,
         "stem-depthwise": surroundings.explain_stem_depthwise,

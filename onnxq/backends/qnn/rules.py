@@ -273,7 +273,7 @@ QNN = Target(
     rules=RULES,
     capabilities=CAPABILITIES,
     no_kernel=_NO_KERNEL,
-    skips=("residual", "prelu"),
+    skips=("residual", "prelu", "upsampling"),
     whole=True,
     # A Log of 16 bits, and scattered values, which are taken as if all had one scale.
     misreads=("Log", "ScatterElements"),

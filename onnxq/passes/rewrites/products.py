@@ -15,6 +15,7 @@ import numpy as np
 from onnxq.arrays import Array, Shape
 from onnxq.graph import Dims, GraphIndex, NodeRef, fold_constants, infer_shapes
 from onnxq.passes.base import RunContext
+from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import Edit, Step, rewrite_nodes
 from onnxq.passes.state import FloatState, FloatStep
 
@@ -24,6 +25,14 @@ _MORE_LETTERS = "αβγδεζηθ"
 # In the shape of a Reshape: the size that the axis has, and the one size that follows from all others.
 _SAME = 0
 _REST = -1
+# Attributes of a ConvTranspose that leave its windows and their places alone.
+_UPSAMPLING = {
+    "auto_pad": "NOTSET",
+    "dilations": (1, 1),
+    "group": 1,
+    "output_padding": (0, 0),
+    "pads": (0, 0, 0, 0),
+}
 # Values of a matrix; a stack of smaller ones is left: in 8 bits it would gain nothing by so many nodes.
 _WORTH_A_NODE = 1 << 13
 
@@ -315,3 +324,30 @@ def part_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
         edit.set_constant(node.make_edge(1), weight * weight.dtype.type(alpha))
         edit.set_attrs(node, {"alpha": None})
         yield f"{node.name}: a product without a factor"
+
+
+@rewrite_nodes("upsampling")
+def write_out_upsampling(edit: Edit, node: NodeRef) -> Iterator[str]:
+    """Make a ConvTranspose whose windows lie side by side a Conv of 1 x 1 and a DepthToSpace, which have int8 kernels.
+
+    An activation that follows stays behind the Conv, and is computed with it.
+    """
+    op = find_linear(edit.index, node) if node.is_onnx("ConvTranspose") else None
+    if op is None or op.weight.dtype != np.float32 or op.weight.size < _WORTH_A_NODE:
+        return
+    _, columns, *sizes = op.weight.shape
+    step = sizes[0]
+    expected = {**_UPSAMPLING, "strides": (step, step), "kernel_shape": sizes}
+    plain = (np.array_equal(value, expected.get(name)) for name, value in node.attrs.items())
+    if sizes != [step, step] or "strides" not in node.attrs or not all(plain):
+        return
+    # DepthToSpace reads a pixel's channels as [rows, columns, channels].
+    rows = op.weight.transpose(2, 3, 1, 0).reshape(step * step * columns, -1, 1, 1)
+    edit.replace_node(node, "Conv", node.inputs)
+    edit.set_constant(node.make_edge(1), rows)
+    if op.bias.any():
+        edit.set_constant(node.make_edge(2), np.tile(op.bias, step * step).astype(rows.dtype))
+    reader = edit.index.find_reader(node.result, "Relu", "LeakyRelu", "Clip")
+    last = reader[0] if reader is not None else node
+    edit.append(last, [("DepthToSpace", (), {"blocksize": step})])
+    yield f"{node.name}: Conv and DepthToSpace instead of ConvTranspose"

@@ -10,8 +10,15 @@ from onnx import ModelProto, helper
 
 from onnxq import OnnxqError, quantize
 from onnxq.graph import infer_shapes
-from onnxq.passes.rewrites.products import flatten_tables, part_gemms, part_stacks, write_lookups, write_out_einsums
-from onnxq.runtime import Session
+from onnxq.passes.rewrites.products import (
+    flatten_tables,
+    part_gemms,
+    part_stacks,
+    write_lookups,
+    write_out_einsums,
+    write_out_upsampling,
+)
+from onnxq.runtime import Session, optimize_graph
 from tests.passes.kit import apply, assert_changed, assert_untouched, infer, ops, parse, random_weights, read_by
 
 SIZES = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 2, "h": 3, "i": 6, "j": 7, "k": 4, "n": 2, "t": 3, "v": 5, "w": 4}
@@ -271,3 +278,41 @@ def test_a_factor_of_another_type_is_left_to_onnx_runtime() -> None:
 def test_a_computed_bias_keeps_its_factor() -> None:
     text = "g (float[3,8] x, float[3,8] z) => (float[3,8] y) { y = Gemm<beta=0.5>(x, w, z) }"
     assert_untouched(part_gemms, infer_shapes(parse(text, **random_weights({"w": (8, 8)}))))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "behind"),
+    [
+        ("y = ConvTranspose<strides=[2,2], pads=[0,0,0,0], group=1>(x, w, b)", ["DepthToSpace"]),
+        ("m = ConvTranspose<strides=[2,2], kernel_shape=[2,2]>(x, w) y = LeakyRelu(m)", ["LeakyRelu", "DepthToSpace"]),
+        ("m = ConvTranspose<strides=[2,2]>(x, w, b) n = Relu(m) y = Add(m, n)", ["DepthToSpace", "Relu", "Add"]),
+    ],
+)
+def test_windows_side_by_side_are_a_conv_and_a_depth_to_space(nodes: str, behind: list[str]) -> None:
+    weights = random_weights({"w": (64, 32, 2, 2), "b": (32,)})
+    text = f"g (float[1,64,6,8] x) => (float[1,32,12,16] y) {{ {nodes} }}"
+    before = infer_shapes(parse(text, **read_by(nodes, weights)))
+    after, _ = assert_changed(write_out_upsampling, before)
+    assert [node.op_type for node in after.graph.node] == ["Conv", *behind]
+    result = quantize(before, random_weights({"x": (8, 64, 6, 8)}), overrides={"latency": False, "cpu": "vnni"})
+    assert not result.report.refusals
+    assert "QLinearConv" in {node.op_type for node in optimize_graph(result.model).graph.node}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shape"),
+    [
+        ("strides=[2,2]", (64, 32, 3, 3)),
+        ("strides=[2,2], pads=[1,1,1,1]", (64, 32, 2, 2)),
+        ("strides=[2,2], output_padding=[1,1]", (64, 32, 2, 2)),
+        ("strides=[2,2], dilations=[2,2]", (64, 32, 2, 2)),
+        ("strides=[2,2], group=2", (64, 32, 2, 2)),
+        ("strides=[1,2]", (64, 32, 1, 2)),
+        ('strides=[2,2], auto_pad="SAME_UPPER"', (64, 32, 2, 2)),
+        ("strides=[2,2]", (64, 4, 2, 2)),
+        ("", (64, 128, 1, 1)),
+    ],
+)
+def test_other_transposed_convolutions_stay(attributes: str, shape: tuple[int, ...]) -> None:
+    text = f"g (float[1,64,6,8] x) => (float y) {{ y = ConvTranspose<{attributes}>(x, w) }}".replace("<>", "")
+    assert_untouched(write_out_upsampling, infer_shapes(parse(text, **random_weights({"w": shape}))))
