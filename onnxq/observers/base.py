@@ -189,6 +189,16 @@ def require_even_steps(observer: str, quant: QuantSpec) -> None:
         )
 
 
+def make_empty_error(name: str) -> CalibrationError:
+    """Make the error for a range without observed values."""
+    return CalibrationError(
+        f"{name} observer",
+        "saw no value",
+        "feed samples that reach this tensor, or leave it float",
+        code="Q502",
+    )
+
+
 class ValueObserver:
     """An observer of finite values, which knows their number and extremes; its range lies inside these."""
 
@@ -217,12 +227,7 @@ class ValueObserver:
     def range(self) -> Range:
         """Return lo, hi, inside the range of the data. Raises CalibrationError without values."""
         if not self.count:
-            raise CalibrationError(
-                f"{self.name} observer",
-                "saw no value",
-                "feed samples that reach this tensor, or leave it float",
-                code="Q502",
-            )
+            raise make_empty_error(self.name)
         # Closed forms, such as ACIQ's for a Laplace distribution, may lie beyond all that was seen.
         low, high = np.clip(self.choose_range(), self.minimum, self.maximum)
         return as_float64(low), as_float64(high)

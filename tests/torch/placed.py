@@ -222,7 +222,7 @@ def exported() -> tuple[Zoo, dict[str, Tensor], onnx.ModelProto]:
 def engine_marks(config: Config) -> dict[str, set[tuple[Role, Mark]]]:
     """Net -> role and mark of every tensor that the engine's plan quantizes."""
     _, inputs, proto = exported()
-    ready = rewrite_model(proto, target=config.target)
+    ready = rewrite_model(proto, target=config.target, skip=frozenset({"upsampling"}))
     plan = state_placement(graph.infer_shapes(ready.proto), config).default(attention=config.attention == "quantized")
     index = GraphIndex(ready.proto)
     values = _run(ready.proto, inputs, plan)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from onnxq.arrays import as_float32
 from onnxq.calibrate.taps import LEAST_LAID_OUT, Taps
 from onnxq.config import Config, Rule, RuleSet, match_names
 from onnxq.data import Dataset, read_mask
@@ -107,11 +108,12 @@ def write_factors(
 
     ids: structural identities in the model that the plan will be applied to, before any scaling.
     """
+    single = {tensor: as_float32(s) for tensor, s in factors.items()}
     records = [
         Scaling(name=name, tensor=tensor, factors=s, anchor=ids.get(tensor, ""))
-        for tensor, s in factors.items()
+        for tensor, s in single.items()
     ]
-    model = infer_shapes(_WRITERS[name](state.model, factors))
+    model = infer_shapes(_WRITERS[name](state.model, single))
     return _record(replace(state, model=model), records)
 
 
