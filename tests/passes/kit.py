@@ -82,7 +82,7 @@ def in_branch(model: ModelProto) -> ModelProto:
 
 def make_state(model: ModelProto, computes: int = 0) -> FloatState:
     """The state of a model. computes: the narrow ONNX type that it came in."""
-    return FloatState(Model(model, None, 0, external=False), model, model, SourceTypes(computes=computes))
+    return FloatState(Model(model, None, 0), model, model, SourceTypes(computes=computes))
 
 
 def apply(run: Run, model: ModelProto, target: str = "ort", skip: Iterable[str] = ()) -> tuple[ModelProto, PassReport]:
