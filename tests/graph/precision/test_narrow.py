@@ -80,6 +80,8 @@ def test_bodies_read_and_give_float32() -> None:
     text = "g (float[N,4] x, bool flag) => (float[N,4] y) { a = MatMul(x, w) }"
     model = parse(text.replace("y) {", "y) { y = Identity(x)"), opset=19, w=np.eye(4, dtype=np.float32))
     then = body("then () => (float[N,4] t) { t = MatMul(a, v) }", v=np.eye(4, dtype=np.float32))
+    # Some exporters declare again what a body captures, in the type that it had.
+    then.value_info.append(onnx.helper.make_tensor_value_info("a", F32, ["N", 4]))
     other = body("other () => (float[N,4] e) { e = Identity(x) }")
     del model.graph.node[:1]
     choice = onnx.helper.make_node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=other)
