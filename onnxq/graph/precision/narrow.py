@@ -298,15 +298,15 @@ class _TypeWriter:
             self._write_node(node, scope)
         self._write_outputs(graph, scope)
         replace_items(graph.node, self.nodes.pop(scope))
+        for value in graph.value_info:
+            _set_type(value, self.dtypes.get(TensorId(value.name, scope), FLOAT))
         # What a body captures has its type from the graph around it, which may still change.
-        own = [
+        own = (
             value
             for value in graph.value_info
             if self.index.resolve_tensor(value.name, scope) == TensorId(value.name, scope)
-        ]
+        )
         replace_items(graph.value_info, own)
-        for value in own:
-            _set_type(value, self.dtypes.get(TensorId(value.name, scope), FLOAT))
 
     def _write_constant(self, stored: TensorProto, scope: str) -> None:
         if stored.data_type != FLOAT:

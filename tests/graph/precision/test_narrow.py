@@ -87,7 +87,10 @@ def test_bodies_read_and_give_float32() -> None:
     choice = onnx.helper.make_node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=other)
     model.graph.node.append(choice)
     model = name_nodes(model)
+    # Outside it says the type of what a node there makes.
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("a", F32, ["N", 4]))
     made = write_types(model, F16, set())
+    assert [value.type.tensor_type.elem_type for value in made.graph.value_info] == [F16]
     onnx.checker.check_model(made, full_check=True)
     for flag in (True, False):
         feeds = {"x": np.ones((2, 4), np.float32), "flag": np.array(flag)}
