@@ -7,11 +7,16 @@ from onnxq.config import Config
 from onnxq.errors import ConfigError, suggest_names
 from onnxq.graph import GraphIndex, fold_constants, get_index, infer_shapes, name_nodes
 from onnxq.graph.scopes import replace_items, walk_graphs
-from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, run_stage
+from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, never, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.journal import PassReport
 from onnxq.passes.mixed_precision.activation_bits import ACTIVATION_BITS, WIDE_ACTIVATIONS
-from onnxq.passes.mixed_precision.float_parts import ATTENTION, ATTENTION_AGAIN, FLOAT_TYPES
+from onnxq.passes.mixed_precision.float_parts import (
+    ATTENTION,
+    ATTENTION_AGAIN,
+    FLOAT_TYPES,
+    chooses_types,
+)
 from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC_SCALES, FLOAT_OPS, SENSITIVE_OPS
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
@@ -56,8 +61,18 @@ _CONDITIONS = {
     "upsampling": lambda ctx, _: ctx.config.mode in ("static", "auto"),
     "fused": lambda _, state: any(node.domain for node in get_index(state.model).nodes),
 }
+# ONNX Runtime's LayerNormFusion takes in a Cast to float32 in front of a norm written out, and then refuses the node of
+# two types that it made (opset 17 and later): beside other float types norms are single nodes for every target.
+_REQUIRED = {"layernorm": lambda ctx, state: state.types.narrow or chooses_types(ctx, state)}
 REWRITES = tuple(
-    Pass(name, Stage.REWRITE, function, fast=True, applies=_CONDITIONS.get(name, always))
+    Pass(
+        name,
+        Stage.REWRITE,
+        function,
+        fast=True,
+        applies=_CONDITIONS.get(name, always),
+        required=_REQUIRED.get(name, never),
+    )
     for name, function in (
         # What ONNX Runtime's optimizer fused is looked at as the operators that it was.
         ("fused", write_out_fused),

@@ -17,7 +17,7 @@ from onnxq.plan import KeepReason, from_json, to_json
 from onnxq.runtime import Session
 from tests.backends.graphs import model
 from tests.passes.kit import parse, random_weights
-from tests.pipeline.models import find_worst_db, narrowed, quantize
+from tests.pipeline.models import add_rule, find_worst_db, narrowed, quantize
 from tests.report.kit import shown
 
 C3 = "<pads=[1,1,1,1], kernel_shape=[3,3]>"
@@ -268,6 +268,28 @@ def test_group_normalization_has_the_type_of_what_stands_around_it(config: str) 
     Session(result.model, optimize=False)
     assert find_kept(result) == {}
     assert find_worst_db(result) > 25
+
+
+NORM = """g (float[N,8,64] x) => (float[N,8,64] y) {
+    a = MatMul(x, w) u = ReduceMean <axes=[-1]>(a) d = Sub(a, u) p = Pow(d, two) q = ReduceMean <axes=[-1]>(p)
+    e = Add(q, eps) s = Sqrt(e) n = Div(d, s) m = Mul(n, scale) b = Add(m, shift) y = MatMul(b, v)
+}"""
+
+
+@pytest.mark.parametrize("config", ["trt-int8", "openvino-int8"])
+def test_a_norm_written_out_loads_beside_float16(config: str) -> None:
+    """ONNX Runtime takes a Cast in front of it into the norm, and refuses the node of two types that it makes."""
+    shapes = {"w": (64, 64), "v": (64, 64), "scale": (64,), "shift": (64,)}
+    proto = parse(NORM, two=2.0, eps=1e-5, **random_weights(shapes))
+    data = {"x": 1000 * np.random.default_rng(3).standard_normal((16, 8, 64)).astype(np.float32)}
+    chosen = add_rule(onnxq.load_config(config), op="MatMul", set={"quantize": True})
+    result = quantize(proto, data, chosen, effort="fast", high_precision="float16")
+    Session(result.model)
+    assert measure_emulated_db(result, proto, data) > 30
+    # So it does where the input alone is float16, and the norm reads it first.
+    first = parse(NORM.replace("a = MatMul(x, w)", "a = Identity(x)"), two=2.0, eps=1e-5, **random_weights(shapes))
+    halves = {"x": data["x"].astype(np.float16)}
+    Session(quantize(narrowed(first, TensorProto.FLOAT16), halves, config, effort="fast").model)
 
 
 CAST_FIRST = """g (KIND[N,64] x) => (float[N,64] y, KIND[N,64] z) {

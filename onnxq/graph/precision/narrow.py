@@ -300,6 +300,13 @@ class _TypeWriter:
         replace_items(graph.node, self.nodes.pop(scope))
         for value in graph.value_info:
             _set_type(value, self.dtypes.get(TensorId(value.name, scope), FLOAT))
+        # What a body captures has its type from the graph around it, which may still change.
+        own = (
+            value
+            for value in graph.value_info
+            if self.index.resolve_tensor(value.name, scope) == TensorId(value.name, scope)
+        )
+        replace_items(graph.value_info, own)
 
     def _write_constant(self, stored: TensorProto, scope: str) -> None:
         if stored.data_type != FLOAT:

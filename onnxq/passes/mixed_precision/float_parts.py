@@ -18,11 +18,11 @@ from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import SourceTypes, emulate_types, find_opset, get_index, infer_shapes
 from onnxq.passes.assembly import write_pairs
-from onnxq.passes.base import Pass, SampledContext, Stage
+from onnxq.passes.base import Pass, RunContext, SampledContext, Stage
 from onnxq.passes.journal import PassReport, TrialFigures
 from onnxq.passes.judging import THRESHOLDS, estimate_mean
 from onnxq.passes.rounding.passes import ROUNDED, round_again
-from onnxq.passes.state import Note, PlacedState, PlacedStep
+from onnxq.passes.state import FloatState, Note, PlacedState, PlacedStep
 from onnxq.plan import AttentionChoice, AttentionKind, Plan, PrecisionPlan
 from onnxq.planner import add_precision, choose_types, find_suspects, find_type_opset
 from onnxq.planner.precision.reasons import PrecisionProblem
@@ -160,7 +160,8 @@ def _read_decibels(errors: ModelErrors) -> dict[str, float]:
     return {output.name: max(output.sqnr_db, _LEAST_DB) for output in errors.results()}
 
 
-def _is_asked(ctx: SampledContext, state: PlacedState) -> bool:
+def chooses_types(ctx: RunContext, state: FloatState) -> bool:
+    """True where something may be written in another type than float32."""
     return (
         find_high_precision(ctx.config, state.types) is not FloatType.FLOAT32
         or ctx.config.io_types is not None
@@ -168,7 +169,12 @@ def _is_asked(ctx: SampledContext, state: PlacedState) -> bool:
 
 
 FLOAT_TYPES = Pass(
-    _TYPES, Stage.REFINE, choose_float_types, "choosing float types", fast=True, applies=_is_asked
+    _TYPES,
+    Stage.REFINE,
+    choose_float_types,
+    "choosing float types",
+    fast=True,
+    applies=chooses_types,
 )
 
 

@@ -80,12 +80,17 @@ def test_bodies_read_and_give_float32() -> None:
     text = "g (float[N,4] x, bool flag) => (float[N,4] y) { a = MatMul(x, w) }"
     model = parse(text.replace("y) {", "y) { y = Identity(x)"), opset=19, w=np.eye(4, dtype=np.float32))
     then = body("then () => (float[N,4] t) { t = MatMul(a, v) }", v=np.eye(4, dtype=np.float32))
+    # Some exporters declare again what a body captures, in the type that it had.
+    then.value_info.append(onnx.helper.make_tensor_value_info("a", F32, ["N", 4]))
     other = body("other () => (float[N,4] e) { e = Identity(x) }")
     del model.graph.node[:1]
     choice = onnx.helper.make_node("If", ["flag"], ["y"], name="if", then_branch=then, else_branch=other)
     model.graph.node.append(choice)
     model = name_nodes(model)
+    # Outside it says the type of what a node there makes.
+    model.graph.value_info.append(onnx.helper.make_tensor_value_info("a", F32, ["N", 4]))
     made = write_types(model, F16, set())
+    assert [value.type.tensor_type.elem_type for value in made.graph.value_info] == [F16]
     onnx.checker.check_model(made, full_check=True)
     for flag in (True, False):
         feeds = {"x": np.ones((2, 4), np.float32), "flag": np.array(flag)}
