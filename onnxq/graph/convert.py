@@ -115,7 +115,8 @@ def _convert_opset(proto: ModelProto, version: int) -> ModelProto:
         raise _explain_failure(named, version, error) from error
     result = deepcopy(light)
     for entry in result.opset_import:
-        entry.version = version if entry.domain in OWN_DOMAINS else entry.version
+        if entry.domain in OWN_DOMAINS:
+            entry.CopyFrom(helper.make_opsetid(entry.domain, version))
     needed = helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True)
     result.ir_version = max(named.ir_version, needed)
     result.graph.CopyFrom(converted.graph)
