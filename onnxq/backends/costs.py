@@ -1,5 +1,6 @@
 """The cost of a node in float and in int8, which tables of the backends predict from its sizes."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -11,6 +12,16 @@ UNKNOWN_ROWS = 1
 UNKNOWN_ELEMENTS = 4096
 # Axes of an LSTM's data, [steps, batch, features], and of its weights, [directions, rows, features].
 LSTM_RANK = 3
+# Of a step of ONNX Runtime's LSTM, one thread, 1.32: 32 to 512 units, 1 to 16 sequences, 10 to 100 steps on Zen 4.
+# Nanoseconds per unit and sequence for the gates, in float on both sides, and microseconds to quantize the state.
+_GATE_NS = 4.5
+_STATE_US = 0.12
+# Share of the time to bring weights in: from step to step they stay in a cache, but for the largest.
+LSTM_STREAM = 0.3
+# On top with AMX, whose tiles have 16 rows however few the sequences: microseconds, and nanoseconds per weight. From
+# the speeds of Sapphire Rapids in docs/dynamic.md.
+_AMX_US = 0.5
+_AMX_NS = 0.016
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +79,11 @@ def turn_transposed(case: OpCase, weight: Shape) -> tuple[OpCase, Shape]:
 def sum_lstm(
     case: OpCase,
     multiply: Callable[[OpCase], Cost],
-    quantize: Callable[[int, int], float],
+    step: Callable[[OpCase], Cost],
 ) -> Cost:
     """One product of all inputs, and for each step one of the hidden state, which is quantized anew.
 
-    multiply: the cost of a Gemm. quantize: the microseconds for a state, by its values and the units of the LSTM.
+    multiply: the cost of a Gemm. step: the cost of a step, by the Gemm of its state.
     """
     assert case.weight is not None
     directions, rows, features = case.weight
@@ -81,10 +92,22 @@ def sum_lstm(
     shape = (case.inputs[0] if case.inputs else None) or ()
     steps, batch = shape[:2] if len(shape) == LSTM_RANK else (UNKNOWN_ROWS, UNKNOWN_ROWS)
     first, each = (
-        multiply(OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(depth, rows)))
-        for count, depth in ((steps * batch, features), (batch, hidden))
+        predict(OpCase(op_type="Gemm", inputs=(), output=(count, rows), weight=(depth, rows)))
+        for predict, count, depth in ((multiply, steps * batch, features), (step, batch, hidden))
     )
-    state = quantize(batch * hidden, hidden)
     float_us = first.float_us + steps * each.float_us
-    int8_us = first.int8_us + steps * (each.int8_us + state)
+    int8_us = first.int8_us + steps * each.int8_us
     return Cost(directions * float_us, directions * int8_us)
+
+
+def complete_step(product: Cost, part: OpCase, quantize_ns: float, *, slow: bool) -> Cost:
+    """The cost of a step of ONNX Runtime's LSTM, by that of the Gemm of its state.
+
+    quantize_ns: nanoseconds for a value of the state. slow: with AMX.
+    """
+    values = math.prod(part.output or ()) / 4
+    gates = values * _GATE_NS / 1e3
+    int8_us = product.int8_us + gates + _STATE_US + values * quantize_ns / 1e3
+    if slow:
+        int8_us += _AMX_US + math.prod(part.weight or ()) * _AMX_NS / 1e3
+    return Cost(product.float_us + gates, int8_us)

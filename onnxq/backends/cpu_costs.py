@@ -182,6 +182,8 @@ class CpuCosts:
     # Mul of a map by one value per channel) and "unknown" (any other operator, without the pair around it). "Mul" is
     # nearly always x * sigmoid(x), one kernel in float.
     elements: Mapping[str, Moves]
+    # Whether an LSTM's state is multiplied as slowly as with AMX: in a file for any CPU, and where nobody measured it.
+    slow_state: bool = False
 
     def predict_quantize(
         self, elements: int | None, *, from_conv: bool = False, dynamic: bool = False
@@ -231,10 +233,6 @@ def interpolate(table: Table, x: float) -> float:
 # Share of the time to bring weights in that shows: one row hides most of it, 16 rows and more none.
 STREAM_ONE_ROW = 0.35
 STREAM_ALL_ROWS = 16
-# Nanoseconds per weight that the int8 product of the hidden state takes beyond MatMul's, at each step: 64 to 512
-# units, one thread with VNNI (Zen 5 and Sapphire Rapids), onnxruntime 1.32. Products of few rows are slower there than
-# elsewhere.
-LSTM_STATE_NS = 0.02
 
 
 def parse_costs(text: str) -> CpuCosts:
@@ -259,8 +257,8 @@ def _parse_table(value: Any) -> Any:
     return {int(size): entry for size, entry in value.items()} if isinstance(value, dict) else value
 
 
-def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
-    """Gemm (uint8 in, uint8 out) and MatMul by a constant (uint8 in, float out)."""
+def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts, stream: float = 1) -> Cost:
+    """Gemm (uint8 in, uint8 out) and MatMul by a constant (uint8 in, float out); `stream` of bringing weights in."""
     linear = cpu.linear
     weights = math.prod(weight)
     outputs = weight[-1]
@@ -271,7 +269,7 @@ def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     depth = weights // max(outputs, 1)
     # Microseconds per million weights, as the tables have them.
     share = STREAM_ONE_ROW + (1 - STREAM_ONE_ROW) * math.log(rows, STREAM_ALL_ROWS)
-    exposed = weights * min(1.0, share) / 1e6
+    exposed = stream * weights * min(1.0, share) / 1e6
     float_us = linear.launch + max(rows / linear.gmacs, 1 / linear.one_row_gmacs) * weights / 1e3
     float_us += rows * (linear.row_ns + outputs * linear.out_ns) / 1e3
     float_us += exposed * interpolate(linear.stream_float, weights)
@@ -295,11 +293,14 @@ def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     def multiply(part: OpCase) -> Cost:
         return _compute_linear_cost(part, part.weight or (), cpu)
 
-    def quantize(values: int, hidden: int) -> float:
-        quantize_ns = values * (cpu.pairs.q_ns + cpu.pairs.dynamic_ns)
-        return (quantize_ns + hidden * weight[1] * LSTM_STATE_NS) / 1e3
+    def step(part: OpCase) -> Cost:
+        cost = _compute_linear_cost(part, part.weight or (), cpu, costs.LSTM_STREAM)
+        # Products of a step are launched without nodes of their own.
+        cost = Cost(cost.float_us - cpu.linear.launch, cost.int8_us - cpu.linear.int8_launch)
+        quantize_ns = cpu.pairs.q_ns + cpu.pairs.dynamic_ns
+        return costs.complete_step(cost, part, quantize_ns, slow=cpu.slow_state)
 
-    cost = costs.sum_lstm(case, multiply, quantize)
+    cost = costs.sum_lstm(case, multiply, step)
     return Cost(cost.float_us, cost.int8_us * cpu.int8_network)
 
 

@@ -273,8 +273,13 @@ def list_costs(target: Target, cpu: str) -> dict[str, MachineCosts]:
 
     Where a target has none, those of ONNX Runtime stand for the work of its nodes.
     """
+    from onnxq.backends.cpu_costs import CpuCosts
+
     tables = target.costs or find_reference().usual.costs
-    return {name: table for name, table in tables.items() if name.split()[0] == cpu} or dict(tables)
+    alone = {name: table for name, table in tables.items() if name.split()[0] == cpu}
+    # A file for any CPU may run on one with AMX.
+    slow = {n: replace(t, slow_state=True) for n, t in tables.items() if isinstance(t, CpuCosts)}
+    return alone or {**tables, **slow}
 
 
 def list_engines(*, foreign: bool = True) -> dict[str, Engine]:

@@ -86,10 +86,12 @@ class WebCosts:
         )
 
     def _predict_lstm(self, case: OpCase) -> Cost:
-        def quantize(values: int, _: int) -> float:
-            return self.predict_quantize(values, dynamic=True)
+        def step(part: OpCase) -> Cost:
+            cost = self.predict_node(part)
+            values = math.prod(part.output or ()) // 4
+            return Cost(cost.float_us, cost.int8_us + self.predict_quantize(values, dynamic=True))
 
-        return sum_lstm(case, self.predict_node, quantize)
+        return sum_lstm(case, self.predict_node, step)
 
 
 def count_work(case: OpCase) -> _Work:

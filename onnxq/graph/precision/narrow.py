@@ -186,14 +186,19 @@ class _NodeTypes:
             self.known[node.name] = self._find_type(node)
         return self.known[node.name]
 
+    def _stays_wide(self, node: NodeRef) -> bool:
+        """True for a node that was chosen for float32, and for a pair's node whose scale needs it."""
+        scaled = node.is_onnx(QUANTIZE, DEQUANTIZE)
+        chosen = self.wide is None or node.name in self.wide
+        return chosen or (scaled and not self.fits_scale(node))
+
     def _find_type(self, node: NodeRef) -> int:
-        if self.wide is None or node.name in self.wide:
+        if self._stays_wide(node):
             return FLOAT
         if node.is_onnx(QUANTIZE):
-            source = self.index.find_input(node, 0)
-            return self.of_tensor(source) if self.fits_scale(node) else FLOAT
+            return self.of_tensor(self.index.find_input(node, 0))
         if node.is_onnx(DEQUANTIZE):
-            able = self.of_readers(node.result) == {self.narrow} and self.fits_scale(node)
+            able = self.of_readers(node.result) == {self.narrow}
         else:
             able = bind_types(self.index, node, self.narrow, self.index.opset).able
         return self.narrow if able else FLOAT
@@ -219,6 +224,9 @@ class _NodeTypes:
     def of_input(self, edge: Edge) -> int | None:
         """The type that an input must have; None where it takes any."""
         node = self.index.find_node(edge.node)
+        # It has the type of the DequantizeLinear, which asks its readers.
+        if node.is_onnx(QUANTIZE) and self.index.maker(node, edge.index, DEQUANTIZE):
+            return FLOAT if self._stays_wide(node) else None
         dtype = self.of_node(node)
         # Integers, which no float type concerns.
         if node.is_onnx(DEQUANTIZE) and edge.index == 0:

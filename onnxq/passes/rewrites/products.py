@@ -338,7 +338,10 @@ def write_out_upsampling(edit: Edit, node: NodeRef) -> Iterator[str]:
     _, columns, *sizes = op.weight.shape
     step = sizes[0]
     expected = {**_UPSAMPLING, "strides": (step, step), "kernel_shape": sizes}
-    plain = (np.array_equal(value, expected.get(name)) for name, value in node.attrs.items())
+    plain = (
+        np.array_equal(np.asarray(value), np.asarray(expected.get(name)))
+        for name, value in node.attrs.items()
+    )
     if sizes != [step, step] or "strides" not in node.attrs or not all(plain):
         return
     # DepthToSpace reads a pixel's channels as [rows, columns, channels].

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxq.backends import find_target
+from onnxq.backends import find_target, list_costs
 from onnxq.backends.costs import Cost, OpCase
 from onnxq.backends.cpu_costs import CpuCosts, interpolate, round_up
 from onnxq.config import Config
@@ -403,3 +403,58 @@ def test_groups_of_more_channels_are_computed_faster(engine: str, cpu: str) -> N
     rates = list(conv.grouped_float_gmacs.values())
     assert rates == sorted(rates)
     assert min(*rates, *conv.float_gmacs.values(), *conv.line_gmacs.values()) > 0.5
+
+
+def lstm(units: int, steps: int, batch: int, directions: int = 1) -> OpCase:
+    return OpCase(
+        op_type="LSTM",
+        inputs=((steps, batch, units),),
+        output=(steps, directions, batch, units),
+        weight=(directions, 4 * units, units),
+    )
+
+
+# Microseconds of the session beside the node, which no model of nodes has.
+SESSION_US = 7.0
+
+
+@pytest.mark.parametrize(
+    ("case", "float_us", "int8_us"),
+    [
+        (lstm(32, 10, 1), 12.1, 13.3),
+        (lstm(48, 30, 1), 30.0, 25.4),
+        (lstm(64, 10, 1), 19.9, 16.5),
+        (lstm(64, 100, 1), 122.8, 79.7),
+        (lstm(96, 30, 1, 2), 152.0, 90.3),
+        (lstm(128, 10, 1), 49.7, 28.8),
+        (lstm(128, 30, 1), 127.3, 66.1),
+        (lstm(128, 100, 1), 395.8, 198.4),
+        (lstm(192, 30, 1), 263.7, 112.6),
+        (lstm(256, 30, 1), 509.5, 173.3),
+        (lstm(512, 100, 1), 7283.8, 2065.9),
+    ],
+)
+def test_an_lstm_of_one_sequence_takes_the_time_it_took_on_zen_4(case: OpCase, float_us: float, int8_us: float) -> None:
+    """One thread, onnxruntime 1.32.0, 2026-11-30. Its launch was paid again at every step of the state."""
+    (vnni,) = (cpu.predict_node(case) for cpu in list_costs(find_target("ort"), "vnni").values())
+    assert vnni.float_us + SESSION_US == pytest.approx(float_us, rel=0.28)
+    assert vnni.int8_us + SESSION_US == pytest.approx(int8_us, rel=0.28)
+    assert (vnni.float_us > vnni.int8_us) == (float_us > 1.1 * int8_us)
+
+
+@pytest.mark.parametrize(("units", "batch"), [(64, 4), (128, 4), (256, 4), (64, 16), (512, 16)])
+def test_several_sequences_gain_too(units: int, batch: int) -> None:
+    """1.5 to 3.4 times as fast on Zen 4, whose float products of several rows are slower than the table's."""
+    assert speedup(lstm(units, 30, batch)) > 1.15
+
+
+@pytest.mark.parametrize(
+    ("units", "batch", "gain"),
+    [(64, 1, 0.67), (128, 1, 0.91), (192, 1, 1.07), (256, 1, 1.36), (64, 4, 0.9), (128, 4, 1.04), (256, 4, 1.69)],
+)
+def test_a_file_for_any_cpu_counts_with_the_lstms_of_those_with_amx(units: int, batch: int, gain: float) -> None:
+    """The speeds of Sapphire Rapids in docs/dynamic.md."""
+    costs = list_costs(find_target("ort"), "any")
+    cost = costs["vnni"].predict_node(lstm(units, 50, batch))
+    assert cost.float_us / cost.int8_us == pytest.approx(gain, rel=0.15)
+    assert (cost.float_us > cost.int8_us) == (gain > 1)
