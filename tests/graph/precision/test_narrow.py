@@ -129,6 +129,22 @@ def test_pairs_keep_scales_that_the_type_does_not_hold() -> None:
     np.testing.assert_allclose(run(emulate_types(name_nodes(made)), x=x), run(paired(1e-7), x=x), rtol=0.1, atol=2e-7)
 
 
+@pytest.mark.parametrize("scale", [0.01, 1e-6])
+def test_pairs_one_behind_the_other(scale: float) -> None:
+    """As between operators of 8 and of 16 bits."""
+    text = """g (float[N,4] x) => (float[N,4] y) {
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) p = QuantizeLinear(d, t, z) e = DequantizeLinear(p, t, z)
+        r = Relu(d) v = Add(r, e) y = Mul(v, v)
+    }"""
+    zero = np.array(0, np.uint8)
+    model = parse(text, opset=19, s=np.array(0.01, np.float32), t=np.array(scale, np.float32), z=zero)
+    written = write_types(model, F16, set())
+    onnx.checker.check_model(written, full_check=True)
+    assert kinds(written)["t"] == (F16 if scale == 0.01 else F32)
+    x = np.arange(8, dtype=np.float32).reshape(2, 4) / 100
+    np.testing.assert_allclose(run(written, x=x), run(model, x=x), rtol=2e-3, atol=1e-6)
+
+
 def test_scales_that_a_type_holds() -> None:
     assert holds_scale(np.float32(0.01), F16, weight=False)
     assert not holds_scale(np.float32(2e-5), F16, weight=False)
