@@ -133,8 +133,8 @@ def test_pairs_keep_scales_that_the_type_does_not_hold() -> None:
 def test_pairs_one_behind_the_other(scale: float) -> None:
     """As between operators of 8 and of 16 bits."""
     text = """g (float[N,4] x) => (float[N,4] y) {
-        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) p = QuantizeLinear(d, t, z) e = DequantizeLinear(p, t, z)
-        r = Relu(d) v = Add(r, e) y = Mul(v, v)
+        q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)
+        p = QuantizeLinear(d, t, z) e = DequantizeLinear(p, t, z) r = Relu(d) v = Add(r, e) y = Mul(v, v)
     }"""
     zero = np.array(0, np.uint8)
     model = parse(text, opset=19, s=np.array(0.01, np.float32), t=np.array(scale, np.float32), z=zero)
