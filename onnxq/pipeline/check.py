@@ -91,8 +91,7 @@ def check_model(
     rest = iter(samples)
     first = next(rest, None)
     notes = () if exact is None else load_file(after, first, optimized=optimized, threads=threads)
-    exact_run: ModelRunner = reference
-    pairs = {"off": (exact_run, plain)}
+    pairs: dict[str, tuple[ModelRunner, ModelRunner]] = {"off": (reference, plain)}
     try:
         # ORT's optimizations say nothing of another engine. They misread pairs in narrow types, too
         # (WeightBiasQuantization multiplies float16 scales, which vanish).
@@ -100,7 +99,7 @@ def check_model(
             chosen = take_choices(after)
             typed = widen_model(chosen) if _holds_bfloat16(chosen) else chosen
             fast = MatchedRunner(reference, _TypedRunner(Session(typed, threads=threads)))
-            pairs |= {"on": (exact_run, fast), "agree": (plain, fast)}
+            pairs |= {"on": (reference, fast), "agree": (plain, fast)}
     except ModelError as error:
         if optimized:
             # The session above has loaded it.
@@ -121,7 +120,7 @@ def check_model(
         missing = reference.selections.list_missing(after)
         unmatched = [Caution("W137", explain_missing(selection)) for selection in missing]
         notes = (*notes, *_note_unchecked(reference, checks), *unmatched)
-    # Of the samples held back alone: the others that are looked at next count their choices, too.
+    # Of the samples held back alone, before others are looked at.
     choices = plain.agreement.results()
     notes = (*notes, *_note_losses(checks, errors["off"], (reference, plain), other_samples))
     return ModelCheck(checks, len(ran), notes, choices=choices, errors=errors)
