@@ -18,7 +18,7 @@ from onnx import TensorProto
 from onnxq.arrays import Array
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE, NodeRefs
-from onnxq.sites import Edge, MaybeTensor, Names, Role, Site, TensorId, split_scope
+from onnxq.sites import Edge, MaybeTensor, Names, Role, Site, TensorId, drop_repeats, split_scope
 
 # ONNX Runtime has operators of these names in a domain of its own.
 _DOMAINS = ("", "com.microsoft")
@@ -187,7 +187,7 @@ def list_operators(index: GraphIndex, chain: Chain) -> Names:
     producer = index.find_producer(chain.source)
     if not readers and producer is not None:
         readers = [producer]
-    return tuple(dict.fromkeys(reader.op_type for reader in readers))
+    return drop_repeats(reader.op_type for reader in readers)
 
 
 def find_role(index: GraphIndex, chain: Chain, storage: str) -> Role:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from operator import attrgetter
 
-from onnxq.backends import find_compiler, find_modes, find_target
+from onnxq.backends import find_compiler, find_target
 from onnxq.config import Command
 from onnxq.engines.diff.model import LABELS, OFF, ON
 from onnxq.engines.prove.proof import UNSEEN
@@ -202,8 +202,8 @@ def _describe_size(report: Report) -> str:
 def _explain_size(report: Report) -> str:
     """Why the file is larger than the source, or how it would be smaller; "" where there is nothing to say."""
     if not report.note_bytes:
-        large = report.pairs and report.left_float and 2 * report.output_bytes > report.source_bytes
-        if large and report.mode != "weight-only" and "weight-only" in find_modes(report.target):
+        large = 2 * report.output_bytes > report.source_bytes
+        if report.pairs and report.left_float and large and report.has_smaller_mode:
             return "; `mode: weight-only` makes it smaller, and what stays float no faster"
         return ""
     text = f": {format_bytes(report.note_bytes)} are notes, which `notes='none'` leaves out"

@@ -29,7 +29,7 @@ from onnxq.evaluation.toggled import Setting, Switch, ToggledModel, measure_sett
 from onnxq.graph import ModelLike
 from onnxq.progress import Progress
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Caution, Cautions, Names
+from onnxq.sites import Caution, Cautions, Names, drop_repeats
 
 # The network in so many segments, coarse to fine, and in at most so many prefixes.
 _SEGMENTS = (2, 4, 8)
@@ -64,7 +64,7 @@ def list_groups(
 
     switches: in the order the model runs. Raises ConfigError for a kind that does not exist.
     """
-    wanted = tuple(dict.fromkeys(kinds))
+    wanted = drop_repeats(kinds)
     for kind in wanted:
         if kind not in KINDS:
             raise ConfigError(
@@ -117,7 +117,7 @@ def split_segments(nodes: dict[str, Sequence[Switch]], parts: int) -> list[Switc
         SwitchGroup(
             "segment",
             f"{names[0]} … {names[-1]}",
-            tuple(dict.fromkeys(switch for name in names for switch in nodes[name])),
+            drop_repeats(switch for name in names for switch in nodes[name]),
         )
         for names in out
     ]
@@ -203,7 +203,7 @@ def _make_cost(
     return GroupCost(
         kind=group.kind,
         name=group.name,
-        ops=tuple(dict.fromkeys(op for switch in group.switches for op in switch.ops)),
+        ops=drop_repeats(op for switch in group.switches for op in switch.ops),
         sites=tuple(switch.site for switch in group.switches),
         isolated_db=figures[group.setting],
         leave_one_out_db=left_out,

@@ -32,7 +32,7 @@ from onnxq.numerics import dequantize
 from onnxq.progress import Progress
 from onnxq.runtime import Feeds, Session
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Edge, Names, Refusal, Refusals, Role, TensorId
+from onnxq.sites import Edge, Names, Refusal, Refusals, Role, TensorId, drop_repeats
 
 # Operators whose constants passes rewrite: weights, biases, and the Add that holds a MatMul's bias.
 _CORRECTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Add")
@@ -203,7 +203,7 @@ class _ToggleWork(ConstantSwitches):
                 continue
             tensor = chain.dequantize.result
             edges = self.index.list_consumers(tensor)
-            nodes = tuple(dict.fromkeys(self._list_readers(tensor)))
+            nodes = drop_repeats(self._list_readers(tensor))
             maker = self.index.find_producer(chain.source)
             if not nodes and maker is not None:
                 # A graph output that nobody reads: its error is its maker's.
@@ -218,7 +218,7 @@ class _ToggleWork(ConstantSwitches):
             else:
                 feed = self._toggle_constant(chain, tensor, edges)
             if feed:
-                ops = tuple(dict.fromkeys(self.index.find_node(name).op_type for name in nodes))
+                ops = drop_repeats(self.index.find_node(name).op_type for name in nodes)
                 self.switches.append(Switch(info.name, info.role, nodes, ops, feed))
             else:
                 reason = "the float model has no constant in this place to compare with"

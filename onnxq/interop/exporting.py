@@ -11,7 +11,7 @@ from onnxq.graph import FLOAT_TENSORS, GraphIndex
 from onnxq.interop.base import ImportFormat, TensorScale
 from onnxq.interop.fitting import describe_kind
 from onnxq.plan import SitePlan, SitePlans
-from onnxq.sites import Caution, Cautions, Names, TensorId
+from onnxq.sites import Caution, Cautions, Names, TensorId, drop_repeats
 from onnxq.wording import join_names, show_as_summary
 
 # Names that a text lists where there are more.
@@ -140,7 +140,7 @@ def _list_entries(sites: Iterable[SitePlan]) -> Iterator[tuple[SitePlan, TensorS
 
 def _list_readers(site: SitePlan) -> Names:
     edges = site.consumers if isinstance(site.site, TensorId) else (site.site,)
-    return tuple(dict.fromkeys(edge.node for edge in edges or ()))
+    return drop_repeats(edge.node for edge in edges or ())
 
 
 def _find_obstacle(site: SitePlan) -> str:

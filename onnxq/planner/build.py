@@ -37,6 +37,7 @@ from onnxq.sites import (
     TensorId,
     Unquantized,
     UnquantizedNodes,
+    drop_repeats,
     is_within,
     split_unquantized,
 )
@@ -250,7 +251,7 @@ def add_tables(sites: SitePlans, tables: Iterable[Table]) -> SitePlans:
         weight = added.get(table.tensor)
         twin = None if table.twin is None else added.get(table.twin)
         if weight is not None:
-            readers = tuple(dict.fromkeys((*weight.named_consumers, *table.lookups)))
+            readers = drop_repeats((*weight.named_consumers, *table.lookups))
             added[table.tensor] = replace(weight, consumers=readers)
         elif not table.others:
             group = "" if twin is None else twin.name

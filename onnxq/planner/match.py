@@ -13,7 +13,7 @@ from onnxq.planner.place import find_float_nodes
 from onnxq.planner.recognize import Recognized
 from onnxq.planner.rewritten import Anchors, move_rewritten
 from onnxq.planner.sums import bind_sums, digest_weights, mend_sums
-from onnxq.sites import Caution, Cautions, Edge, Site
+from onnxq.sites import Caution, Cautions, Edge, Site, drop_repeats
 from onnxq.spec import PerTensor
 
 
@@ -76,7 +76,7 @@ def fit_plan(
         precision=_move_types(plan.precision, anchors),
     )
     done, lines = mend_sums(bind_sums(done, index), index)
-    return replace(done, warnings=tuple(dict.fromkeys(done.warnings + orphans + lines)))
+    return replace(done, warnings=drop_repeats(done.warnings + orphans + lines))
 
 
 def _explain_weights(plan: Plan) -> PlanError:

@@ -87,9 +87,8 @@ class RunFigure:
 
     def describe_agreement(self) -> str:
         """The rows whose largest value is where float's is; "" where it does not look like scores."""
-        return (
-            f"top-1 the same in {round(self.top_1 * self.rows)} of {self.rows}" if self.rows else ""
-        )
+        same = round(self.top_1 * self.rows) if self.rows else 0
+        return f"top-1 the same in {same} of {self.rows}" if self.rows else ""
 
 
 def list_figures(difference: Difference) -> Iterator[RunFigure]:
@@ -131,9 +130,8 @@ def describe_figures(figures: Sequence[RunFigure]) -> str:
     text = f"{worst.output} {verb} {format_decibel(worst.sqnr_db)} against float {place}"
     if worst.rows:
         return f"{text}; {worst.describe_agreement()}"
-    least = min(
-        (figure for figure in figures if figure.rows), key=lambda figure: figure.top_1, default=None
-    )
+    ranked = [figure for figure in figures if figure.rows]
+    least = min(ranked, key=lambda figure: figure.top_1, default=None)
     return text if least is None else f"{text}; {least.output}: {least.describe_agreement()}"
 
 
@@ -382,9 +380,8 @@ class Report:
             drifts = self._find_drifts(engine)
             for output in engine.outputs:
                 if not engine.emulated or output.name in drifts:
-                    figures.append(
-                        RunFigure(output=output.name, run=engine.run, sqnr_db=output.sqnr_db)
-                    )
+                    name = output.name
+                    figures.append(RunFigure(output=name, run=engine.run, sqnr_db=output.sqnr_db))
         return tuple(figures)
 
     def _find_drifts(self, engine: EngineCheck) -> dict[str, float]:
@@ -417,11 +414,15 @@ class Report:
         return self.latency is not None and self.latency.ratio < 1.0
 
     @property
+    def has_smaller_mode(self) -> bool:
+        """True where weights alone may be stored in integers instead, which takes no int8 kernels that pay."""
+        return self.mode != "weight-only" and "weight-only" in find_modes(self.target)
+
+    @property
     def calibrated(self) -> bool:
         """True if ranges of activations come from the data; False for weights alone."""
-        return not self.roles or any(
-            count for role, count in self.roles if role in ("activation", "output")
-        )
+        data = [count for role, count in self.roles if role in ("activation", "output")]
+        return not self.roles or any(data)
 
     def alarms(self) -> Cautions:
         """List the warnings that follow from the numbers: nothing quantized, accuracy lost, answers changed, slower."""
@@ -434,7 +435,7 @@ class Report:
                 text = f"everything was refused{' or would not pay' if self.left_float else ''}: {text}"
             elif self.left_float:
                 text = f"int8 would not pay: {text}"
-                if self.mode != "weight-only" and "weight-only" in find_modes(self.target):
+                if self.has_smaller_mode:
                     text += "; `mode: weight-only` makes the file smaller, and no faster"
             # Placed for one kind of CPU alone, there may be something.
             others = [warning for warning in self.warnings if warning.code == OTHER_CPUS]
@@ -469,9 +470,8 @@ class Report:
     def _list_cautions(self, engine: EngineCheck) -> Iterator[Caution]:
         """Warnings of an engine that refuses the file, takes longer with it, or gives other answers than it says."""
         if engine.refusal:
-            yield Caution(
-                "W148", f"{engine.engine} refuses the file: {engine.reason}; {engine.refusal}"
-            )
+            text = f"{engine.engine} refuses the file: {engine.reason}; {engine.refusal}"
+            yield Caution("W148", text)
         time = engine.latency
         if time and time.int8_ms > MOST_LOSS * time.own_ms:
             loss = time.int8_ms / time.own_ms - 1
@@ -494,7 +494,7 @@ class Report:
 
 def warn_synthetic(done: str) -> Caution:
     """Make the warning for figures from made-up inputs. done: "costs were measured"."""
-    return Caution(
-        "W101",
-        f"no samples were given: {done} on made-up inputs, so give `data=…` for numbers that count",
+    text = (
+        f"no samples were given: {done} on made-up inputs, so give `data=…` for numbers that count"
     )
+    return Caution("W101", text)

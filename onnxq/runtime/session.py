@@ -22,7 +22,7 @@ from onnxq.graph.light import find_provider, is_large_model, list_libraries, ref
 from onnxq.graph.scopes import collect_reads, walk_graphs
 from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
-from onnxq.sites import Names, NameSet
+from onnxq.sites import Names, NameSet, drop_repeats
 from onnxq.workers import count_threads
 
 # Only FATAL reaches stderr: lesser errors ORT also raises, and we translate those.
@@ -108,7 +108,7 @@ def check_libraries(paths: Iterable[AnyPath]) -> Names:
     without onnxruntime. No paths: nothing is loaded.
     """
     # dlopen looks for a bare file name in the system's folders, not in the working directory.
-    absolute = tuple(dict.fromkeys(str(Path(path).resolve()) for path in paths))
+    absolute = drop_repeats(str(Path(path).resolve()) for path in paths)
     if absolute:
         register_libraries(import_onnxruntime().SessionOptions(), absolute)
     return absolute

@@ -312,28 +312,21 @@ def _find_specs(
     """Each such group, the spec of its activation, None where it stays float, and the sites of its weights."""
     paired = frozenset(site.site for site in plan.sites if isinstance(site.site, TensorId))
     written = frozenset(site.site for site in plan.sites if site.role is Role.OUTPUT)
-    activations, written_edges, weights = (
-        {
-            edge: site
-            for site in plan.sites
-            if site.role is role
-            for edge in site.find_readers(index)
-        }
-        for role in (Role.ACTIVATION, Role.OUTPUT, Role.WEIGHT)
-    )
-    inputs = written_edges | activations
+    # Where the pair of an output and one of its own are at an input, its own counts.
+    ordered = sorted(plan.sites, key=lambda site: site.role is not Role.OUTPUT)
+    by_edge = {edge: site for site in ordered for edge in site.find_readers(index)}
     for group in find_groups(index):
         # A Mul behind a pair, or behind integers that are merely moved, would be a float kernel between two that are
         # not.
         _, *sources = index.walk_back(group.tensor, _MOVING)
         if group.home is None and (group.tensor in written or not paired.isdisjoint(sources)):
             continue
-        read = [inputs.get(op.node.make_edge(0)) for op in group.readers]
+        read = [by_edge.get(op.node.make_edge(0)) for op in group.readers]
         specs = {None if site is None else site.spec for site in read}
         spec = next(iter(specs))
         if len(specs) > 1 or (spec is not None and (spec.is_float or not spec.has_one_scale)):
             continue
-        multiplied = [weights.get(op.node.make_edge(1)) for op in group.readers]
+        multiplied = [by_edge.get(op.node.make_edge(1)) for op in group.readers]
         sites = [site for site in multiplied if site is not None and not site.spec.is_float]
         # One scale meets all channels of the activation; blocks of a weight have scales of their own already.
         blocked = any(site.spec.has_blocks for site in sites)

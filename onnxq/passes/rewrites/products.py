@@ -335,20 +335,19 @@ def write_out_upsampling(edit: Edit, node: NodeRef) -> Iterator[str]:
     op = find_linear(edit.index, node) if node.is_onnx("ConvTranspose") else None
     if op is None or op.weight.dtype != np.float32 or op.weight.size < _WORTH_A_NODE:
         return
-    _, columns, *sizes = op.weight.shape
-    step = sizes[0]
-    expected = {**_UPSAMPLING, "strides": (step, step), "kernel_shape": sizes}
-    plain = (
-        np.array_equal(np.asarray(value), np.asarray(expected.get(name)))
-        for name, value in node.attrs.items()
-    )
-    if sizes != [step, step] or "strides" not in node.attrs or not all(plain):
+    _, columns, step, *_ = op.weight.shape
+    windows = {**_UPSAMPLING, "strides": (step, step), "kernel_shape": (step, step)}
+    # As text: attributes of other types, which are left to ONNX Runtime's checks, may be arrays.
+    attrs = {"strides": (1, 1), **node.attrs}
+    plain = all(str(value) == str(windows.get(name)) for name, value in attrs.items())
+    if step == 1 or op.weight.shape[2:] != (step, step) or not plain:
         return
     # DepthToSpace reads a pixel's channels as [rows, columns, channels].
     rows = op.weight.transpose(2, 3, 1, 0).reshape(step * step * columns, -1, 1, 1)
-    edit.replace_node(node, "Conv", node.inputs)
+    biased = op.bias.any()
+    edit.replace_node(node, "Conv", node.inputs if biased else node.inputs[:2])
     edit.set_constant(node.make_edge(1), rows)
-    if op.bias.any():
+    if biased:
         edit.set_constant(node.make_edge(2), np.tile(op.bias, step * step).astype(rows.dtype))
     reader = edit.index.find_reader(node.result, "Relu", "LeakyRelu", "Clip")
     last = reader[0] if reader is not None else node

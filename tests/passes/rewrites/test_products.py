@@ -286,10 +286,11 @@ def test_a_computed_bias_keeps_its_factor() -> None:
         ("y = ConvTranspose<strides=[2,2], pads=[0,0,0,0], group=1>(x, w, b)", ["DepthToSpace"]),
         ("m = ConvTranspose<strides=[2,2], kernel_shape=[2,2]>(x, w) y = LeakyRelu(m)", ["LeakyRelu", "DepthToSpace"]),
         ("m = ConvTranspose<strides=[2,2]>(x, w, b) n = Relu(m) y = Add(m, n)", ["DepthToSpace", "Relu", "Add"]),
+        ("y = ConvTranspose<strides=[2,2]>(x, w, zeros)", ["DepthToSpace"]),
     ],
 )
 def test_windows_side_by_side_are_a_conv_and_a_depth_to_space(nodes: str, behind: list[str]) -> None:
-    weights = random_weights({"w": (64, 32, 2, 2), "b": (32,)})
+    weights = {**random_weights({"w": (64, 32, 2, 2), "b": (32,)}), "zeros": np.zeros(32, np.float32)}
     text = f"g (float[1,64,6,8] x) => (float[1,32,12,16] y) {{ {nodes} }}"
     before = infer_shapes(parse(text, **read_by(nodes, weights)))
     after, _ = assert_changed(write_out_upsampling, before)
@@ -311,6 +312,8 @@ def test_windows_side_by_side_are_a_conv_and_a_depth_to_space(nodes: str, behind
         ('strides=[2,2], auto_pad="SAME_UPPER"', (64, 32, 2, 2)),
         ("strides=[2,2]", (64, 4, 2, 2)),
         ("", (64, 128, 1, 1)),
+        ("strides=[1,1]", (64, 128, 1, 1)),
+        ("", (64, 32, 2, 2)),
     ],
 )
 def test_other_transposed_convolutions_stay(attributes: str, shape: tuple[int, ...]) -> None:
