@@ -70,7 +70,7 @@ def make_case(name: str) -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """What the kernels answer to each case, with 255 everywhere: all of them in one network."""
+    """The answers of the kernels to each case, with 255 everywhere: all of them in one network."""
     first, *rest = (onnx.compose.add_prefix(make_case(name), f"{name}/") for name in CASES)
     for other in rest:
         first.graph.MergeFrom(other.graph)
