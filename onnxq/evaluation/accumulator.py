@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +53,7 @@ class OutputPart:
     spread: float
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class AxisSums:
     """Sums of each slice of one axis, [slices] each. squared: of each sample's noise squared. count: values a slice."""
 
@@ -79,15 +78,17 @@ class AxisSums:
         ends = values.min(axis=(0, 2)), values.max(axis=(0, 2))
         return cls(signal, noise, np.square(noise), *ends, reference.size // size)
 
-    def add(self, other: AxisSums) -> None:
-        """Add the sums of one sample."""
-        self.signal += other.signal
-        self.noise += other.noise
-        self.squared += other.squared
-        np.minimum(self.low, other.low, out=self.low)
-        np.maximum(self.high, other.high, out=self.high)
-        self.count += other.count
-        self.samples += other.samples
+    def merge(self, other: AxisSums) -> AxisSums:
+        """The sums of both."""
+        return AxisSums(
+            self.signal + other.signal,
+            self.noise + other.noise,
+            self.squared + other.squared,
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+            self.count + other.count,
+            self.samples + other.samples,
+        )
 
     def list_bands(self) -> Iterator[NDArray[np.intp]]:
         """Yield the indices of each band that counts, but for the first."""
@@ -148,7 +149,7 @@ class SliceSums:
             return
         if self._axes is None:
             self._rank = other._rank
-            self._axes = deepcopy(other._axes)
+            self._axes = dict(other._axes)
             return
         for axis, sums in tuple(self._axes.items()):
             added = other._axes.get(axis)
@@ -157,7 +158,7 @@ class SliceSums:
             if other._rank != self._rank or added is None or added.signal.size != sums.signal.size:
                 del self._axes[axis]
             else:
-                sums.add(added)
+                self._axes[axis] = sums.merge(added)
 
     def parts(self) -> Iterator[OutputPart]:
         """Yield every part that has to be judged by itself."""

@@ -110,6 +110,9 @@ def omit_weights(
     return light, omission.omitted
 
 
+_WITH_TENSORS = (AttributeProto.TENSOR, AttributeProto.GRAPH, AttributeProto.GRAPHS)
+
+
 @dataclass(frozen=True)
 class _Omission:
     """Copies graphs without their large tensors, which it collects. empty: as of `omit_weights`."""
@@ -130,6 +133,10 @@ class _Omission:
         """Copy the nodes of a graph or function."""
         for node in source.node:
             copy = target.node.add()
+            # Most nodes hold neither a tensor nor a body.
+            if not any(attr.type in _WITH_TENSORS for attr in node.attribute):
+                copy.CopyFrom(node)
+                continue
             copy_fields(node, copy, ("attribute",))
             for attr in node.attribute:
                 part = copy.attribute.add()

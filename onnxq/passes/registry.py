@@ -5,8 +5,8 @@ from typing import Any
 
 from onnxq.config import Config
 from onnxq.errors import ConfigError, suggest_names
-from onnxq.graph import GraphIndex, fold_constants, get_index, infer_shapes, name_nodes
-from onnxq.graph.scopes import replace_items, walk_graphs
+from onnxq.graph import fold_constants, get_index, infer_shapes, name_nodes
+from onnxq.graph.scopes import replace_items, walk_graphs, walk_nodes
 from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, never, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.journal import PassReport
@@ -34,8 +34,8 @@ from onnxq.passes.state import FloatState, FloatStep
 def compute_constants(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Compute constant subgraphs: weights behind Cast or Transpose, shape chains, Pad amounts."""
     folded = infer_shapes(fold_constants(state.model))
-    left = {node.name for node in GraphIndex(folded).nodes}
-    gone = [node for node in GraphIndex(state.model).nodes if node.name not in left]
+    left = {node.name for node in walk_nodes(folded.graph)}
+    gone = [node for node in walk_nodes(state.model.graph) if node.name not in left]
     changed = tuple(f"{node.name}: {node.op_type} computed" for node in gone)
     return replace(state, model=folded), PassReport("constants", changed)
 
