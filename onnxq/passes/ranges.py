@@ -413,7 +413,7 @@ def _is_whole(site: SitePlan) -> bool:
 NAME = "ranges"
 # Errors of layers are judged on few samples: they have many positions each.
 _JUDGES = 4
-_WHY = "what reads these loses less so; `skip: [ranges]` keeps the observer's"
+_WHY = "less noise behind the operators that read these; `skip: [ranges]` keeps the observer's"
 
 
 def improve_ranges(ctx: SampledContext, state: PlacedState) -> PlacedStep:

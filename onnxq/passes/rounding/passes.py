@@ -158,7 +158,7 @@ EXTERNAL = "external_rounding"
 _SEGMENTS = 4
 # From here on no answer hangs on it, dB, and looking for the segments costs twice what rounding does.
 _GOOD_DB = 40.0
-_WHY = "the rounding of few bits, or within 16-bit sums, finds its own; `skip: [rounding]` keeps the observer's"
+_WHY = "rounding to few bits or within 16-bit sums finds its own; `skip: [rounding]` keeps the observer's"
 
 
 class RoundedWeights(NamedTuple):

@@ -104,12 +104,13 @@ class SequentialRounding:
         refitted = Counter(entry.kind for entry in self.done if entry.refitted)
         biases = Counter(entry.kind for entry in self.done if entry.bias)
         lines = [
-            f"{count} {kind}: {rounded[kind]} rounded by moments, {refitted[kind]} re-fitted, {biases[kind]} biases"
+            f"{count} {kind}: {rounded[kind]} rounded by moments, {refitted[kind]} re-fitted, "
+            f"{biases[kind]} biases corrected"
             for kind, count in operators.items()
         ]
         if self.thin:
-            reason = f"fewer than {FEWEST_POSITIONS} positions in the samples"
-            lines.append(f"{len(self.thin)} left: {reason}")
+            reason = f"the samples show fewer than {FEWEST_POSITIONS} positions"
+            lines.append(f"{len(self.thin)} left as calibrated: {reason}")
         return tuple(lines)
 
 

@@ -188,7 +188,7 @@ def test_in_a_run_it_is_told_skipped_and_rolled_back(monkeypatch: pytest.MonkeyP
 
     line = list_lines()[0]
     assert "in a trial" in line
-    assert re.search(r"in place of the observer minmax at \w+.*: what reads these loses less so", line)
+    assert re.search(r"in place of the observer minmax at \w+.*: less noise behind the operators", line)
     assert "`skip: [ranges]` keeps the observer's" in line
     assert list_lines(skip=[*config.skip, "ranges"]) == []
     assert list_lines(effort="fast") == []
