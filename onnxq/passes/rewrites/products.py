@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Array, Mask, Shape
 from onnxq.graph import Dims, GraphIndex, NodeRef, fold_constants, infer_shapes
 from onnxq.passes.base import RunContext
 from onnxq.passes.linear import find_linear
@@ -25,14 +25,13 @@ _MORE_LETTERS = "αβγδεζηθ"
 # In the shape of a Reshape: the size that the axis has, and the one size that follows from all others.
 _SAME = 0
 _REST = -1
-# Attributes of a ConvTranspose that leave its windows and their places alone.
-_UPSAMPLING = {
-    "auto_pad": "NOTSET",
-    "dilations": (1, 1),
-    "group": 1,
-    "output_padding": (0, 0),
-    "pads": (0, 0, 0, 0),
-}
+# Of a ConvTranspose: sizes along both axes, and attributes that leave its windows as they are.
+_SIZES = {"strides": (1, 1), "pads": (0, 0, 0, 0), "output_padding": (0, 0)}
+_PLAIN_WINDOWS = {"auto_pad": "NOTSET", "dilations": (1, 1), "group": 1}
+# Pictures, and maps of fewer channels, are as fast in float and lose less.
+_FEWEST_CHANNELS = 4
+# Times as many products, with the zeros of a larger kernel, as pay in integers.
+_MOST_ZEROS = 2.25
 # Values of a matrix; a stack of smaller ones is left: in 8 bits it would gain nothing by so many nodes.
 _WORTH_A_NODE = 1 << 13
 
@@ -328,28 +327,54 @@ def part_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
 
 @rewrite_nodes("upsampling")
 def write_out_upsampling(edit: Edit, node: NodeRef) -> Iterator[str]:
-    """Make a ConvTranspose whose windows lie side by side a Conv of 1 x 1 and a DepthToSpace, which have int8 kernels.
+    """Make a ConvTranspose that enlarges by its stride a Conv and a DepthToSpace, which have int8 kernels.
 
-    An activation that follows stays behind the Conv, and is computed with it.
+    Of each block of pixels that one of the input becomes, every place is a channel of the Conv (Shi et al. 2016). Its
+    kernel has the taps that reach the block: 1 x 1 for windows side by side, 3 x 3 for 4 x 4 and stride 2. An
+    activation that follows stays behind the Conv, and is computed with it.
     """
     op = find_linear(edit.index, node) if node.is_onnx("ConvTranspose") else None
     if op is None or op.weight.dtype != np.float32 or op.weight.size < _WORTH_A_NODE:
         return
-    _, columns, step, *_ = op.weight.shape
-    windows = {**_UPSAMPLING, "strides": (step, step), "kernel_shape": (step, step)}
+    columns, *kernel = op.weight.shape[1:]
+    sizes = np.hstack([np.ravel(node.attrs.get(*entry)) for entry in _SIZES.items()])
     # As text: attributes of other types, which are left to ONNX Runtime's checks, may be arrays.
-    attrs = {"strides": (1, 1), **node.attrs}
-    plain = all(str(value) == str(windows.get(name)) for name, value in attrs.items())
-    if step == 1 or op.weight.shape[2:] != (step, step) or not plain:
+    plain = {**_PLAIN_WINDOWS, "kernel_shape": tuple(kernel)}
+    others = {name: value for name, value in node.attrs.items() if name not in _SIZES}
+    changed = any(str(value) != str(plain.get(name)) for name, value in others.items())
+    if changed or len(kernel) != 2 or sizes.dtype.kind != "i" or sizes.size != 8:
         return
+    step = int(sizes[0])
+    enlarged = sizes[2:4] + sizes[4:6] == kernel - sizes[0] + sizes[6:]
+    if step == 1 or sizes[1] != step or not enlarged.all() or columns < _FEWEST_CHANNELS:
+        return
+    (high, *height), (wide, *width) = (
+        _spread_taps(size, step, before) for size, before in zip(kernel, sizes[2:], strict=False)
+    )
     # DepthToSpace reads a pixel's channels as [rows, columns, channels].
-    rows = op.weight.transpose(2, 3, 1, 0).reshape(step * step * columns, -1, 1, 1)
+    weight = np.einsum("rik,sjl,cokl->rsocij", high, wide, op.weight, optimize=True)
+    if weight.size > _MOST_ZEROS * op.weight.size:
+        return
     biased = op.bias.any()
-    edit.replace_node(node, "Conv", node.inputs if biased else node.inputs[:2])
-    edit.set_constant(node.make_edge(1), rows)
+    pads = (height[0], width[0], height[1], width[1])
+    edit.replace_node(node, "Conv", node.inputs if biased else node.inputs[:2], {"pads": pads})
+    edit.set_constant(node.make_edge(1), weight.reshape(-1, *weight.shape[3:]))
     if biased:
-        edit.set_constant(node.make_edge(2), np.tile(op.bias, step * step).astype(rows.dtype))
+        bias = np.tile(op.bias, step * step).astype(weight.dtype)
+        edit.set_constant(node.make_edge(2), bias)
     reader = edit.index.find_reader(node.result, "Relu", "LeakyRelu", "Clip")
     last = reader[0] if reader is not None else node
     edit.append(last, [("DepthToSpace", (), {"blocksize": step})])
     yield f"{node.name}: Conv and DepthToSpace instead of ConvTranspose"
+
+
+def _spread_taps(kernel: int, step: int, before: int) -> tuple[Mask, int, int]:
+    """Along one axis: which value of a transposed kernel is which tap of each place in a block, and a Conv's pads.
+
+    before: the pad in front. Returns [places, taps, kernel].
+    """
+    offsets, between = np.divmod(np.arange(step)[:, None] + before - np.arange(kernel), step)
+    reached = between == 0
+    first, last = int(offsets[reached].min()), int(offsets[reached].max())
+    taps = np.arange(first, last + 1)[:, None]
+    return reached[:, None] & (offsets[:, None] == taps), -first, last

@@ -287,10 +287,15 @@ def test_a_computed_bias_keeps_its_factor() -> None:
         ("m = ConvTranspose<strides=[2,2], kernel_shape=[2,2]>(x, w) y = LeakyRelu(m)", ["LeakyRelu", "DepthToSpace"]),
         ("m = ConvTranspose<strides=[2,2]>(x, w, b) n = Relu(m) y = Add(m, n)", ["DepthToSpace", "Relu", "Add"]),
         ("y = ConvTranspose<strides=[2,2]>(x, w, zeros)", ["DepthToSpace"]),
+        ("y = ConvTranspose<strides=[2,2], pads=[1,1,1,1]>(x, v, b)", ["DepthToSpace"]),
+        ("y = ConvTranspose<strides=[2,2], pads=[1,0,1,2]>(x, v)", ["DepthToSpace"]),
+        ("y = ConvTranspose<strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(x, u, b)", ["DepthToSpace"]),
+        ("y = ConvTranspose<strides=[2,2], pads=[0,1,1,0]>(x, u)", ["DepthToSpace"]),
     ],
 )
-def test_windows_side_by_side_are_a_conv_and_a_depth_to_space(nodes: str, behind: list[str]) -> None:
-    weights = {**random_weights({"w": (64, 32, 2, 2), "b": (32,)}), "zeros": np.zeros(32, np.float32)}
+def test_what_enlarges_by_its_stride_is_a_conv_and_a_depth_to_space(nodes: str, behind: list[str]) -> None:
+    shapes = {"w": (64, 32, 2, 2), "u": (64, 32, 3, 3), "v": (64, 32, 4, 4), "b": (32,)}
+    weights = {**random_weights(shapes), "zeros": np.zeros(32, np.float32)}
     text = f"g (float[1,64,6,8] x) => (float[1,32,12,16] y) {{ {nodes} }}"
     before = infer_shapes(parse(text, **read_by(nodes, weights)))
     after, _ = assert_changed(write_out_upsampling, before)
@@ -305,6 +310,9 @@ def test_windows_side_by_side_are_a_conv_and_a_depth_to_space(nodes: str, behind
     [
         ("strides=[2,2]", (64, 32, 3, 3)),
         ("strides=[2,2], pads=[1,1,1,1]", (64, 32, 2, 2)),
+        ("strides=[2,2], pads=[1,1,1,1]", (64, 32, 3, 3)),
+        ("strides=[2,2], pads=[1,1,1,1]", (512, 3, 4, 4)),
+        ("strides=[4,4], output_padding=[2,2]", (64, 128, 2, 2)),
         ("strides=[2,2], output_padding=[1,1]", (64, 32, 2, 2)),
         ("strides=[2,2], dilations=[2,2]", (64, 32, 2, 2)),
         ("strides=[2,2], group=2", (64, 32, 2, 2)),
