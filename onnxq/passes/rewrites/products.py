@@ -25,9 +25,9 @@ _MORE_LETTERS = "αβγδεζηθ"
 # In the shape of a Reshape: the size that the axis has, and the one size that follows from all others.
 _SAME = 0
 _REST = -1
-# Of a ConvTranspose: sizes along both axes, and attributes that leave its windows as they are.
-_SIZES = {"strides": (1, 1), "pads": (0, 0, 0, 0), "output_padding": (0, 0)}
-_PLAIN_WINDOWS = {"auto_pad": "NOTSET", "dilations": (1, 1), "group": 1}
+# Of a ConvTranspose by its spatial axes: how the taps along each go into a Conv's weight, with places in a block, in
+# the order that what follows reads a pixel's channels, in front.
+_SPREADS = {1: "rik,cok->roci", 2: "rik,sjl,cokl->rsocij"}
 # Pictures, and maps of fewer channels, are as fast in float and lose less.
 _FEWEST_CHANNELS = 4
 # Times as many products, with the zeros of a larger kernel, as pay in integers.
@@ -336,45 +336,71 @@ def write_out_upsampling(edit: Edit, node: NodeRef) -> Iterator[str]:
     op = find_linear(edit.index, node) if node.is_onnx("ConvTranspose") else None
     if op is None or op.weight.dtype != np.float32 or op.weight.size < _WORTH_A_NODE:
         return
-    columns, *kernel = op.weight.shape[1:]
-    sizes = np.hstack([np.ravel(node.attrs.get(*entry)) for entry in _SIZES.items()])
+    channels, *kernel = op.weight.shape[1:]
+    rank = len(kernel)
+    ones, none = (1,) * rank, (0,) * rank
+    sizes = {"strides": ones, "output_padding": none, "pads": none + none}
+    plain = {"auto_pad": "NOTSET", "dilations": ones, "group": 1, "kernel_shape": tuple(kernel)}
     # As text: attributes of other types, which are left to ONNX Runtime's checks, may be arrays.
-    plain = {**_PLAIN_WINDOWS, "kernel_shape": tuple(kernel)}
-    others = {name: value for name, value in node.attrs.items() if name not in _SIZES}
-    changed = any(str(value) != str(plain.get(name)) for name, value in others.items())
-    if changed or len(kernel) != 2 or sizes.dtype.kind != "i" or sizes.size != 8:
-        return
-    step = int(sizes[0])
-    enlarged = sizes[2:4] + sizes[4:6] == kernel - sizes[0] + sizes[6:]
-    if step == 1 or sizes[1] != step or not enlarged.all() or columns < _FEWEST_CHANNELS:
-        return
-    (high, *height), (wide, *width) = (
-        _spread_taps(size, step, before) for size, before in zip(kernel, sizes[2:], strict=False)
+    changed = any(
+        str(value) != str(plain.get(name))
+        for name, value in node.attrs.items()
+        if name not in sizes
     )
-    # DepthToSpace reads a pixel's channels as [rows, columns, channels].
-    weight = np.einsum("rik,sjl,cokl->rsocij", high, wide, op.weight, optimize=True)
+    values = np.hstack([np.ravel(node.attrs.get(*size)) for size in sizes.items()])
+    if changed or rank not in _SPREADS or values.dtype.kind != "i" or values.size != 4 * rank:
+        return
+    strides, padding, before, after = values.reshape(4, rank)
+    step = int(strides[0])
+    enlarged = (strides == step) & (before + after == kernel - strides + padding)
+    if step == 1 or channels < _FEWEST_CHANNELS or not enlarged.all():
+        return
+    taps = [_spread_taps(size, step, int(pad)) for size, pad in zip(kernel, before, strict=True)]
+    weight = np.einsum(_SPREADS[rank], *(tap.spread for tap in taps), op.weight, optimize=True)
     if weight.size > _MOST_ZEROS * op.weight.size:
         return
     biased = op.bias.any()
-    pads = (height[0], width[0], height[1], width[1])
+    pads = (*(tap.before for tap in taps), *(tap.after for tap in taps))
     edit.replace_node(node, "Conv", node.inputs if biased else node.inputs[:2], {"pads": pads})
-    edit.set_constant(node.make_edge(1), weight.reshape(-1, *weight.shape[3:]))
+    edit.set_constant(node.make_edge(1), weight.reshape(-1, *weight.shape[rank + 1 :]))
     if biased:
-        bias = np.tile(op.bias, step * step).astype(weight.dtype)
+        bias = np.tile(op.bias, step**rank).astype(weight.dtype)
         edit.set_constant(node.make_edge(2), bias)
     reader = edit.index.find_reader(node.result, "Relu", "LeakyRelu", "Clip")
     last = reader[0] if reader is not None else node
-    edit.append(last, [("DepthToSpace", (), {"blocksize": step})])
-    yield f"{node.name}: Conv and DepthToSpace instead of ConvTranspose"
+    edit.append(last, _join_places(edit, node, rank, step, channels))
+    yield f"{node.name}: Conv of all places in a block instead of ConvTranspose"
 
 
-def _spread_taps(kernel: int, step: int, before: int) -> tuple[Mask, int, int]:
-    """Along one axis: which value of a transposed kernel is which tap of each place in a block, and a Conv's pads.
+def _join_places(edit: Edit, node: NodeRef, rank: int, step: int, channels: int) -> list[Step]:
+    """The nodes that put the places of each block, which are channels, where they belong."""
+    if rank == 2:
+        return [("DepthToSpace", (), {"blocksize": step})]
+    parted = edit.add_integers(node.scope, f"{node.name}/parted", [_SAME, step, channels, _REST])
+    joined = edit.add_integers(node.scope, f"{node.name}/joined", [_SAME, channels, _REST])
+    return [
+        ("Reshape", (parted,), {}),
+        ("Transpose", (), {"perm": (0, 2, 3, 1)}),
+        ("Reshape", (joined,), {}),
+    ]
 
-    before: the pad in front. Returns [places, taps, kernel].
+
+@dataclass(frozen=True, eq=False)
+class _Taps:
+    """Along one axis of a ConvTranspose: how its values are taps of a Conv for each place in a block.
+
+    spread: [places, taps, kernel]. before, after: the Conv's pads.
     """
+
+    spread: Mask
+    before: int
+    after: int
+
+
+def _spread_taps(kernel: int, step: int, before: int) -> _Taps:
+    """The taps of a kernel of this size. before: the ConvTranspose's pad in front."""
     offsets, between = np.divmod(np.arange(step)[:, None] + before - np.arange(kernel), step)
     reached = between == 0
     first, last = int(offsets[reached].min()), int(offsets[reached].max())
     taps = np.arange(first, last + 1)[:, None]
-    return reached[:, None] & (offsets[:, None] == taps), -first, last
+    return _Taps(reached[:, None] & (offsets[:, None] == taps), -first, last)

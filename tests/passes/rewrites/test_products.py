@@ -305,10 +305,24 @@ def test_what_enlarges_by_its_stride_is_a_conv_and_a_depth_to_space(nodes: str, 
     assert "QLinearConv" in {node.op_type for node in optimize_graph(result.model).graph.node}
 
 
+@pytest.mark.parametrize(("kernel", "step", "pads"), [(16, 8, (4, 4)), (4, 2, (1, 1)), (2, 2, (0, 0)), (5, 3, (2, 0))])
+def test_signals_are_enlarged_by_a_conv_and_a_transpose(kernel: int, step: int, pads: tuple[int, int]) -> None:
+    convs = f"m = ConvTranspose<strides=[{step}], pads={list(pads)}>(x, w, b) n = LeakyRelu(m) y = Conv(n, v)"
+    text = f"g (float[2,64,15] x) => (float[2,8,{15 * step}] y) {{ {convs} }}"
+    before = infer_shapes(parse(text, **random_weights({"w": (64, 64, kernel), "b": (64,), "v": (8, 64, 1)})))
+    after, _ = assert_changed(write_out_upsampling, before)
+    moved = ["Reshape", "Transpose", "Reshape"]
+    assert [node.op_type for node in after.graph.node] == ["Conv", "LeakyRelu", *moved, "Conv"]
+    result = quantize(before, random_weights({"x": (8, 64, 15)}), overrides={"latency": False, "cpu": "vnni"})
+    assert not result.report.refusals
+    assert "ConvTranspose" not in {node.op_type for node in optimize_graph(result.model).graph.node}
+
+
 @pytest.mark.parametrize(
     ("attributes", "shape"),
     [
         ("strides=[2,2]", (64, 32, 3, 3)),
+        ("strides=[2,2,2]", (64, 32, 2, 2, 2)),
         ("strides=[2,2], pads=[1,1,1,1]", (64, 32, 2, 2)),
         ("strides=[2,2], pads=[1,1,1,1]", (64, 32, 3, 3)),
         ("strides=[2,2], pads=[1,1,1,1]", (512, 3, 4, 4)),
@@ -325,5 +339,6 @@ def test_what_enlarges_by_its_stride_is_a_conv_and_a_depth_to_space(nodes: str, 
     ],
 )
 def test_other_transposed_convolutions_stay(attributes: str, shape: tuple[int, ...]) -> None:
-    text = f"g (float[1,64,6,8] x) => (float y) {{ y = ConvTranspose<{attributes}>(x, w) }}".replace("<>", "")
+    size = [1, *shape[:1], 6, 8, 4][: len(shape)]
+    text = f"g (float{size} x) => (float y) {{ y = ConvTranspose<{attributes}>(x, w) }}".replace("<>", "")
     assert_untouched(write_out_upsampling, infer_shapes(parse(text, **random_weights({"w": shape}))))
