@@ -327,7 +327,7 @@ def part_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
 
 @rewrite_nodes("upsampling")
 def write_out_upsampling(edit: Edit, node: NodeRef) -> Iterator[str]:
-    """Make a ConvTranspose that enlarges by its stride a Conv and a DepthToSpace, which have int8 kernels.
+    """Make a ConvTranspose of no stride a Conv, of one that it enlarges by a Conv and a DepthToSpace, all in int8.
 
     Of each block of pixels that one of the input becomes, every place is a channel of the Conv (Shi et al. 2016). Its
     kernel has the taps that reach the block: 1 x 1 for windows side by side, 3 x 3 for 4 x 4 and stride 2. An
@@ -352,15 +352,17 @@ def write_out_upsampling(edit: Edit, node: NodeRef) -> Iterator[str]:
         return
     strides, padding, before, after = values.reshape(4, rank)
     step = int(strides[0])
-    enlarged = (strides == step) & (before + after == kernel - strides + padding)
-    if step == 1 or channels < _FEWEST_CHANNELS or not enlarged.all():
+    # Without a stride a result of any size is a Conv's.
+    further = kernel - strides - before - after + padding
+    enlarged = (strides == step) & ((further == 0) | (step == 1))
+    if step < 1 or channels < _FEWEST_CHANNELS or not enlarged.all():
         return
     taps = [_spread_taps(size, step, int(pad)) for size, pad in zip(kernel, before, strict=True)]
     weight = np.einsum(_SPREADS[rank], *(tap.spread for tap in taps), op.weight, optimize=True)
-    if weight.size > _MOST_ZEROS * op.weight.size:
+    pads = (*(tap.before for tap in taps), *further + [tap.after for tap in taps])
+    if min(pads) < 0 or weight.size > _MOST_ZEROS * op.weight.size:
         return
     biased = op.bias.any()
-    pads = (*(tap.before for tap in taps), *(tap.after for tap in taps))
     edit.replace_node(node, "Conv", node.inputs if biased else node.inputs[:2], {"pads": pads})
     edit.set_constant(node.make_edge(1), weight.reshape(-1, *weight.shape[rank + 1 :]))
     if biased:
@@ -369,11 +371,13 @@ def write_out_upsampling(edit: Edit, node: NodeRef) -> Iterator[str]:
     reader = edit.index.find_reader(node.result, "Relu", "LeakyRelu", "Clip")
     last = reader[0] if reader is not None else node
     edit.append(last, _join_places(edit, node, rank, step, channels))
-    yield f"{node.name}: Conv of all places in a block instead of ConvTranspose"
+    yield f"{node.name}: Conv instead of ConvTranspose"
 
 
 def _join_places(edit: Edit, node: NodeRef, rank: int, step: int, channels: int) -> list[Step]:
     """The nodes that put the places of each block, which are channels, where they belong."""
+    if step == 1:
+        return []
     if rank == 2:
         return [("DepthToSpace", (), {"blocksize": step})]
     parted = edit.add_integers(node.scope, f"{node.name}/parted", [_SAME, step, channels, _REST])
