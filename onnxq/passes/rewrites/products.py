@@ -18,6 +18,8 @@ from onnxq.passes.base import RunContext
 from onnxq.passes.linear import find_linear
 from onnxq.passes.patterns import Edit, Step, rewrite_nodes
 from onnxq.passes.state import FloatState, FloatStep
+from onnxq.planner.requests import Requests
+from onnxq.sites import Role
 
 # Letters for the axes that an ellipsis stands for, from the last one on.
 _ELLIPSIS = "..."
@@ -325,15 +327,29 @@ def part_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
         yield f"{node.name}: a product without a factor"
 
 
-@rewrite_nodes("upsampling")
-def write_out_upsampling(edit: Edit, node: NodeRef) -> Iterator[str]:
+def write_out_upsampling(ctx: RunContext, state: FloatState) -> FloatStep:
+    """Write out each ConvTranspose for integers, but for those that a rule leaves float, where it would be slower."""
+    edit = Edit(state.model)
+    requests = Requests(ctx.config, edit.index)
+    changed: list[str] = []
+    for node in edit.index.nodes:
+        weight = edit.index.find_input(node, 1) if node.is_onnx("ConvTranspose") else None
+        if weight is None:
+            continue
+        rule = requests.match(Role.WEIGHT, weight, [node]).rule
+        if rule is None or not rule.set.float:
+            changed.extend(_write_out_transposed(edit, node))
+    return edit.finish_pass(state, "upsampling", changed)
+
+
+def _write_out_transposed(edit: Edit, node: NodeRef) -> Iterator[str]:
     """Make a ConvTranspose of no stride a Conv, of one that it enlarges by a Conv and a DepthToSpace, all in int8.
 
     Of each block of pixels that one of the input becomes, every place is a channel of the Conv (Shi et al. 2016). Its
     kernel has the taps that reach the block: 1 x 1 for windows side by side, 3 x 3 for 4 x 4 and stride 2. An
     activation that follows stays behind the Conv, and is computed with it.
     """
-    op = find_linear(edit.index, node) if node.is_onnx("ConvTranspose") else None
+    op = find_linear(edit.index, node)
     if op is None or op.weight.dtype != np.float32 or op.weight.size < _WORTH_A_NODE:
         return
     channels, *kernel = op.weight.shape[1:]

@@ -307,6 +307,15 @@ def test_what_enlarges_by_its_stride_is_a_conv_and_a_depth_to_space(nodes: str, 
     assert "QLinearConv" in {node.op_type for node in optimize_graph(result.model).graph.node}
 
 
+@pytest.mark.parametrize("asked", [{"node": "y/ConvTranspose"}, {"op": "ConvTranspose"}])
+def test_a_transposed_convolution_that_a_rule_leaves_float_stays_one(asked: dict[str, str]) -> None:
+    text = "g (float[1,64,6,8] x) => (float[1,32,12,16] y) { y = ConvTranspose<strides=[2,2], pads=[1,1,1,1]>(x, v) }"
+    model = parse(text, **random_weights({"v": (64, 32, 4, 4)}))
+    rules = [{**asked, "set": {"float": True}}]
+    result = quantize(model, random_weights({"x": (8, 64, 6, 8)}), overrides={"latency": False, "rules": rules})
+    assert [node.op_type for node in result.model.graph.node] == ["ConvTranspose"]
+
+
 @pytest.mark.parametrize(("kernel", "step", "pads"), [(16, 8, (4, 4)), (4, 2, (1, 1)), (2, 2, (0, 0)), (5, 3, (2, 0))])
 def test_signals_are_enlarged_by_a_conv_and_a_transpose(kernel: int, step: int, pads: tuple[int, int]) -> None:
     convs = f"m = ConvTranspose<strides=[{step}], pads={list(pads)}>(x, w, b) n = LeakyRelu(m) y = Conv(n, v)"
