@@ -104,12 +104,11 @@ class SequentialRounding:
         refitted = Counter(entry.kind for entry in self.done if entry.refitted)
         biases = Counter(entry.kind for entry in self.done if entry.bias)
         lines = [
-            f"{count} {kind}: {rounded[kind]} rounded by moments, {refitted[kind]} re-fitted, "
-            f"{biases[kind]} biases corrected"
+            f"{count} {kind}: {rounded[kind]} rounded by moments, {refitted[kind]} re-fitted, {biases[kind]} biases"
             for kind, count in operators.items()
         ]
         if self.thin:
-            reason = f"the samples show fewer than {FEWEST_POSITIONS} positions"
+            reason = f"samples show fewer than {FEWEST_POSITIONS} positions"
             lines.append(f"{len(self.thin)} left as calibrated: {reason}")
         return tuple(lines)
 
