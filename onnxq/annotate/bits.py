@@ -24,7 +24,7 @@ from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
 from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.names import is_clipped_part, name_part
-from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
+from onnxq.sites import Caution, Cautions, MaybeTensor, Names, Role, Site
 from onnxq.spec import (
     ElementType,
     Granularity,
@@ -365,7 +365,7 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
     return name_type(dtype) if dtype else "uint8"
 
 
-def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
+def _find_type_name(index: GraphIndex, tensor: MaybeTensor) -> str:
     dtype = index.find_dtype(tensor)
     return name_type(dtype) if dtype else ""
 

@@ -21,7 +21,7 @@ from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.graph import LAYOUT_OPS, GraphIndex, NodeRef
 from onnxq.graph.values import name_type
 from onnxq.numerics import find_saturating_sums, quantize
-from onnxq.sites import Names, TensorId
+from onnxq.sites import MaybeTensor, Names
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
 # ONNX, and the domains of ONNX Runtime, those of its optimized graphs included.
@@ -307,9 +307,7 @@ def _starts_at_zero(index: GraphIndex, quantizer: NodeRef) -> bool:
     )
 
 
-def _find_stored_type(
-    index: GraphIndex, tensor: TensorId | None, reader: NodeRef, zero: int
-) -> str:
+def _find_stored_type(index: GraphIndex, tensor: MaybeTensor, reader: NodeRef, zero: int) -> str:
     """The type of an integer tensor: of its reader's zero point, else declared, else its producer's default.
 
     zero: the input of `reader` with the zero point, -1 without one. "" where the type is not known.

@@ -34,6 +34,7 @@ from onnxq.graph.scopes import (
     store_tensor,
     walk_from,
 )
+from onnxq.sites import NameSet
 
 
 class Cutter(Generic[M]):
@@ -295,7 +296,7 @@ def remove_unneeded(graph: GraphProto) -> None:
     )
 
 
-def list_behind(model: ModelLike, stops: Collection[str]) -> frozenset[str]:
+def list_behind(model: ModelLike, stops: Collection[str]) -> NameSet:
     """The nodes of the main graph named in `stops`, and those that anything they make goes into."""
     names = set()
     tensors: set[str] = set()

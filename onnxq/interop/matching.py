@@ -20,7 +20,7 @@ from onnxq.interop.base import (
 )
 from onnxq.interop.fitting import fit_numbers
 from onnxq.plan import Plan, SitePlan, SitePlans
-from onnxq.sites import Causes, Caution, Cautions, Names, Site, TensorId
+from onnxq.sites import Causes, Caution, Cautions, MaybeTensor, Names, Site, TensorId
 from onnxq.spec import QParams
 from onnxq.wording import show_as_summary
 
@@ -335,7 +335,7 @@ def _explain_unused(index: GraphIndex, name: str) -> str:
     return "the plan quantizes nothing that reads it"
 
 
-def _find_tensor(index: GraphIndex, name: str) -> TensorId | None:
+def _find_tensor(index: GraphIndex, name: str) -> MaybeTensor:
     """The tensor of this name in the first scope that has one: tables know no scopes."""
     return next(
         (t for scope in index.scopes if (t := index.resolve_tensor(name, scope)) is not None), None

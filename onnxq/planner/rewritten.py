@@ -11,7 +11,7 @@ from onnxq.graph import GraphIndex, NodeRef, compute_structural_ids
 from onnxq.numerics import quantize_weight
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.planner.recognize import MOVERS, Recognized
-from onnxq.sites import Edge, Edges, Site, TensorId
+from onnxq.sites import Edge, Edges, MaybeTensor, Site, TensorId
 from onnxq.spec import PerChannel, PerTensor
 
 # Digits that no number of an input has, so that a made-up one costs no time.
@@ -92,7 +92,7 @@ class Anchors:
             return self.index.find_input(reader, position)
         return self.find_tensor(site.site, site.anchor)
 
-    def find_tensor(self, tensor: TensorId, anchor: str) -> TensorId | None:
+    def find_tensor(self, tensor: TensorId, anchor: str) -> MaybeTensor:
         """The tensor of this name if its anchor agrees (or is not known), else the only one with the anchor."""
         if self.recognized is not None and not tensor.scope:
             likely = self.recognized.tensors.get(tensor.name)

@@ -29,7 +29,7 @@ from onnxq.graph.scopes import (
     walk_from,
 )
 from onnxq.graph.storage import copy_around_bodies, copy_fields
-from onnxq.sites import TensorId
+from onnxq.sites import MaybeTensor, TensorId
 
 BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
@@ -77,7 +77,7 @@ class Wiring:
     # Tensors whose node was taken out: who read them reads the next tensor made under that name.
     orphans: dict[TensorId, Any] = field(default_factory=dict)
 
-    def resolve_tensor(self, tensor: str, scope: str) -> TensorId | None:
+    def resolve_tensor(self, tensor: str, scope: str) -> MaybeTensor:
         """Return the tensor that a name means when read from `scope`; None for "" and for undefined names."""
         at: str | None = scope
         while tensor and at is not None:
