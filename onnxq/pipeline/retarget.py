@@ -5,7 +5,6 @@ pairs in it; each gets the numbers that the file has for its tensor. A weight ke
 come out as they were; an activation keeps scale and zero point where its type stays, and its range where that changes.
 """
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,6 +14,7 @@ import numpy as np
 from onnxq.arrays import Array, as_float32, as_int32
 from onnxq.config import Config
 from onnxq.errors import ConfigError, ModelError
+from onnxq.evaluation.accumulator import compute_sqnr
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_models
 from onnxq.graph import ModelLike, attach_weights, emulate_types, load_model
@@ -160,9 +160,7 @@ class _Filling:
                 error = fake_quant(value, site.qparams, site.spec) - value
                 power = float(np.square(value).sum())
                 noise = float(np.square(error).sum())
-                note = replace(
-                    note, error_db=10 * math.log10(power / noise) if noise and power else math.inf
-                )
+                note = replace(note, error_db=compute_sqnr(power, noise))
             moved.append(note)
         return tuple(moved)
 
