@@ -156,6 +156,11 @@ def always(ctx: RunContext, state: FloatState) -> bool:
     return True
 
 
+def never(ctx: RunContext, state: FloatState) -> bool:
+    """False: the pass is left out for the targets that leave it out."""
+    return False
+
+
 def has_real_samples(ctx: SampledContext, state: FloatState) -> bool:
     """True where samples are real: sums of errors over made-up ones say nothing."""
     return not ctx.data.synthetic
@@ -172,8 +177,9 @@ class Pass(Generic[ContextT, StateT]):
 
     name: by which `skip` leaves it out. title: the progress line; "" for passes too short for one. time_share: of the
     time that is left, where there is a budget; 0: not limited. fast: it runs at effort `fast` too. applies: False where
-    there is nothing for it. trial: how the judge compares the states before and after it; None: it does no harm. retry:
-    another attempt, where the judge took the first one back.
+    there is nothing for it. required: True where it runs for targets that leave it out, too. trial: how the judge
+    compares the states before and after it; None: it does no harm. retry: another attempt, where the judge took the
+    first one back.
     """
 
     name: str
@@ -183,6 +189,7 @@ class Pass(Generic[ContextT, StateT]):
     time_share: float = 0.0
     fast: bool = False
     applies: Callable[[ContextT, StateT], bool] = always
+    required: Callable[[ContextT, StateT], bool] = never
     trial: Trial[ContextT, StateT] | None = None
     retry: Callable[[ContextT, StateT], tuple[StateT, PassReport]] | None = None
 
@@ -194,9 +201,12 @@ def run_stage(
 
     A pass that gains nothing, does harm or takes too long leaves the state as it was.
     """
+    skips = find_target(ctx.config.target).skips
     hurried = stage is not Stage.REWRITE and ctx.config.effort == "fast"
     for entry in passes:
         if entry.stage is not stage or entry.name in ctx.skip or (hurried and not entry.fast):
+            continue
+        if entry.name in skips and not entry.required(ctx, state):
             continue
         # Last of the questions: it may look at the whole model.
         if not entry.applies(ctx, state):

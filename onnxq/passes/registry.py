@@ -1,15 +1,13 @@
 """All passes in the order in which they run, and the first stage of them, the rewrites, which need no samples."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from onnxq.backends import find_target
 from onnxq.config import Config
 from onnxq.errors import ConfigError, suggest_names
 from onnxq.graph import GraphIndex, fold_constants, get_index, infer_shapes, name_nodes
 from onnxq.graph.scopes import replace_items, walk_graphs
-from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, run_stage
+from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, never, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.journal import PassReport
 from onnxq.passes.mixed_precision.activation_bits import ACTIVATION_BITS, WIDE_ACTIVATIONS
@@ -64,25 +62,17 @@ _CONDITIONS = {
     "upsampling": lambda ctx, _: ctx.config.mode in ("static", "auto"),
     "fused": lambda _, state: any(node.domain for node in get_index(state.model).nodes),
 }
-
-
-def _applies(name: str, ctx: RunContext, state: FloatState) -> bool:
-    """True where the target takes the rewrite, and there may be something for it."""
-    # ONNX Runtime's LayerNormFusion takes in a Cast to float32 in front of a norm written out, and then refuses the
-    # node of two types that it made (opset 17 and later): beside other float types norms are single nodes for every
-    # target.
-    required = name == "layernorm" and (state.types.narrow or chooses_types(ctx, state))
-    skipped = name in find_target(ctx.config.target).skips and not required
-    return not skipped and _CONDITIONS.get(name, always)(ctx, state)
-
-
+# ONNX Runtime's LayerNormFusion takes in a Cast to float32 in front of a norm written out, and then refuses the node of
+# two types that it made (opset 17 and later): beside other float types norms are single nodes for every target.
+_REQUIRED = {"layernorm": lambda ctx, state: state.types.narrow or chooses_types(ctx, state)}
 REWRITES = tuple(
     Pass(
         name,
         Stage.REWRITE,
         function,
         fast=True,
-        applies=partial(_applies, name),
+        applies=_CONDITIONS.get(name, always),
+        required=_REQUIRED.get(name, never),
     )
     for name, function in (
         # What ONNX Runtime's optimizer fused is looked at as the operators that it was.
