@@ -29,15 +29,8 @@ from onnxq.errors import OutputError, PlanError, VerificationError
 from onnxq.files import name_folder, prepare_folder, write_text
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.passes.base import RunContext
-from onnxq.pipeline import (
-    Configuration,
-    ModelSource,
-    OutputPath,
-    Overrides,
-    load_both,
-    name_file,
-    open_run,
-)
+from onnxq.pipeline import ModelSource, load_both, name_file
+from onnxq.pipeline.configuration import Configuration, OutputPath, Overrides, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report import Parts, RenderableType, Text, TextView, format_count, make_sheet, make_table
 from onnxq.report.document import ResultFormat, Values, describe_verdict

@@ -1,14 +1,8 @@
 """`onnxq plan`: the tensors that would be quantized, how, by which rule and why; and the nodes that stay float."""
 
 from onnxq.config import Command
-from onnxq.pipeline import (
-    Configuration,
-    ModelSource,
-    OutputPath,
-    Overrides,
-    open_run,
-    quantize_model,
-)
+from onnxq.pipeline import ModelSource, quantize_model
+from onnxq.pipeline.configuration import Configuration, OutputPath, Overrides, open_run
 from onnxq.pipeline.finalize import write_plan
 from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent

@@ -10,14 +10,8 @@ from onnxq.engines.diff.model import LABELS, OFF, ON
 from onnxq.engines.prove.proof import UNSEEN
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.passes.journal import Promotion
-from onnxq.pipeline import (
-    Configuration,
-    ModelSource,
-    OutputPath,
-    Overrides,
-    open_run,
-    quantize_model,
-)
+from onnxq.pipeline import ModelSource, quantize_model
+from onnxq.pipeline.configuration import Configuration, OutputPath, Overrides, open_run
 from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.record import write_run
 from onnxq.progress import Progress, silent
