@@ -16,10 +16,9 @@ from onnxq.errors import ModelError
 from onnxq.graph.base import RANDOM_OPS
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
-from onnxq.graph.load import check_structure
+from onnxq.graph.load import check_structure, declare_opset
 from onnxq.graph.names import assign_names, choose_name, list_names, name_nodes
 from onnxq.graph.scopes import (
-    OWN_DOMAINS,
     label_node,
     list_defined,
     rename_tensors,
@@ -114,11 +113,7 @@ def _convert_opset(proto: ModelProto, version: int) -> ModelProto:
     except Exception as error:
         raise _explain_failure(named, version, error) from error
     result = deepcopy(light)
-    for entry in result.opset_import:
-        if entry.domain in OWN_DOMAINS:
-            entry.CopyFrom(helper.make_opsetid(entry.domain, version))
-    needed = helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True)
-    result.ir_version = max(named.ir_version, needed)
+    declare_opset(result, version)
     result.graph.CopyFrom(converted.graph)
     _reattach_model(light, result)
     if find_opset(named) < _RESIZE_ATTRIBUTES <= version:

@@ -409,17 +409,22 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
             f"{', '.join(sorted(other)[:_SHOWN])} of opset {declared} may mean something else there"
         )
         raise ModelError(subject, cause, fix, code="Q103")
-    for entry in proto.opset_import:
-        if entry.domain in OWN_DOMAINS:
-            entry.version = opset
-    needed = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
-    proto.ir_version = max(proto.ir_version, needed)
+    declare_opset(proto, opset)
     return (
         Caution(
             "W113",
             f"{cause}; it declares opset {opset} now, at which all its operators are the same",
         ),
     )
+
+
+def declare_opset(proto: ModelProto, opset: int) -> None:
+    """Write an opset of ONNX's own operators into a model, in place, and the IR version that it needs."""
+    for entry in proto.opset_import:
+        if entry.domain in OWN_DOMAINS:
+            entry.version = opset
+    needed = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
+    proto.ir_version = max(proto.ir_version, needed)
 
 
 def _find_version(op_type: str, opset: int) -> int:

@@ -193,8 +193,7 @@ def export_wiring(
         scope.nodes = _sort_records(wiring, scope, before, after)
         _check_outputs(wiring, scope)
     model = ModelProto()
-    copy_fields(source, model, ("graph", "functions", "opset_import", "metadata_props"))
-    model.opset_import.extend(source.opset_import)
+    copy_fields(source, model, ("graph",))
     # Both are names of ONNX's own domain.
     known = {"" if entry.domain == "ai.onnx" else entry.domain for entry in source.opset_import}
     used = {record.node.domain or "" for record in wiring.nodes.values()}
@@ -202,7 +201,6 @@ def export_wiring(
         helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})
     )
     helper.set_model_props(model, {**{p.key: p.value for p in source.metadata_props}, **metadata})
-    model.functions.extend(source.functions)
     _restore_graph(wiring, wiring.scopes[""], model.graph)
     return model
 
@@ -294,9 +292,7 @@ def _restore_graph(wiring: Wiring, scope: ScopeRecord, target: GraphProto) -> No
 
 
 def _restore_node(wiring: Wiring, record: NodeRecord, target: NodeProto) -> None:
-    copy_fields(
-        record.source, target, ("input", "output", "name", "op_type", "domain", "attribute")
-    )
+    copy_fields(record.source, target, ("input", "output", "domain", "attribute"))
     node = record.node
     target.name = node.name
     target.op_type = node.op
