@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from onnxq.arrays import Array64, as_int64
+from onnxq.arrays import Array64, as_int64, cast_quietly
 from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, get_index
 from onnxq.graph.base import RANDOM_OPS
 from onnxq.graph.light import WeightStore, bare_proto, copy_proto, copy_store, rebuild
@@ -164,8 +164,7 @@ class _TwinWriter:
             return self.rounded[key]
         rounded = self.rounded[key] = choose_name(f"{name}/rounded", self.taken)
         if value is not None:
-            with np.errstate(over="ignore", under="ignore"):
-                narrow = value.astype(helper.tensor_dtype_to_np_dtype(self.narrow))
+            narrow = cast_quietly(value, helper.tensor_dtype_to_np_dtype(self.narrow))
             main.initializer.append(
                 encode_tensor(rounded, narrow.astype(np.float32), store=self.store)
             )

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from onnxq.arrays import Array, Array64, Floats, Shape, as_int32
+from onnxq.arrays import Array, Array64, Floats, Shape, as_int32, cast_quietly
 from onnxq.errors import PlanError
 from onnxq.numerics.machine import map_parts
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -162,8 +162,7 @@ def cast_scale(qparams: QParams, dtype: DTypeLike, *, signed: bool = False) -> A
 
     Raises PlanError if it is not positive, or if float16 makes it 0 or inf.
     """
-    with np.errstate(over="ignore", under="ignore"):
-        scale = np.asarray(qparams.scale).astype(dtype)
+    scale = cast_quietly(np.asarray(qparams.scale), dtype)
     fits = np.isfinite(scale) & ((scale != 0) if signed else (scale > 0))
     if not fits.all():
         raise PlanError(
@@ -250,8 +249,7 @@ def compute_block_shape(shape: tuple[DimT, ...], axis: int, size: int) -> tuple[
 def round_to_type(value: Array64, dtype: np.dtype[Any]) -> Array | None:
     """`value` in a float type; None if it overflows, or is so small there that it loses significant digits."""
     # float16 is subnormal below 6e-5: a weight times 1/255 may end there.
-    with np.errstate(over="ignore", under="ignore"):
-        narrow = value.astype(dtype)
+    narrow = cast_quietly(value, dtype)
     wide = narrow.astype(np.float64)
     largest = float(np.abs(value).max(initial=0.0))
     # A unit in the last place of the largest value.
