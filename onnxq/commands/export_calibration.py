@@ -104,10 +104,8 @@ def _make_rows(exported: ExportedScales, verbose: bool) -> terminal.SheetRows:
         f"{len(exported.written)} sites, {len(exported.written) - len(changed)} of them to the bit",
     )
     for label, lines in (("changed", changed), ("not in the file", left)):
-        if lines:
-            yield label, terminal.join_lines(lines, verbose, _SHOWN)
-    if exported.uncovered:
-        yield "no entry", terminal.join_lines(list(exported.uncovered), verbose, _SHOWN)
+        yield label, terminal.join_lines(lines, verbose, _SHOWN)
+    yield "no entry", terminal.join_lines(exported.uncovered or (), verbose, _SHOWN)
 
 
 FORM = ResultFormat[ExportedScales](

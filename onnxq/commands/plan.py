@@ -73,8 +73,7 @@ def _make_rows(plan: Plan, verbose: bool) -> terminal.SheetRows:
         ]
         yield "placement", ", ".join(details)
     for label, names in (("guarded", plan.float_nodes), ("kept", plan.kept)):
-        if names:
-            yield label, terminal.join_lines(names, verbose, _NAMED, ", ")
+        yield label, terminal.join_lines(names, verbose, _NAMED, ", ")
     yield "refused", sentences.format_reasons(plan.refusals, verbose)
     yield "left float", sentences.format_reasons(plan.left_float, verbose)
     yield "float types", sentences.format_precision(plan.precision, verbose)

@@ -252,8 +252,7 @@ def _make_rows(proof: Proof, verbose: bool) -> terminal.SheetRows:
         f"{len(members)} {reason} ({_name_first([node.node for node in members])})"
         for reason, members in group_by_text(floating, lambda node: f"{node.op}: {node.reason}")
     ]
-    if reasons:
-        yield "not int8", terminal.join_lines(reasons, verbose, _SHOWN)
+    yield "not int8", terminal.join_lines(reasons, verbose, _SHOWN)
     if proof.sites:
         states = Counter(site.state for site in proof.sites)
         yield "pairs", f"{len(proof.sites)}: {terminal.format_counts(states)}"
@@ -292,8 +291,7 @@ def _list_placement(placement: DevicePlacement, verbose: bool) -> terminal.Sheet
         f"{len(members)} left to it ({_name_first([one.subject for one in members])}): {why}"
         for why, members in groups
     ]
-    if lines:
-        yield "CPU", terminal.join_lines(lines, verbose, _SHOWN)
+    yield "CPU", terminal.join_lines(lines, verbose, _SHOWN)
 
 
 def _list_types(proof: Proof) -> terminal.SheetRows:

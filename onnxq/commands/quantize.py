@@ -136,8 +136,7 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
     yield "passes", report.accounts
     yield "promoted", make_promotion(report.promotion)
     for label, lines in (("prepared", report.rewrites), ("kept", report.kept)):
-        if lines:
-            yield label, join_lines(lines, verbose, _SHOWN)
+        yield label, join_lines(lines, verbose, _SHOWN)
     yield "forced", format_forced(report.forced) if report.forced else None
     yield "refused", format_reasons(report.refusals, verbose)
     yield "left float", format_reasons(report.left_float, verbose)

@@ -194,13 +194,12 @@ def make_sheet(rows: SheetRows) -> Table:
 
 
 def make_renderable(content: Content | None) -> RenderableType | None:
-    """Make a text of a line or lines; None for none. Other renderables stay as they are."""
+    """Make a text of a line or lines; None for an empty one. Other renderables stay as they are."""
     if isinstance(content, str):
-        return Text(content) if content else None
-    if isinstance(content, (list, tuple, Iterator)):
-        lines = list(content)
-        return Text(*lines) if lines else None
-    return content
+        content = Text(content)
+    elif isinstance(content, (list, tuple, Iterator)):
+        content = Text(*content)
+    return None if isinstance(content, Text) and not content else content
 
 
 def format_warning(warning: Caution, style: str = "yellow") -> Text:
