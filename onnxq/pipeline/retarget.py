@@ -166,15 +166,10 @@ class _Filling:
 
 
 def _have_same_type(spec: QuantSpec, other: QuantSpec) -> bool:
-    """True where scale and zero point mean the same in both."""
-    kinds = (
-        (one.bits, one.signed, one.storage, one.symmetric or other.symmetric)
-        for one in (spec, other)
-    )
-    same = len(set(kinds)) == 1
-    # A symmetric scale is an asymmetric one with its zero point in the middle, not the
-    # other way round.
-    return same and (spec.symmetric or not other.symmetric)
+    """True where scale and zero point of the one mean the same in the other."""
+    kind, other_kind = ((one.bits, one.signed, one.storage) for one in (spec, other))
+    # A symmetric scale is an asymmetric one with its zero point in the middle, not the other way round.
+    return kind == other_kind and (spec.symmetric or not other.symmetric)
 
 
 def _fit_scale(
