@@ -396,13 +396,20 @@ def _observe(
     axes: Mapping[TensorId, int],
     title: str,
     samples: Dataset | None = None,
-    **how: int | None,
+    rows: int = 0,
+    batch: int | None = None,
 ) -> dict[TensorId, ChannelStatistics]:
     """`observe_channels` within the memory of the run. samples: by default some of those for calibration."""
     some = ctx.data.calibration.take(_MOST) if samples is None else samples
-    limit = ctx.memory_limit
     return observe_channels(
-        state.model, axes, some, progress=ctx.progress, title=title, memory_limit=limit, **how
+        state.model,
+        axes,
+        some,
+        progress=ctx.progress,
+        title=title,
+        rows=rows,
+        batch=batch,
+        memory_limit=ctx.memory_limit,
     )
 
 
