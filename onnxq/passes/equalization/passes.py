@@ -40,9 +40,9 @@ def observe_channels(
     proto: ModelLike,
     axes: Mapping[TensorId, int],
     dataset: Dataset,
-    *,
     progress: Progress,
     title: str,
+    *,
     rows: int = 0,
     batch: int | None = None,
     memory_limit: int | None = None,
@@ -401,15 +401,9 @@ def _observe(
 ) -> dict[TensorId, ChannelStatistics]:
     """`observe_channels` within the memory of the run. samples: by default some of those for calibration."""
     some = ctx.data.calibration.take(_MOST) if samples is None else samples
+    limit = ctx.memory_limit
     return observe_channels(
-        state.model,
-        axes,
-        some,
-        progress=ctx.progress,
-        title=title,
-        rows=rows,
-        batch=batch,
-        memory_limit=ctx.memory_limit,
+        state.model, axes, some, ctx.progress, title, rows=rows, batch=batch, memory_limit=limit
     )
 
 
