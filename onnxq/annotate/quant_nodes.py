@@ -22,7 +22,7 @@ from onnxq.arrays import Array, Interval, are_finite, as_float32
 from onnxq.errors import ModelError
 from onnxq.graph import Editor, GraphIndex, ensure_opset, infer_shapes, inline_functions, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, Attrs, NodeRef
-from onnxq.graph.scopes import replace_items, walk_all_nodes
+from onnxq.graph.scopes import drop_named, walk_all_nodes
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.sites import Caution, Cautions
 from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
@@ -128,9 +128,7 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
         writer.write(quantizer, spec)
     editor.remove_unused()
     model = editor.export()
-    replace_items(
-        model.opset_import, [entry for entry in model.opset_import if entry.domain not in DOMAINS]
-    )
+    drop_named(model.opset_import, DOMAINS, by="domain")
     # Notes of QONNX, of tensors that may be gone.
     del model.graph.quantization_annotation[:]
     left = [

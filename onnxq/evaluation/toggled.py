@@ -25,7 +25,7 @@ from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.integer_products import dequantize_node, read_integer_products
 from onnxq.graph.light import copy_proto, is_large_model, rebuild
 from onnxq.graph.precision.widen import read_types, widen_model
-from onnxq.graph.scopes import collect_reads, replace_items, walk_graphs
+from onnxq.graph.scopes import collect_reads, keep_named, replace_items, walk_graphs
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.numerics import dequantize
@@ -379,8 +379,7 @@ class _ToggleWork(ConstantSwitches):
         for _, graph in reversed(list(walk_graphs(self.proto.graph))):
             remove_unneeded(graph)
         used = {value.name for value in self.index.inputs} | collect_reads(self.proto.graph)
-        inputs = self.proto.graph.input
-        replace_items(inputs, [value for value in inputs if value.name in used])
+        keep_named(self.proto.graph.input, used)
         return rebuild(self.source, self.proto)
 
 

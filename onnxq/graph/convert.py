@@ -19,6 +19,7 @@ from onnxq.graph.light import keep_weights
 from onnxq.graph.load import check_structure, declare_opset
 from onnxq.graph.names import assign_names, choose_name, list_names, name_nodes
 from onnxq.graph.scopes import (
+    keep_named,
     label_node,
     list_defined,
     rename_tensors,
@@ -277,9 +278,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     _drop_repeats(inlined)
     if foreign:
         # Types that the conversion needed; of tensors of other versions' operators they may be wrong afterwards.
-        replace_items(
-            inlined.graph.value_info, [v for v in inlined.graph.value_info if v.name in declared]
-        )
+        keep_named(inlined.graph.value_info, declared)
     # Nodes of a function need no names.
     assign_names(inlined)
     return restore_weights(inlined, omitted)

@@ -332,11 +332,9 @@ def _axes(index: GraphIndex, mean: NodeRef, x: TensorId) -> Axes | None:
         return None if rank is None else tuple(range(2 - rank, 0))
     if axes is None or not mean.attrs.get("keepdims", 1):
         return None
-    values = axes.tolist()
-    if rank is not None:
-        values = [axis - rank if axis >= 0 else axis for axis in values]
-    wanted = list(range(-len(values), 0))
-    return tuple(wanted) if values and sorted(values) == wanted else None
+    counted = axes if rank is None else axes % rank - rank
+    wanted = tuple(range(-len(axes), 0))
+    return wanted if wanted and tuple(sorted(counted)) == wanted else None
 
 
 def _affine(
