@@ -211,9 +211,8 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
             and before[0] == after[0] == len(weight)
         )
         if known and fits(before, after, weight[0].size):
-            reader, _ = index.find_reader(node.result) or (node, 0)
             # The kernel computes an activation as well.
-            end = reader if reader.is_onnx("Relu", "Clip") else node
+            end = index.find_follower(node, "Relu", "Clip") or node
             writer = NodeWriter(editor, node.scope, node.name)
             _write_matrix(writer, node, end, (batch, before, after), counts)
             results.add(end.outputs[0])

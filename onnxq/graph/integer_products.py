@@ -201,8 +201,8 @@ def _find_products(index: GraphIndex) -> Iterator[_Product]:
         data = index.maker(node, 0, DYNAMIC)
         if node.op_type not in _SUMS or data is None:
             continue
-        cast = _find_next(index, node, "Cast")
-        product = _find_next(index, cast, "Mul")
+        cast = index.find_follower(node, "Cast")
+        product = index.find_follower(cast, "Mul")
         factor = index.maker(product, 0, "Mul") or index.maker(product, 1, "Mul")
         if cast is None or product is None or factor is None:
             continue
@@ -222,12 +222,6 @@ def is_rescaling(index: Graph, node: NodeRef) -> bool:
         for maker in makers
     )
     return any(maker is not None and maker.op_type in (DYNAMIC, *_SUMS) for maker in behind)
-
-
-def _find_next(index: GraphIndex, node: NodeRef | None, op_type: str) -> NodeRef | None:
-    """The node of this operator that alone reads the result of another, in the same graph."""
-    reader = None if node is None else index.find_reader(node.result, op_type)
-    return None if reader is None else reader[0]
 
 
 def _is_transposed(index: GraphIndex, node: NodeRef) -> bool:

@@ -349,7 +349,6 @@ def write_out_upsampling(edit: Edit, node: NodeRef) -> Iterator[str]:
     edit.set_constant(node.make_edge(1), rows)
     if biased:
         edit.set_constant(node.make_edge(2), np.tile(op.bias, step * step).astype(rows.dtype))
-    reader = edit.index.find_reader(node.result, "Relu", "LeakyRelu", "Clip")
-    last = reader[0] if reader is not None else node
+    last = edit.index.find_follower(node, "Relu", "LeakyRelu", "Clip") or node
     edit.append(last, [("DepthToSpace", (), {"blocksize": step})])
     yield f"{node.name}: Conv and DepthToSpace instead of ConvTranspose"

@@ -274,7 +274,7 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         else:
             matrix = edit.rename_output(node, f"{last.outputs[0]}/matrix")
             # The Relu or Clip goes in front of the Reshape, where the Gemm's kernel takes it up.
-            clip, _ = index.find_reader(last.result, "Relu", "Clip") or (None, 0)
+            clip = index.find_follower(last, "Relu", "Clip")
             if clip is not None:
                 matrix = edit.insert_before(
                     clip,
