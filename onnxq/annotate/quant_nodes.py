@@ -111,7 +111,7 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
     """
     if not any(map(_is_quantizer, walk_all_nodes(proto))):
         return proto, ()
-    named = infer_shapes(name_nodes(inline_functions(proto) if proto.functions else proto))
+    named = infer_shapes(name_nodes(inline_functions(proto)))
     index = GraphIndex(named)
     version = max(
         [entry.version for entry in proto.opset_import if entry.domain in DOMAINS], default=1

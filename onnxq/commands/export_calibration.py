@@ -61,9 +61,8 @@ def _read_sites(source: Plan | ModelSource) -> tuple[SitePlans, GraphIndex | Non
     # Plans are JSON, and no ONNX file begins with a brace.
     if isinstance(source, Plan) or (isinstance(source, (str, Path)) and _is_json(Path(source))):
         return read_plan(source).all_sites, None
-    proto = name_nodes(read_model(source).proto)
     # Pairs in a function have one name however often it is called.
-    proto = name_nodes(inline_functions(proto)) if proto.functions else proto
+    proto = inline_functions(name_nodes(read_model(source).proto))
     existing = find_existing(proto)
     plan = read_plan_note(proto)
     if existing.view is None:

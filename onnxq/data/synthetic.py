@@ -313,8 +313,7 @@ def settle_caches(inputs: Inputs, model: ModelLike) -> Inputs:
 
 def _settle_cache(value: ValueInfo, index: GraphIndex, cache: MaybeTensor) -> ValueInfo:
     """A cache with the sizes that the nodes which read the tensor tell."""
-    for edge in index.list_consumers(cache):
-        node = index.find_node(edge.node)
+    for node in index.readers(cache):
         if node.op_type == "Cast":
             return _settle_cache(value, index, node.result)
         heads = node.read_int("num_heads", 0)

@@ -95,8 +95,7 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
 
     float_model: the same network, nodes named alike where constants are to be switched: it has their float values.
     """
-    named = name_nodes(quantized)
-    named = name_nodes(inline_functions(named)) if named.functions else named
+    named = inline_functions(name_nodes(quantized))
     named = find_selections(float_model).take_choices(named)
     named = read_integer_products(named)
     # In float32 around the pairs, as all that is compared with them.
@@ -227,8 +226,7 @@ class _ToggleWork(ConstantSwitches):
 
     def _list_readers(self, tensor: TensorId) -> Iterator[str]:
         """The nodes that compute on a tensor: behind a pair of other bits, those behind that."""
-        for edge in self.index.list_consumers(tensor):
-            node = self.index.find_node(edge.node)
+        for node in self.index.readers(tensor):
             if node.op_type in (QUANTIZE, DEQUANTIZE):
                 yield from self._list_readers(node.result)
             else:

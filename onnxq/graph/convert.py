@@ -245,13 +245,13 @@ def _find_owner(name: str, old: set[str], readers: dict[str, NodeProto]) -> str:
 
 @keep_weights
 def inline_functions(proto: ModelProto) -> ModelProto:
-    """A copy without model-local functions: every call, in every scope, replaced by the function's nodes.
+    """The model itself without model-local functions, else a copy in which the nodes of each stand for all its calls.
 
     Names stay unique (onnx numbers the copies). A function written for another opset than the model's is converted.
     Raises ModelError when a function cannot be inlined.
     """
     if not proto.functions:
-        return deepcopy(proto)
+        return proto
     # Functions keep their weights: inlining makes new tensors of them, which nothing could be put back into.
     light, omitted = omit_weights(proto, functions=False)
     _write_defaults(light)

@@ -91,7 +91,7 @@ def _rewrite(
     model: Model, named: ModelLike, ctx: RunContext, whole: bool, computes: int
 ) -> FloatState:
     # Every later look at the graph is of nodes that run, and a function's run where it is called.
-    proto = inline_functions(named) if named.functions else named
+    proto = inline_functions(named)
     drop_absent_biases(proto.graph)
     opset = find_opset(proto)
     rest = None

@@ -73,8 +73,7 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
 
     Raises ModelError for one without pairs, and for operators on integers that are not known.
     """
-    named = name_nodes(read_model(source).proto)
-    named = name_nodes(inline_functions(named)) if named.functions else named
+    named = inline_functions(name_nodes(read_model(source).proto))
     types = read_types(named)
     wide = widen_model(named) if types.narrow else named
     paired = read_integer_operators(read_lookups(wide) if lookups else wide)

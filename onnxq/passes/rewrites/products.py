@@ -121,7 +121,7 @@ def _find_product(index: GraphIndex, node: NodeRef) -> _Contraction | None:
     # Columns of the result stand behind its rows, but those of a constant have a scale each.
     free = [axis for axis in result if (axis in first) != (axis in second)]
     turned = bool(free) and free[0] in second
-    constant, other = (index.is_constant(index.find_input(node, k)) for k in (0, 1))
+    constant, other = (index.has_constant(node, k) for k in (0, 1))
     if constant != other:
         turned = constant
     if _turns_beside_vector(*((second, first) if turned else (first, second)), result):
@@ -234,7 +234,7 @@ def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
     """
     index = edit.index
     stack = _read_stack(index, node, 1) if node.is_onnx("MatMul") else None
-    dims = index.find_shape(index.find_input(node, 0))
+    dims = index.input_shape(node, 0)
     if stack is None or dims is None:
         return
     matrices = stack.reshape(-1, *stack.shape[-2:])

@@ -89,8 +89,7 @@ def _test_masked_rows(edit: Edit, softmax: NodeRef) -> Iterator[str]:
     torch exports attention so: of -inf alone a Softmax makes NaN, which a Where replaces by zeros; of finite masks it
     makes none. Yields what changed.
     """
-    for edge in edit.index.list_consumers(softmax.result):
-        node = edit.index.find_node(edge.node)
+    for node in edit.index.readers(softmax.result):
         if node.is_onnx("IsNaN") and node.scope == softmax.scope:
             scores = softmax.inputs[0]
             # A score that is not masked is far above half of what masks hold.
