@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto
 
 from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
 from onnxq.annotate.operators import OperatorInfo, SaturatingWeights
-from onnxq.arrays import Array, Integers, Interval, are_finite, as_float64, as_int64
+from onnxq.arrays import Array, Integers, Interval, are_finite, as_float32, as_float64, as_int64
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY, unpack_plan
 from onnxq.errors import PlanError
@@ -183,7 +183,7 @@ class Numbers:
         if self.scale is None:
             return None
         zero = np.zeros(self.scale.shape) if self.zero_point is None else self.zero_point
-        return QParams(self.scale.astype(np.float32), zero.astype(np.int32))
+        return QParams(as_float32(self.scale), zero.astype(np.int32))
 
     @property
     def spec(self) -> QuantSpec:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.find import is_dequantize, is_quantize
-from onnxq.arrays import Array, Mask, are_finite
+from onnxq.arrays import Array, Mask, are_finite, as_float32, as_int32
 from onnxq.backends import find_sums
 from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.graph import LAYOUT_OPS, GraphIndex, NodeRef
@@ -261,7 +261,7 @@ def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> _Weigh
         return None
     grain = PerTensor() if scale.size == 1 else PerChannel(maker.read_int("axis", 1))
     spec = QuantSpec(symmetric=False, granularity=grain)
-    qparams = QParams(scale.astype(np.float32), zero.astype(np.int32))
+    qparams = QParams(as_float32(scale), as_int32(zero))
     return (
         str(index.find_input(maker, 0)),
         np.asarray(quantize(value, qparams, spec)).astype(np.int8),

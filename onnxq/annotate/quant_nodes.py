@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from onnx import ModelProto, NodeProto
 
-from onnxq.arrays import Array, Interval, are_finite, as_float32
+from onnxq.arrays import Array, Interval, are_finite, as_float32, as_float64
 from onnxq.errors import ModelError
 from onnxq.graph import Editor, GraphIndex, ensure_opset, infer_shapes, inline_functions, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, Attrs, NodeRef
@@ -293,7 +293,7 @@ class _Writer:
             if isinstance(spec.granularity, PerChannel):
                 sides[spec.granularity.axis] = -1
             # In float64, which holds the ends of 32 bits.
-            codes = np.rint(value.astype(np.float64) / scale.reshape(sides) + zero.reshape(sides))
+            codes = np.rint(as_float64(value) / scale.reshape(sides) + zero.reshape(sides))
             source = self._add_integers(
                 node, name, "quantized", np.clip(codes, spec.qmin, spec.qmax), spec
             )

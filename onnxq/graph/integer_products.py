@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Floats, as_float32
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MICROSOFT, Graph, NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
@@ -346,4 +346,4 @@ def dequantize_node(index: GraphIndex, node: NodeRef) -> Floats | None:
         codes = codes.astype(np.int32) - zero.astype(np.int32).reshape(
             shape if zero.size > 1 else ()
         )
-    return np.asarray(codes.astype(np.float32) * scale.reshape(shape if scale.size > 1 else ()))
+    return np.asarray(as_float32(codes) * scale.reshape(shape if scale.size > 1 else ()))

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.annotate import PairInfo, find_pairs, read_plan_note
-from onnxq.arrays import Arrays, Interval
+from onnxq.arrays import Arrays, Interval, as_float64
 from onnxq.backends import find_engine, find_reference, find_target, list_runnable, load_config
 from onnxq.config import Config, ProveConfig, drop_unset
 from onnxq.data import Dataset, load_data
@@ -288,7 +288,7 @@ def _pick_values(values: Any) -> Figures:
         return ()
     flat = values.reshape(-1)
     picked = flat[np.linspace(0, flat.size - 1, min(_POINTS, flat.size)).astype(np.intp)]
-    return tuple(float(f"{value:.4g}") for value in np.nan_to_num(picked.astype(np.float64)))
+    return tuple(float(f"{value:.4g}") for value in np.nan_to_num(as_float64(picked)))
 
 
 def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:

@@ -110,7 +110,7 @@ def digest_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
         value = read_constant(index, site.site)
         if value is not None:
             # A model in a narrower type is planned, and carried out, in float32.
-            value = value.astype(np.float32) if is_narrow(value.dtype) else value
+            value = as_float32(value) if is_narrow(value.dtype) else value
             digest.update(f"{value.dtype.str}{value.shape}".encode())
             digest.update(np.ascontiguousarray(value).tobytes())
     return digest.hexdigest()

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
-from onnxq.arrays import Array, Array64, are_scales, as_float64, cast_quietly
+from onnxq.arrays import Array, Array64, are_scales, as_float32, as_float64, cast_quietly
 from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
@@ -271,7 +271,7 @@ def _round_scale(scale: Array, narrow: int) -> tuple[Array64, Array64]:
     """The scale before and after rounding to the type."""
     values = as_float64(scale)
     dtype = helper.tensor_dtype_to_np_dtype(narrow)
-    return values, cast_quietly(values, dtype).astype(np.float64)
+    return values, as_float64(cast_quietly(values, dtype))
 
 
 @dataclass(eq=False)
@@ -328,7 +328,7 @@ class _TypeWriter:
         # Both halves of a pair have one scale, also where they have two types.
         if dtype != FLOAT or self._is_shared_scale(tensor, read_in):
             value = self._narrow_value(decode_tensor(stored, store), self._is_limited(tensor))
-            value = value if dtype != FLOAT else value.astype(np.float32)
+            value = value if dtype != FLOAT else as_float32(value)
             stored.CopyFrom(encode_tensor(stored.name, value, dtype, store=store))
 
     def _is_shared_scale(self, tensor: TensorId, read_in: set[int]) -> bool:

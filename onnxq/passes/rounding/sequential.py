@@ -12,9 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from onnxq.arrays import Array, hash_parts
+from onnxq.arrays import Array, as_float32, hash_parts
 from onnxq.calibrate.constants import dequantize_constant
 from onnxq.emit import emit_pairs
 from onnxq.evaluation.compare import add_own_choices
@@ -378,7 +376,7 @@ class _Walk:
         bias_site = operator.bias_site
         if edge is None:
             return
-        values = np.asarray(bias.reshape(operator.bias_shape), np.float32)
+        values = as_float32(bias.reshape(operator.bias_shape))
         if bias_site is not None and bias_site.derived is not None:
             x = self.sites[bias_site.derived[0]].qparams
             if x is None or site.qparams is None:
