@@ -77,14 +77,14 @@ class Anchors:
     def edge(self, edge: Edge) -> Edge:
         """The input that the plan calls so. Raises PlanError where its node is not there."""
         node = self.node(edge.node)
-        return Edge(node.name, edge.index, node.scope)
+        return node.make_edge(edge.index)
 
     def find_site(self, site: SitePlan) -> Site | None:
         """A site by name where the anchor agrees, else by anchor alone."""
         anchor, _, k = site.anchor.rpartition("/")
         if isinstance(site.site, Edge):
             node = self.find_node(site.site.node, anchor)
-            return None if node is None else Edge(node.name, site.site.index, node.scope)
+            return None if node is None else node.make_edge(site.site.index)
         if site.role.is_constant and site.consumers:
             # Constants are known by who reads them: those of one value have one structural id.
             reader = self.find_node(site.consumers[0].node, anchor)

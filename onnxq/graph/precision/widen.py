@@ -275,7 +275,7 @@ def _round_outputs(node: NodeProto, index: GraphIndex, taken: set[str]) -> NodeP
         return []
     nodes: NodeProtos = []
     for k, name in enumerate(node.output):
-        dtype = index.find_dtype(TensorId(ref.outputs[k], ref.scope)) if name else 0
+        dtype = index.find_dtype(ref.make_result(k)) if name else 0
         if dtype in NARROW:
             node.output[k] = choose_name(f"{name}/exact", taken)
             nodes += _round_tensor(node.output[k], name, dtype, taken)

@@ -416,7 +416,7 @@ class _Walk:
         nodes = dict(self.plan.nodes)
         for bias in self.biases:
             node = self.index.find_node(bias.edge.node)
-            nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
+            nodes.setdefault(node.name, ids.get(node.result, ""))
         plan = replace(self.plan, sites=tuple(sites), biases=tuple(self.biases), nodes=nodes)
         return SequentialRounding(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
 
