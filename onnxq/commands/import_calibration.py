@@ -32,7 +32,7 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, Values, terminal
 from onnxq.sites import Caution, Cautions, JsonObject, Refusal
-from onnxq.wording import group_by_text, join_names, list_fields
+from onnxq.wording import format_counts, group_by_text, join_names, list_fields
 
 # Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
@@ -348,7 +348,7 @@ def _make_rows(imported: Imported, verbose: bool) -> terminal.SheetRows:
     used = len({match.line for match in imported.matched})
     yield "cache", f"{imported.entries} scales, {used} of them used"
     text = f"{len(imported.plan.sites)} sites for {imported.plan.target}"
-    counts = terminal.format_counts(dict(sorted(imported.plan.by_role().items())))
+    counts = format_counts(dict(sorted(imported.plan.by_role().items())))
     yield "plan", f"{text}: {counts}" if counts else text
     lines = [
         f"{site.tensor}: {site.done}" if site.done else site.tensor for site in imported.missing

@@ -227,7 +227,7 @@ def _check_fits(site: SitePlan, entry: TensorScale) -> None:
     raise PlanError(
         site.name,
         f"line {entry.line} of the cache is a scale of symmetric int8, and the configuration asks for "
-        f"{spec.bits} bits, {'symmetric' if spec.symmetric else 'asymmetric'}, {spec.storage} here",
+        f"{spec.bits} bits, {spec.scheme}, {spec.storage} here",
         "leave activations at `bits: 8`, `scheme: symmetric`, `signed: true`",
     )
 

@@ -265,7 +265,7 @@ def measure_bytes(source: ModelSource) -> int:
 
 def _list_outputs(measured: _Measured) -> Iterator[OutputRecord]:
     """Each output's figures, and values of the first sample."""
-    runs = {run.name: run.label for run in measured.difference.runs}
+    runs = measured.difference.run_labels
     runs_of_sample = (measured.float_outputs, measured.file_outputs)
     for output in measured.difference.outputs:
         figures = {

@@ -34,7 +34,7 @@ from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress
 from onnxq.sites import Caution, Cautions, Refusal, Unquantized
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
-from onnxq.wording import join_names
+from onnxq.wording import format_counts, join_names
 
 _ORIGIN = "the file's own"
 # Names that a warning lists.
@@ -322,8 +322,7 @@ def retarget(
             samples = None if data is None or run is None else run.data.calibration
             plan = ctx.calibrate(state.model, plan, samples)
         counts = Counter(note.how.value for note in filling.how.values())
-        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        plan = replace(plan, data=f"of the quantized file: {kinds}")
+        plan = replace(plan, data=f"of the quantized file: {format_counts(counts)}")
         placed = state.add_placement(filling.ways.problem, plan)
         placed = placed if run is None else run_pass(FLOAT_TYPES, run, placed)
         with ctx.timers.run("emit", "making the quantized model"):

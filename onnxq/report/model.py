@@ -93,7 +93,7 @@ class RunFigure:
 
 def list_figures(difference: Difference) -> Iterator[RunFigure]:
     """Every output of every run of a comparison against float."""
-    labels = {run.name: run.label for run in difference.runs}
+    labels = difference.run_labels
     for output in difference.outputs:
         # A verdict counts the agreement in the largest score only, and only where outputs look like scores of classes.
         ranked = output.classes is not None and difference.top_k == 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import PurePath
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 from rich.console import Console
 
@@ -225,11 +225,6 @@ def format_verdict(word: str, style: str, text: str) -> Text:
 def format_count(count: int, noun: str) -> str:
     """Format a number of things: 1 model, 2 models."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def format_counts(counts: Mapping[Any, int]) -> str:
-    """Format numbers of things by their names: 3 Conv, 1 Gemm."""
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def format_figure(value: float | None, form: str, unit: str = "", *, before: str = "") -> str:

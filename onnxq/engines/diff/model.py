@@ -179,6 +179,11 @@ class Difference:
     missing: Names = ()
 
     @property
+    def run_labels(self) -> dict[str, str]:
+        """The labels of the runs by their names."""
+        return {run.name: run.label for run in self.runs}
+
+    @property
     def holds(self) -> bool:
         """True when every tolerance is met and every engine asked for by name has run."""
         return not self.unmet and not self.missing

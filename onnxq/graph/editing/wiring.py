@@ -23,6 +23,7 @@ from onnxq.graph.scopes import (
     iterate_subgraphs,
     join_scope,
     list_defined,
+    map_entries,
     map_stored,
     sort_topologically,
     store_tensor,
@@ -200,7 +201,7 @@ def export_wiring(
     model.opset_import.extend(
         helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})
     )
-    helper.set_model_props(model, {**{p.key: p.value for p in source.metadata_props}, **metadata})
+    helper.set_model_props(model, map_entries(source.metadata_props) | dict(metadata))
     _restore_graph(wiring, wiring.scopes[""], model.graph)
     return model
 

@@ -201,7 +201,7 @@ class _Walk:
         self.threads = 0 if small else 1
         # Of activations alone: weights come as changes, as they are rounded.
         pairs = [] if options.alone else [site for site in plan.sites if site.role in MEASURED]
-        paired = emit_pairs(proto, replace(plan, sites=tuple(pairs)))
+        paired = emit_pairs(proto, plan.with_sites(pairs))
         self.paired = GraphIndex(paired)
         # Of a large model its rounded constants are as large as itself.
         self.spool = Spool() if is_large_model(proto) else None
