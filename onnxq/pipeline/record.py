@@ -20,7 +20,7 @@ from onnxq.backends import find_engine, find_reference, find_target, list_runnab
 from onnxq.config import Config, ProveConfig, drop_unset
 from onnxq.data import Dataset, load_data
 from onnxq.engines.diff.compare import compare_models
-from onnxq.engines.diff.model import FLOAT, OFF, Difference
+from onnxq.engines.diff.model import FLOAT, OFF, Difference, label_runs
 from onnxq.engines.prove.proof import UNSEEN, NodeProof, Proof
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import MissingDependencyError
@@ -265,7 +265,7 @@ def measure_bytes(source: ModelSource) -> int:
 
 def _list_outputs(measured: _Measured) -> Iterator[OutputRecord]:
     """Each output's figures, and values of the first sample."""
-    runs = measured.difference.run_labels
+    runs = label_runs(measured.difference)
     runs_of_sample = (measured.float_outputs, measured.file_outputs)
     for output in measured.difference.outputs:
         figures = {

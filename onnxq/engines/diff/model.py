@@ -179,14 +179,14 @@ class Difference:
     missing: Names = ()
 
     @property
-    def run_labels(self) -> dict[str, str]:
-        """The labels of the runs by their names."""
-        return {run.name: run.label for run in self.runs}
-
-    @property
     def holds(self) -> bool:
         """True when every tolerance is met and every engine asked for by name has run."""
         return not self.unmet and not self.missing
+
+
+def label_runs(difference: Difference) -> dict[str, str]:
+    """The labels of the runs by their names."""
+    return {run.name: run.label for run in difference.runs}
 
 
 def explain_absence(refusal: Refusal) -> VerificationError:
