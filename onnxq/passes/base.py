@@ -23,7 +23,7 @@ from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.runtime.crew import Crew
-from onnxq.sites import NameSet, TensorId
+from onnxq.sites import TensorId
 
 
 class Stage(Enum):
@@ -46,7 +46,7 @@ class RunContext:
     """
 
     config: Config = field(default_factory=Config)
-    skip: NameSet = frozenset()
+    skip: frozenset[str] = frozenset()
     request: AccuracyRequest = field(default_factory=AccuracyRequest)
     budget: TimeBudget = field(default_factory=TimeBudget)
     timers: Timers = field(default_factory=Timers)
