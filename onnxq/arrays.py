@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -69,6 +69,12 @@ def as_int32(values: ArrayLike) -> NDArray[np.int32]:
 def as_int64(values: ArrayLike) -> Integers:
     """An array of int64: the very one, where it is one already."""
     return np.asarray(values, np.int64)
+
+
+def cast_quietly(values: Array, dtype: DTypeLike) -> Array:
+    """The values in another float type; those that it cannot hold are infinite, or 0."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(values.astype(dtype))
 
 
 def unwrap_single(one: bool, scale: Array, zero: Array) -> tuple[Array, Array]:

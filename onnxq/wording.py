@@ -5,7 +5,7 @@ The command line replaces these by its options. Only printed text is translated;
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
@@ -41,6 +41,11 @@ def use_translation(translate: Translate) -> Iterator[None]:
         yield
     finally:
         _SPEECH.reset(token)
+
+
+def format_counts(counts: Mapping[Any, int]) -> str:
+    """Format numbers of things by their names: 3 Conv, 1 Gemm."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def join_names(names: Iterable[str], most: int = 6) -> str:

@@ -7,7 +7,8 @@ from onnxq.annotate.read import ATTRIBUTE, drop_attribute, find_pairs, list_pair
 from onnxq.annotate.sidecar import place_notes
 from onnxq.annotate.write import Given, assign_bits, warn_unbound, write_named_bits
 from onnxq.emit import BITS_KEY, PLAN_KEY
-from onnxq.graph import ModelSource, get_index, name_file, name_nodes, replace_items, walk_all_nodes
+from onnxq.graph import ModelSource, drop_named, get_index, name_file, name_nodes, walk_all_nodes
+from onnxq.graph.scopes import replace_items
 from onnxq.plan import Plan
 from onnxq.sites import Caution, Cautions
 
@@ -70,9 +71,7 @@ def strip_notes(source: ModelSource) -> Inspection:
         kept = [entry for entry in node.metadata_props if not entry.key.startswith(NODE_PREFIX)]
         noted += len(kept) < len(node.metadata_props)
         replace_items(node.metadata_props, kept)
-    replace_items(
-        model.metadata_props, [entry for entry in model.metadata_props if entry.key not in keys]
-    )
+    drop_named(model.metadata_props, keys, by="key")
     parts = [*keys, f"metadata of {noted} nodes", f"{attributes} attributes `bits`"]
     warnings = (*warnings, Caution("W106", f"taken out: {', '.join(parts)}"))
     return Inspection(model, find_pairs(model), source=name_file(source), warnings=warnings)

@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto
 
 from onnxq.annotate.find import LOOKUP, Chain, is_dynamic, read_row_scale
 from onnxq.annotate.operators import OperatorInfo, SaturatingWeights
-from onnxq.arrays import Array, Integers, Interval, are_finite, as_float64, as_int64
+from onnxq.arrays import Array, Integers, Interval, are_finite, as_float32, as_float64, as_int64
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY, unpack_plan
 from onnxq.errors import PlanError
@@ -24,7 +24,7 @@ from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
 from onnxq.plan import Plan, PrecisionPlan, SitePlan, SitePlans
 from onnxq.plan.names import is_clipped_part, name_part
-from onnxq.sites import Caution, Cautions, Names, Role, Site, TensorId
+from onnxq.sites import Caution, Cautions, MaybeTensor, Names, Role, Site
 from onnxq.spec import (
     ElementType,
     Granularity,
@@ -183,7 +183,7 @@ class Numbers:
         if self.scale is None:
             return None
         zero = np.zeros(self.scale.shape) if self.zero_point is None else self.zero_point
-        return QParams(self.scale.astype(np.float32), zero.astype(np.int32))
+        return QParams(as_float32(self.scale), zero.astype(np.int32))
 
     @property
     def spec(self) -> QuantSpec:
@@ -365,7 +365,7 @@ def _find_storage(index: GraphIndex, chain: Chain) -> str:
     return name_type(dtype) if dtype else "uint8"
 
 
-def _find_type_name(index: GraphIndex, tensor: TensorId | None) -> str:
+def _find_type_name(index: GraphIndex, tensor: MaybeTensor) -> str:
     dtype = index.find_dtype(tensor)
     return name_type(dtype) if dtype else ""
 

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.annotate.find import is_dequantize, is_quantize
-from onnxq.arrays import Array, Mask, are_finite
+from onnxq.arrays import Array, Mask, are_finite, as_float32, as_int32
 from onnxq.backends import find_sums
 from onnxq.backends.base import Data, IntegerProduct, IntegerSums
 from onnxq.graph import LAYOUT_OPS, GraphIndex, NodeRef
 from onnxq.graph.values import name_type
 from onnxq.numerics import find_saturating_sums, quantize
-from onnxq.sites import Names, TensorId
+from onnxq.sites import MaybeTensor, Names
 from onnxq.spec import PerChannel, PerTensor, QParams, QuantSpec
 
 # ONNX, and the domains of ONNX Runtime, those of its optimized graphs included.
@@ -261,7 +261,7 @@ def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> _Weigh
         return None
     grain = PerTensor() if scale.size == 1 else PerChannel(maker.read_int("axis", 1))
     spec = QuantSpec(symmetric=False, granularity=grain)
-    qparams = QParams(scale.astype(np.float32), zero.astype(np.int32))
+    qparams = QParams(as_float32(scale), as_int32(zero))
     return (
         str(index.find_input(maker, 0)),
         np.asarray(quantize(value, qparams, spec)).astype(np.int8),
@@ -307,9 +307,7 @@ def _starts_at_zero(index: GraphIndex, quantizer: NodeRef) -> bool:
     )
 
 
-def _find_stored_type(
-    index: GraphIndex, tensor: TensorId | None, reader: NodeRef, zero: int
-) -> str:
+def _find_stored_type(index: GraphIndex, tensor: MaybeTensor, reader: NodeRef, zero: int) -> str:
     """The type of an integer tensor: of its reader's zero point, else declared, else its producer's default.
 
     zero: the input of `reader` with the zero point, -1 without one. "" where the type is not known.

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from onnx import ModelProto, NodeProto
 
-from onnxq.arrays import Array, Interval, are_finite, as_float32
+from onnxq.arrays import Array, Interval, are_finite, as_float32, as_float64
 from onnxq.errors import ModelError
 from onnxq.graph import Editor, GraphIndex, ensure_opset, infer_shapes, inline_functions, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, Attrs, NodeRef
-from onnxq.graph.scopes import replace_items, walk_all_nodes
+from onnxq.graph.scopes import drop_named, walk_all_nodes
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.sites import Caution, Cautions
 from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
@@ -111,7 +111,7 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
     """
     if not any(map(_is_quantizer, walk_all_nodes(proto))):
         return proto, ()
-    named = infer_shapes(name_nodes(inline_functions(proto) if proto.functions else proto))
+    named = infer_shapes(name_nodes(inline_functions(proto)))
     index = GraphIndex(named)
     version = max(
         [entry.version for entry in proto.opset_import if entry.domain in DOMAINS], default=1
@@ -128,9 +128,7 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
         writer.write(quantizer, spec)
     editor.remove_unused()
     model = editor.export()
-    replace_items(
-        model.opset_import, [entry for entry in model.opset_import if entry.domain not in DOMAINS]
-    )
+    drop_named(model.opset_import, DOMAINS, by="domain")
     # Notes of QONNX, of tensors that may be gone.
     del model.graph.quantization_annotation[:]
     left = [
@@ -295,7 +293,7 @@ class _Writer:
             if isinstance(spec.granularity, PerChannel):
                 sides[spec.granularity.axis] = -1
             # In float64, which holds the ends of 32 bits.
-            codes = np.rint(value.astype(np.float64) / scale.reshape(sides) + zero.reshape(sides))
+            codes = np.rint(as_float64(value) / scale.reshape(sides) + zero.reshape(sides))
             source = self._add_integers(
                 node, name, "quantized", np.clip(codes, spec.qmin, spec.qmax), spec
             )

@@ -115,7 +115,7 @@ def read_named(source: ModelSource) -> tuple[ModelProto, Cautions]:
     text = (
         f"functions that hold pairs were inlined, so that each pair has a name of its own: {names}"
     )
-    return name_nodes(inline_functions(proto)), (*notes, Caution("W106", text))
+    return inline_functions(proto), (*notes, Caution("W106", text))
 
 
 def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:

@@ -73,7 +73,7 @@ def check_constants(index: GraphIndex) -> None:
     """
     known = {}
     for node in index.nodes:
-        if node.domain or node.op_type not in _SPREADING:
+        if not node.is_onnx(*_SPREADING):
             continue
         for k in range(len(node.inputs)):
             # The constant that the input is, moved or converted.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from onnxq.arrays import Array64, as_int64
+from onnxq.arrays import Array64, as_float32, as_float64, as_int64, cast_quietly
 from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, get_index
 from onnxq.graph.base import RANDOM_OPS
 from onnxq.graph.light import WeightStore, bare_proto, copy_proto, copy_store, rebuild
@@ -60,7 +60,7 @@ def measure_float_errors(
                 rows = (
                     np.zeros((0, _COUNT))
                     if stats is None
-                    else stats.reshape(-1, _COUNT).astype(np.float64)
+                    else as_float64(stats.reshape(-1, _COUNT))
                 )
                 # The lowest of no values, as in a cache in front of the first token, is above their highest.
                 rows = rows[~(rows[:, 0] > rows[:, 1])]
@@ -164,11 +164,8 @@ class _TwinWriter:
             return self.rounded[key]
         rounded = self.rounded[key] = choose_name(f"{name}/rounded", self.taken)
         if value is not None:
-            with np.errstate(over="ignore", under="ignore"):
-                narrow = value.astype(helper.tensor_dtype_to_np_dtype(self.narrow))
-            main.initializer.append(
-                encode_tensor(rounded, narrow.astype(np.float32), store=self.store)
-            )
+            narrow = cast_quietly(value, helper.tensor_dtype_to_np_dtype(self.narrow))
+            main.initializer.append(encode_tensor(rounded, as_float32(narrow), store=self.store))
         else:
             between = choose_name(f"{rounded}/narrow", self.taken)
             self.nodes += (

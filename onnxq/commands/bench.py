@@ -12,6 +12,7 @@ from onnxq.pipeline.configuration import name_models
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal
 from onnxq.runtime import CPU_KINDS, Latency
+from onnxq.wording import format_counts
 
 _UNTIMED = {
     Untimed.NO_GPU: "this machine has no NVIDIA GPU, or no driver: engines were built ahead of time for compute "
@@ -143,7 +144,7 @@ def _make_table(bench: Bench) -> terminal.RenderableType:
     for model in bench.models:
         cells: list[object] = [
             model.name,
-            terminal.format_counts(dict(model.types.most_common())),
+            format_counts(dict(model.types.most_common())),
             "",
             "",
         ]
@@ -184,7 +185,7 @@ def _make_lines(bench: Bench, verbose: bool) -> terminal.SheetRows:
             yield "not timed", f"{model.name}: {model.reason}"
         if verbose and proof is not None and model.built:
             build = proof.build
-            kinds = terminal.format_counts(dict(proof.by_kind().most_common()))
+            kinds = format_counts(dict(proof.by_kind().most_common()))
             size = terminal.format_bytes(build.engine_bytes)
             yield (
                 "kernels",

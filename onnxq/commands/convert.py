@@ -20,7 +20,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, terminal
 from onnxq.sites import Settings
 from onnxq.spec import PerBlock
-from onnxq.wording import show_as_summary
+from onnxq.wording import format_counts, show_as_summary
 
 FLOAT = "float"
 
@@ -38,9 +38,7 @@ class KernelTypes:
 
     def describe(self) -> str:
         """One line."""
-        parts = (
-            f"{op} {terminal.format_counts(Counter(types))}" for op, types in self.types.items()
-        )
+        parts = (f"{op} {format_counts(Counter(types))}" for op, types in self.types.items())
         return self.reason or f"{', '.join(parts)}; {self.count} in all"
 
 

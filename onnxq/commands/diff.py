@@ -23,21 +23,15 @@ from onnxq.engines.diff.model import (
     Unmet,
     explain_absence,
     label_run,
+    label_runs,
 )
 from onnxq.engines.diff.results import INPUTS, RESULTS, find_inputs_beside, load_results, save_feeds
 from onnxq.errors import OutputError, PlanError, VerificationError
 from onnxq.files import name_folder, prepare_folder, write_text
 from onnxq.graph import GraphIndex, ModelLike, add_libraries, load_model, name_nodes, save_model
 from onnxq.passes.base import RunContext
-from onnxq.pipeline import (
-    Configuration,
-    ModelSource,
-    OutputPath,
-    Overrides,
-    load_both,
-    name_file,
-    open_run,
-)
+from onnxq.pipeline import ModelSource, load_both, name_file
+from onnxq.pipeline.configuration import Configuration, OutputPath, Overrides, open_run
 from onnxq.progress import Progress, silent
 from onnxq.report import Parts, RenderableType, Text, TextView, format_count, make_sheet, make_table
 from onnxq.report.document import ResultFormat, Values, describe_verdict
@@ -193,13 +187,9 @@ def describe_unmet(difference: Difference, unmet: Unmet) -> str:
     """A tolerance that is not met: the run, the value and the bound."""
     bound = f"{'at most' if unmet.at_most else 'at least'} {unmet.wanted:g}"
     value = "nothing comparable" if math.isnan(unmet.value) else f"{unmet.value:.6g}"
-    label = _label_runs(difference).get(unmet.run, label_run(unmet.run))
+    label = label_runs(difference).get(unmet.run, label_run(unmet.run))
     part = f" of {unmet.part}" if unmet.part else ""
     return f"{label}: {unmet.measure}{part} is {value}, {bound} is wanted"
-
-
-def _label_runs(difference: Difference) -> dict[str, str]:
-    return {run.name: run.label for run in difference.runs}
 
 
 def find_unmet_tolerance(difference: Difference) -> VerificationError | None:
@@ -248,7 +238,7 @@ def _make_rows(difference: Difference, view: TextView) -> SheetRows:
     for run, agreements in difference.choices.items():
         yield (
             "choices",
-            Group(Text(_label_runs(difference).get(run, run)), *list_choices(agreements)),
+            Group(Text(label_runs(difference).get(run, run)), *list_choices(agreements)),
         )
     yield "engines", _describe_engines(difference)
     for piece in difference.bisections:
@@ -291,7 +281,7 @@ def _make_output_table(difference: Difference) -> RenderableType:
         best,
         f"against {label_run(OFF)}",
     )
-    labels = _label_runs(difference)
+    labels = label_runs(difference)
     rows = []
     parts: dict[str, Text] = {}
     for output in difference.outputs:
@@ -320,7 +310,7 @@ def _format_error(error: Error) -> tuple[str, str, str, str, str]:
 
 
 def _describe_engines(difference: Difference) -> list[str]:
-    labels = _label_runs(difference)
+    labels = label_runs(difference)
     lines = []
     for divergence in difference.divergences:
         place = f"{divergence.tensor} ({divergence.op} {divergence.node})"
@@ -354,7 +344,7 @@ def _make_layer_table(difference: Difference, view: TextView) -> Parts:
     chosen = {layer.name for layer in shown}
     runs = drop_repeats(error.run for layer in difference.layers for error in layer.accuracy)
     others = drop_repeats(error.run for layer in difference.layers for error in layer.engines)
-    labels = _label_runs(difference)
+    labels = label_runs(difference)
     columns = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
     columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
     if view.verbose:
@@ -392,7 +382,7 @@ def _make_layer_row(
 
 
 def _list_warnings(difference: Difference) -> Iterator[Caution | Text]:
-    labels = _label_runs(difference)
+    labels = label_runs(difference)
     for divergence in difference.divergences:
         from_there = f"something else than the file says is computed from {divergence.tensor} on"
         size = _describe_size(divergence.sqnr_db, divergence.levels)

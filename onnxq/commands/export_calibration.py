@@ -61,9 +61,8 @@ def _read_sites(source: Plan | ModelSource) -> tuple[SitePlans, GraphIndex | Non
     # Plans are JSON, and no ONNX file begins with a brace.
     if isinstance(source, Plan) or (isinstance(source, (str, Path)) and _is_json(Path(source))):
         return read_plan(source).all_sites, None
-    proto = name_nodes(read_model(source).proto)
     # Pairs in a function have one name however often it is called.
-    proto = name_nodes(inline_functions(proto)) if proto.functions else proto
+    proto = inline_functions(name_nodes(read_model(source).proto))
     existing = find_existing(proto)
     plan = read_plan_note(proto)
     if existing.view is None:
@@ -104,10 +103,8 @@ def _make_rows(exported: ExportedScales, verbose: bool) -> terminal.SheetRows:
         f"{len(exported.written)} sites, {len(exported.written) - len(changed)} of them to the bit",
     )
     for label, lines in (("changed", changed), ("not in the file", left)):
-        if lines:
-            yield label, terminal.join_lines(lines, verbose, _SHOWN)
-    if exported.uncovered:
-        yield "no entry", terminal.join_lines(list(exported.uncovered), verbose, _SHOWN)
+        yield label, terminal.join_lines(lines, verbose, _SHOWN)
+    yield "no entry", terminal.join_lines(exported.uncovered or (), verbose, _SHOWN)
 
 
 FORM = ResultFormat[ExportedScales](

@@ -32,7 +32,7 @@ from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, Values, terminal
 from onnxq.sites import Caution, Cautions, JsonObject, Refusal
-from onnxq.wording import group_by_text, join_names, list_fields
+from onnxq.wording import format_counts, group_by_text, join_names, list_fields
 
 # Tensors that an error names; a cache of another model lacks hundreds.
 _SHOWN = 4
@@ -348,13 +348,12 @@ def _make_rows(imported: Imported, verbose: bool) -> terminal.SheetRows:
     used = len({match.line for match in imported.matched})
     yield "cache", f"{imported.entries} scales, {used} of them used"
     text = f"{len(imported.plan.sites)} sites for {imported.plan.target}"
-    counts = terminal.format_counts(dict(sorted(imported.plan.by_role().items())))
+    counts = format_counts(dict(sorted(imported.plan.by_role().items())))
     yield "plan", f"{text}: {counts}" if counts else text
-    if imported.missing:
-        lines = [
-            f"{site.tensor}: {site.done}" if site.done else site.tensor for site in imported.missing
-        ]
-        yield "no scale", terminal.join_lines(lines, verbose, _SHOWN)
+    lines = [
+        f"{site.tensor}: {site.done}" if site.done else site.tensor for site in imported.missing
+    ]
+    yield "no scale", terminal.join_lines(lines, verbose, _SHOWN)
     for kind, label in _LABELS.items():
         names = [
             _describe_line(line, imported.unit, verbose)
@@ -367,8 +366,7 @@ def _make_rows(imported: Imported, verbose: bool) -> terminal.SheetRows:
                 Text(f"{len(names)}: ").append_text(terminal.join_lines(names, verbose, _SHOWN)),
             )
     changed = [f"{match.site}: {match.kept}" for match in imported.matched if match.kept]
-    if changed:
-        yield "other type", terminal.join_lines(changed, verbose, _SHOWN)
+    yield "other type", terminal.join_lines(changed, verbose, _SHOWN)
     yield (
         "not used",
         [

@@ -415,8 +415,7 @@ def _make_rows(imported: ImportedWeights, verbose: bool) -> terminal.SheetRows:
     )
     for exact, label in ((False, "skipped"), (True, "in float")):
         lines = [f"{row.name}: {row.reason}" for row in imported.skipped if row.exact is exact]
-        if lines:
-            yield label, terminal.join_lines(lines, verbose, _SHOWN)
+        yield label, terminal.join_lines(lines, verbose, _SHOWN)
 
 
 FORM = ResultFormat[ImportedWeights](

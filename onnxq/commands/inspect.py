@@ -20,9 +20,9 @@ from onnxq.progress import Progress, silent
 from onnxq.report import Parts, RenderableType, Text, TextView, format_count, make_list, make_table
 from onnxq.report.document import ResultFormat, Values, pick_fields
 from onnxq.report.sentences import format_precision, make_sums_tables, saturation_summary
-from onnxq.report.terminal import format_counts, format_scale
+from onnxq.report.terminal import format_scale
 from onnxq.spec import Granularity, PerBlock, PerChannel
-from onnxq.wording import join_names
+from onnxq.wording import format_counts, join_names
 
 
 def inspect(model: ModelSource, *, progress: Progress = silent) -> Inspection:

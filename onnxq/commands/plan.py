@@ -1,14 +1,8 @@
 """`onnxq plan`: the tensors that would be quantized, how, by which rule and why; and the nodes that stay float."""
 
 from onnxq.config import Command
-from onnxq.pipeline import (
-    Configuration,
-    ModelSource,
-    OutputPath,
-    Overrides,
-    open_run,
-    quantize_model,
-)
+from onnxq.pipeline import ModelSource, quantize_model
+from onnxq.pipeline.configuration import Configuration, OutputPath, Overrides, open_run
 from onnxq.pipeline.finalize import write_plan
 from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
@@ -79,8 +73,7 @@ def _make_rows(plan: Plan, verbose: bool) -> terminal.SheetRows:
         ]
         yield "placement", ", ".join(details)
     for label, names in (("guarded", plan.float_nodes), ("kept", plan.kept)):
-        if names:
-            yield label, terminal.join_lines(names, verbose, _NAMED, ", ")
+        yield label, terminal.join_lines(names, verbose, _NAMED, ", ")
     yield "refused", sentences.format_reasons(plan.refusals, verbose)
     yield "left float", sentences.format_reasons(plan.left_float, verbose)
     yield "float types", sentences.format_precision(plan.precision, verbose)

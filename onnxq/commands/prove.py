@@ -28,7 +28,7 @@ from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, Values, pick_fields, terminal
 from onnxq.report.sentences import format_cost, make_sums_tables, saturation_summary
 from onnxq.sites import Caution, Names, Settings, drop_repeats
-from onnxq.wording import group_by_text, join_names
+from onnxq.wording import format_counts, group_by_text, join_names
 
 # Rows of a list without `verbose`, and nodes named in an error.
 _SHOWN = 12
@@ -252,15 +252,12 @@ def _make_rows(proof: Proof, verbose: bool) -> terminal.SheetRows:
         f"{len(members)} {reason} ({_name_first([node.node for node in members])})"
         for reason, members in group_by_text(floating, lambda node: f"{node.op}: {node.reason}")
     ]
-    if reasons:
-        yield "not int8", terminal.join_lines(reasons, verbose, _SHOWN)
+    yield "not int8", terminal.join_lines(reasons, verbose, _SHOWN)
     if proof.sites:
         states = Counter(site.state for site in proof.sites)
-        yield "pairs", f"{len(proof.sites)}: {terminal.format_counts(states)}"
+        yield "pairs", f"{len(proof.sites)}: {format_counts(states)}"
     if proof.kernels:
-        kinds = terminal.format_counts(
-            dict(proof.by_kind().most_common(None if verbose else _SHOWN))
-        )
+        kinds = format_counts(dict(proof.by_kind().most_common(None if verbose else _SHOWN)))
         moving = f"; {len(proof.moving)} of them only move or convert data" if proof.moving else ""
         yield "kernels", f"{len(proof.kernels)}: {kinds}{moving}"
     if build.engine_bytes:
@@ -292,8 +289,7 @@ def _list_placement(placement: DevicePlacement, verbose: bool) -> terminal.Sheet
         f"{len(members)} left to it ({_name_first([one.subject for one in members])}): {why}"
         for why, members in groups
     ]
-    if lines:
-        yield "CPU", terminal.join_lines(lines, verbose, _SHOWN)
+    yield "CPU", terminal.join_lines(lines, verbose, _SHOWN)
 
 
 def _list_types(proof: Proof) -> terminal.SheetRows:

@@ -10,14 +10,8 @@ from onnxq.engines.diff.model import LABELS, OFF, ON
 from onnxq.engines.prove.proof import UNSEEN
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.passes.journal import Promotion
-from onnxq.pipeline import (
-    Configuration,
-    ModelSource,
-    OutputPath,
-    Overrides,
-    open_run,
-    quantize_model,
-)
+from onnxq.pipeline import ModelSource, quantize_model
+from onnxq.pipeline.configuration import Configuration, OutputPath, Overrides, open_run
 from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.record import write_run
 from onnxq.progress import Progress, silent
@@ -142,8 +136,7 @@ def _make_rows(report: Report, verbose: bool) -> SheetRows:
     yield "passes", report.accounts
     yield "promoted", make_promotion(report.promotion)
     for label, lines in (("prepared", report.rewrites), ("kept", report.kept)):
-        if lines:
-            yield label, join_lines(lines, verbose, _SHOWN)
+        yield label, join_lines(lines, verbose, _SHOWN)
     yield "forced", format_forced(report.forced) if report.forced else None
     yield "refused", format_reasons(report.refusals, verbose)
     yield "left float", format_reasons(report.left_float, verbose)

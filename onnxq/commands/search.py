@@ -13,12 +13,7 @@ from onnxq.pipeline.search import SearchResult, search_precisions
 from onnxq.progress import Progress, silent
 from onnxq.report import Parts, RenderableType, ResultFormat, Text, TextView, make_table
 from onnxq.report.record import FrontPoint
-from onnxq.report.terminal import (
-    format_bytes,
-    format_decibel,
-    format_figure,
-    format_milliseconds,
-)
+from onnxq.report.terminal import format_bytes, format_decibel, format_figure, format_milliseconds
 
 
 def search(

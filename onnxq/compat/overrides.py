@@ -17,7 +17,7 @@ from onnxq.backends import Target
 from onnxq.compat.options import warn_meaningless
 from onnxq.errors import ConfigError, suggest_names
 from onnxq.interop.overrides import read_integer_type
-from onnxq.sites import Caution, Settings
+from onnxq.sites import Caution, NameSet, Settings
 
 Rule = dict[str, Any]
 # The entries of one tensor: one, or one for each channel.
@@ -51,7 +51,7 @@ class OverriddenGraph:
     """The graph in which overrides are to hold. cautions: gets a warning for each entry that means nothing here."""
 
     nodes: Sequence[onnx.NodeProto]
-    constants: frozenset[str]
+    constants: NameSet
     overrides: TensorOverrides
     cautions: list[Caution]
 
@@ -66,7 +66,7 @@ class OverriddenGraph:
         return {name: node for node in self.nodes for name in node.output}
 
     @cached_property
-    def computing(self) -> frozenset[str]:
+    def computing(self) -> NameSet:
         """Operators that have a kernel of their own: not those that move values, or that one in front takes up."""
         rules = self.target.rules
         computing = {op for rule in rules if not rule.shares for op in rule.ops}

@@ -83,7 +83,7 @@ def read_image(path: Path, config: ImageConfig, value: ValueInfo) -> Array:
             raise DataError(f"input {value.name!r}", cause, "leave mean and std out", code="Q214")
     else:
         low, high = config.range
-        scaled = pixels.astype(np.float32) * np.float32((high - low) / 255.0) + np.float32(low)
+        scaled = as_float32(pixels) * np.float32((high - low) / 255.0) + np.float32(low)
         scaled -= as_float32(config.mean or (0.0,))
         scaled /= as_float32(config.std or (1.0,))
         array = scaled.astype(want)

@@ -14,7 +14,7 @@ from onnxq.data.sources import SampleSource
 from onnxq.errors import DataError, ModelError
 from onnxq.graph import GraphIndex, ModelLike, ValueInfo, get_index, infer_shapes, walk_from
 from onnxq.runtime import Session
-from onnxq.sites import Lines, NameSet, TensorId
+from onnxq.sites import Lines, MaybeTensor, NameSet, TensorId
 
 # Augmented samples: images inverted, mirrored, rotated, or with one quarter enlarged.
 # They replace images that calibration lacks. A late layer has few positions per image: 24 images give 1176 of them to
@@ -311,10 +311,9 @@ def settle_caches(inputs: Inputs, model: ModelLike) -> Inputs:
     ]
 
 
-def _settle_cache(value: ValueInfo, index: GraphIndex, cache: TensorId | None) -> ValueInfo:
+def _settle_cache(value: ValueInfo, index: GraphIndex, cache: MaybeTensor) -> ValueInfo:
     """A cache with the sizes that the nodes which read the tensor tell."""
-    for edge in index.list_consumers(cache):
-        node = index.find_node(edge.node)
+    for node in index.readers(cache):
         if node.op_type == "Cast":
             return _settle_cache(value, index, node.result)
         heads = node.read_int("num_heads", 0)

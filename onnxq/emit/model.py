@@ -27,16 +27,8 @@ from onnxq.graph.precision.narrow import is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
 from onnxq.graph.scopes import map_entries, walk_all_nodes, walk_graphs
 from onnxq.graph.storage import release_pages
-from onnxq.plan import (
-    Plan,
-    SitePlan,
-    SitePlans,
-    check_numbers,
-    check_specs,
-    from_json,
-    name_part,
-    to_json,
-)
+from onnxq.plan import Plan, SitePlan, SitePlans, check_numbers, check_specs, from_json, to_json
+from onnxq.plan.names import name_part
 from onnxq.progress import Progress, count_items, silent
 from onnxq.sites import Edge, NameSet, Role, TensorId
 from onnxq.spec import FLOAT_TYPES, FloatType
@@ -219,9 +211,8 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
             and before[0] == after[0] == len(weight)
         )
         if known and fits(before, after, weight[0].size):
-            reader, _ = index.find_reader(node.result) or (node, 0)
             # The kernel computes an activation as well.
-            end = reader if reader.is_onnx("Relu", "Clip") else node
+            end = index.find_follower(node, "Relu", "Clip") or node
             writer = NodeWriter(editor, node.scope, node.name)
             _write_matrix(writer, node, end, (batch, before, after), counts)
             results.add(end.outputs[0])

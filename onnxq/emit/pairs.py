@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import ArrayLike
 
-from onnxq.arrays import Array, as_int64
+from onnxq.arrays import Array, as_float32, as_int64
 from onnxq.calibrate.constants import dequantize_constant, find_tensor, quantize_constant
 from onnxq.errors import PlanError
 from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ModelLike
@@ -201,7 +201,7 @@ class PairWriter:
             raise PlanError(site.name, cause, "plan this model again", code="Q404")
         lookups = site.find_lookups(self.index)
         # A table of float16 has float32 scales: those of small rows are no normal numbers in float16.
-        value = value.astype(np.float32) if lookups else value
+        value = as_float32(value) if lookups else value
         whole = [edge for edge in site.named_consumers if edge not in lookups]
         if self.fold_constants and not lookups:
             result = self._add_part(site, "dequantized", dequantize_constant(site, value))

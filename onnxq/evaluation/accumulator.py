@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, are_finite
+from onnxq.arrays import Array, Array64, are_finite, as_float64
 
 # Ratio of scales, 20 dB: beyond it the whole's SQNR says nothing of the part.
 _APART = 10.0
@@ -239,8 +239,8 @@ class ErrorAccumulator:
             return None
         if reference.size == 0:
             return None
-        ref = reference.astype(np.float64)
-        got = value.astype(np.float64)
+        ref = as_float64(reference)
+        got = as_float64(value)
         if self.top_k and ref.ndim and ref.shape[-1] > 1:
             hits, rows = _count_shared(ref, got, self.top_k)
             self.hits += hits

@@ -25,7 +25,7 @@ from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.integer_products import dequantize_node, read_integer_products
 from onnxq.graph.light import copy_proto, is_large_model, rebuild
 from onnxq.graph.precision.widen import read_types, widen_model
-from onnxq.graph.scopes import collect_reads, replace_items, walk_graphs
+from onnxq.graph.scopes import collect_reads, keep_named, replace_items, walk_graphs
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.numerics import dequantize
@@ -95,8 +95,7 @@ def toggle_model(float_model: ModelLike, quantized: ModelLike, *, threads: int =
 
     float_model: the same network, nodes named alike where constants are to be switched: it has their float values.
     """
-    named = name_nodes(quantized)
-    named = name_nodes(inline_functions(named)) if named.functions else named
+    named = inline_functions(name_nodes(quantized))
     named = find_selections(float_model).take_choices(named)
     named = read_integer_products(named)
     # In float32 around the pairs, as all that is compared with them.
@@ -227,8 +226,7 @@ class _ToggleWork(ConstantSwitches):
 
     def _list_readers(self, tensor: TensorId) -> Iterator[str]:
         """The nodes that compute on a tensor: behind a pair of other bits, those behind that."""
-        for edge in self.index.list_consumers(tensor):
-            node = self.index.find_node(edge.node)
+        for node in self.index.readers(tensor):
             if node.op_type in (QUANTIZE, DEQUANTIZE):
                 yield from self._list_readers(node.result)
             else:
@@ -379,8 +377,7 @@ class _ToggleWork(ConstantSwitches):
         for _, graph in reversed(list(walk_graphs(self.proto.graph))):
             remove_unneeded(graph)
         used = {value.name for value in self.index.inputs} | collect_reads(self.proto.graph)
-        inputs = self.proto.graph.input
-        replace_items(inputs, [value for value in inputs if value.name in used])
+        keep_named(self.proto.graph.input, used)
         return rebuild(self.source, self.proto)
 
 

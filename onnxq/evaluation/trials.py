@@ -21,7 +21,7 @@ from onnxq.errors import ModelError
 from onnxq.evaluation.accumulator import AxisSums, ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors, SampleErrors
 from onnxq.evaluation.selections import Selections
-from onnxq.graph import ModelLike, release_pages, replace_items
+from onnxq.graph import ModelLike, drop_named, release_pages
 from onnxq.graph.light import copy_proto, copy_store, rebuild
 from onnxq.graph.values import encode_tensor
 from onnxq.progress import Task
@@ -223,7 +223,7 @@ class Switchboard:
         graph.initializer.extend(
             encode_tensor(name, value, store=store) for name, value in fixed.items()
         )
-        replace_items(graph.input, [value for value in graph.input if value.name not in fixed])
+        drop_named(graph.input, fixed)
         rest = self.off.keys() - fixed
         on, off = (self._choose_values(chosen, rest) for chosen in (rest, ()))
         board = Switchboard(rebuild(self.model, proto, store), on, off, self.threads)

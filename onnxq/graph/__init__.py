@@ -38,7 +38,7 @@ from onnxq.graph.load import Model, ModelSource, load_model
 from onnxq.graph.names import choose_name, name_file, name_nodes
 from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
 from onnxq.graph.save import save_model
-from onnxq.graph.scopes import replace_items, walk_all_nodes, walk_from, walk_graphs
+from onnxq.graph.scopes import drop_named, keep_named, walk_all_nodes, walk_from, walk_graphs
 from onnxq.graph.shapes import fix_sizes, infer_shapes
 from onnxq.graph.storage import TENSOR_TYPES, release_pages
 from onnxq.graph.subgraph import Cutter
@@ -73,6 +73,7 @@ __all__ = [
     "compute_fingerprint",
     "compute_structural_ids",
     "copy_proto",
+    "drop_named",
     "emulate_types",
     "ensure_opset",
     "find_opset",
@@ -83,6 +84,7 @@ __all__ = [
     "infer_shapes",
     "inline_functions",
     "is_large_model",
+    "keep_named",
     "load_model",
     "name_file",
     "name_nodes",
@@ -90,7 +92,6 @@ __all__ = [
     "read_types",
     "rebuild",
     "release_pages",
-    "replace_items",
     "save_model",
     "strip_weights",
     "verify_graph",

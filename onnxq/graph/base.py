@@ -313,6 +313,11 @@ class Graph(ABC):
         node = self.find_node(edge.node)
         return None if op_types and not node.is_onnx(*op_types) else (node, edge.index)
 
+    def find_follower(self, node: NodeRef | None, *op_types: str) -> NodeRef | None:
+        """The node of `find_reader` for the first result of a node."""
+        reader = None if node is None else self.find_reader(node.result, *op_types)
+        return None if reader is None else reader[0]
+
     def walk_back(self, t: MaybeTensor, op_types: Container[str]) -> Iterator[TensorId]:
         """The tensor, then those that it was made of by ONNX's operators of these types, each through its input 0."""
         while t is not None:

@@ -16,10 +16,10 @@ from onnxq.errors import ModelError
 from onnxq.graph.base import RANDOM_OPS
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
-from onnxq.graph.load import check_structure
+from onnxq.graph.load import check_structure, declare_opset
 from onnxq.graph.names import assign_names, choose_name, list_names, name_nodes
 from onnxq.graph.scopes import (
-    OWN_DOMAINS,
+    keep_named,
     label_node,
     list_defined,
     rename_tensors,
@@ -114,11 +114,7 @@ def _convert_opset(proto: ModelProto, version: int) -> ModelProto:
     except Exception as error:
         raise _explain_failure(named, version, error) from error
     result = deepcopy(light)
-    for entry in result.opset_import:
-        if entry.domain in OWN_DOMAINS:
-            entry.CopyFrom(helper.make_opsetid(entry.domain, version))
-    needed = helper.find_min_ir_version_for(result.opset_import, ignore_unknown=True)
-    result.ir_version = max(named.ir_version, needed)
+    declare_opset(result, version)
     result.graph.CopyFrom(converted.graph)
     _reattach_model(light, result)
     if find_opset(named) < _RESIZE_ATTRIBUTES <= version:
@@ -249,13 +245,13 @@ def _find_owner(name: str, old: set[str], readers: dict[str, NodeProto]) -> str:
 
 @keep_weights
 def inline_functions(proto: ModelProto) -> ModelProto:
-    """A copy without model-local functions: every call, in every scope, replaced by the function's nodes.
+    """The model itself without model-local functions, else a copy in which the nodes of each stand for all its calls.
 
     Names stay unique (onnx numbers the copies). A function written for another opset than the model's is converted.
     Raises ModelError when a function cannot be inlined.
     """
     if not proto.functions:
-        return deepcopy(proto)
+        return proto
     # Functions keep their weights: inlining makes new tensors of them, which nothing could be put back into.
     light, omitted = omit_weights(proto, functions=False)
     _write_defaults(light)
@@ -282,9 +278,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     _drop_repeats(inlined)
     if foreign:
         # Types that the conversion needed; of tensors of other versions' operators they may be wrong afterwards.
-        replace_items(
-            inlined.graph.value_info, [v for v in inlined.graph.value_info if v.name in declared]
-        )
+        keep_named(inlined.graph.value_info, declared)
     # Nodes of a function need no names.
     assign_names(inlined)
     return restore_weights(inlined, omitted)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Floats, as_float32
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MICROSOFT, Graph, NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
@@ -201,8 +201,8 @@ def _find_products(index: GraphIndex) -> Iterator[_Product]:
         data = index.maker(node, 0, DYNAMIC)
         if node.op_type not in _SUMS or data is None:
             continue
-        cast = _find_next(index, node, "Cast")
-        product = _find_next(index, cast, "Mul")
+        cast = index.find_follower(node, "Cast")
+        product = index.find_follower(cast, "Mul")
         factor = index.maker(product, 0, "Mul") or index.maker(product, 1, "Mul")
         if cast is None or product is None or factor is None:
             continue
@@ -222,12 +222,6 @@ def is_rescaling(index: Graph, node: NodeRef) -> bool:
         for maker in makers
     )
     return any(maker is not None and maker.op_type in (DYNAMIC, *_SUMS) for maker in behind)
-
-
-def _find_next(index: GraphIndex, node: NodeRef | None, op_type: str) -> NodeRef | None:
-    """The node of this operator that alone reads the result of another, in the same graph."""
-    reader = None if node is None else index.find_reader(node.result, op_type)
-    return None if reader is None else reader[0]
 
 
 def _is_transposed(index: GraphIndex, node: NodeRef) -> bool:
@@ -352,4 +346,4 @@ def dequantize_node(index: GraphIndex, node: NodeRef) -> Floats | None:
         codes = codes.astype(np.int32) - zero.astype(np.int32).reshape(
             shape if zero.size > 1 else ()
         )
-    return np.asarray(codes.astype(np.float32) * scale.reshape(shape if scale.size > 1 else ()))
+    return np.asarray(as_float32(codes) * scale.reshape(shape if scale.size > 1 else ()))

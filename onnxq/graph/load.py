@@ -17,6 +17,7 @@ from onnxq.graph.index import find_opset
 from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStore, strip_weights
 from onnxq.graph.scopes import (
     OWN_DOMAINS,
+    drop_named,
     label_node,
     map_stored,
     replace_items,
@@ -136,7 +137,7 @@ def check_structure(proto: ModelProto, subject: str, attribute: str = "") -> Non
     light, _ = omit_weights(proto, empty=True)
     for node in walk_all_nodes(light) if attribute else ():
         if node.op_type in (QUANTIZE, DEQUANTIZE):
-            replace_items(node.attribute, [a for a in node.attribute if a.name != attribute])
+            drop_named(node.attribute, [attribute])
     # Operators of ONNX Runtime's own in ONNX's domain, as SimplifiedLayerNormalization, are none
     # that onnx.checker knows.
     set_contrib_apart(light)
@@ -309,7 +310,6 @@ def _separate_initializers(proto: ModelProto) -> Cautions:
     """ORT takes an initializer that is a graph input for variable: neither folded nor prepacked nor quantized."""
     graph = proto.graph
     stored = map_stored(graph)
-    fed = [value for value in graph.input if value.name not in stored]
     dropped = [value.name for value in graph.input if value.name in stored]
     before = proto.ir_version
     if stored:
@@ -317,7 +317,7 @@ def _separate_initializers(proto: ModelProto) -> Cautions:
         proto.ir_version = max(before, PLAIN_INITIALIZERS_IR)
     if not dropped:
         return ()
-    replace_items(graph.input, fed)
+    drop_named(graph.input, stored)
     if before >= PLAIN_INITIALIZERS_IR and len(dropped) < len(stored):
         # Not the habit of an exporter that lists them all: somebody means to feed these.
         named = join_names(dropped, _SHOWN)
@@ -409,17 +409,22 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
             f"{', '.join(sorted(other)[:_SHOWN])} of opset {declared} may mean something else there"
         )
         raise ModelError(subject, cause, fix, code="Q103")
-    for entry in proto.opset_import:
-        if entry.domain in OWN_DOMAINS:
-            entry.version = opset
-    needed = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
-    proto.ir_version = max(proto.ir_version, needed)
+    declare_opset(proto, opset)
     return (
         Caution(
             "W113",
             f"{cause}; it declares opset {opset} now, at which all its operators are the same",
         ),
     )
+
+
+def declare_opset(proto: ModelProto, opset: int) -> None:
+    """Write an opset of ONNX's own operators into a model, in place, and the IR version that it needs."""
+    for entry in proto.opset_import:
+        if entry.domain in OWN_DOMAINS:
+            entry.version = opset
+    needed = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
+    proto.ir_version = max(proto.ir_version, needed)
 
 
 def _find_version(op_type: str, opset: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_int64
 from onnxq.graph.base import DEQUANTIZE, MICROSOFT, MOVING_OPS, QUANTIZE, NodeRef, NodeRefs
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex, find_opset
@@ -354,6 +354,6 @@ class _QOperatorWriter:
             yield self.editor.add_constant(
                 node.scope,
                 f"{half.names[1]}/zero_point",
-                half.zero.astype(np.int64),
+                as_int64(half.zero),
                 dtype=half.dtype,
             )

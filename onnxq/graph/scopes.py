@@ -3,7 +3,7 @@
 A subgraph's scope is its parent's scope, node name and attribute: "If_0.else_branch/Loop_3.body".
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from onnx import (
@@ -186,6 +186,16 @@ def replace_items(field: Any, items: Iterable[Any]) -> None:
     messages = list(items)
     del field[:]
     field.extend(messages)
+
+
+def keep_named(field: Any, names: Container[str]) -> None:
+    """Take out, in place, the messages of a repeated field that have none of these names."""
+    replace_items(field, [item for item in field if item.name in names])
+
+
+def drop_named(field: Any, names: Container[str], by: str = "name") -> None:
+    """Take out, in place, the messages of a repeated field that have one of these names. by: their field with it."""
+    replace_items(field, [item for item in field if getattr(item, by) not in names])
 
 
 def map_entries(entries: Iterable[Any]) -> dict[str, str]:

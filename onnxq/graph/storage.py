@@ -424,7 +424,7 @@ def _find_extent(tensor: TensorProto, path: Path, read: ReadBytes) -> Extent:
     Raises ModelError as `load_external` does.
     """
     subject = f"{path}, tensor {tensor.name!r}"
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries = scopes.map_entries(tensor.external_data)
     for key in entries:
         # Left out of account, a damaged "offset" would give the tensor another one's values.
         if key not in _KEYS and not key.startswith("prepacked"):

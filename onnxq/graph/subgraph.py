@@ -24,7 +24,9 @@ from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, copy_proto, 
 from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.scopes import (
     Stored,
+    drop_named,
     iterate_subgraphs,
+    keep_named,
     list_defined,
     list_reads,
     map_stored,
@@ -34,6 +36,7 @@ from onnxq.graph.scopes import (
     store_tensor,
     walk_from,
 )
+from onnxq.sites import NameSet
 
 
 class Cutter(Generic[M]):
@@ -290,12 +293,10 @@ def remove_unneeded(graph: GraphProto) -> None:
     order = sort_nodes(graph)
     needed = find_needed(graph, order)
     replace_items(graph.node, [node for node in order if needed.intersection(node.output)])
-    replace_items(
-        graph.initializer, [tensor for tensor in graph.initializer if tensor.name in needed]
-    )
+    keep_named(graph.initializer, needed)
 
 
-def list_behind(model: ModelLike, stops: Collection[str]) -> frozenset[str]:
+def list_behind(model: ModelLike, stops: Collection[str]) -> NameSet:
     """The nodes of the main graph named in `stops`, and those that anything they make goes into."""
     names = set()
     tensors: set[str] = set()
@@ -326,17 +327,17 @@ def cut_front(model: M, behind: Collection[str], types: Mapping[str, ValueInfoPr
     own = [value for value in graph.output if value.name not in lost]
     shown = {value.name for value in own}
     new = [types.get(name, ValueInfoProto(name=name)) for name in border if name not in shown]
-    replace_items(graph.node, [node for node in graph.node if node.name not in behind])
+    drop_named(graph.node, behind)
     replace_items(graph.output, own + new)
     remove_unneeded(graph)
-    replace_items(graph.value_info, [value for value in graph.value_info if value.name not in lost])
+    drop_named(graph.value_info, lost)
     return rebuild(model, out)
 
 
 def give_outputs(model: M, names: Collection[str]) -> M:
     """The model with these of its outputs alone, and without what only others need."""
     out = copy_proto(model)
-    replace_items(out.graph.output, [value for value in out.graph.output if value.name in names])
+    keep_named(out.graph.output, names)
     remove_unneeded(out.graph)
     return rebuild(model, out)
 

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 from onnx import ModelProto
 
-from onnxq.arrays import Shape, are_finite, fits_dims
+from onnxq.arrays import Shape, are_finite, as_float64, fits_dims
 from onnxq.errors import ModelError, VerificationError
 from onnxq.graph import scopes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
@@ -140,7 +140,7 @@ def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
     # Computed in the graph, by DynamicQuantizeLinear for one.
     if scale is None:
         return
-    values = scale.astype(np.float64)
+    values = as_float64(scale)
     # Scales of blocks may be negative: ONNX Runtime's own quantizer writes them so.
     blocks = bool(node.attrs.get("block_size", 0))
     if not (are_finite(values) and (values.all() if blocks else (values > 0).all())):

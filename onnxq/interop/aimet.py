@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, make_entry
-from onnxq.interop.json_tables import JsonTable, open_table, write_table
+from onnxq.interop.json_tables import JsonTable, name_entry, open_table, write_table
 from onnxq.sites import JsonObject, Role
 from onnxq.spec import PerChannel, PerTensor
 
@@ -52,9 +52,7 @@ def _list_entries(section: Any) -> Iterator[tuple[Any, str, Any]]:
     if isinstance(section, Mapping):
         yield from ((name, name, entry) for name, entry in section.items())
     else:
-        yield from (
-            (k, str(entry.get("name", f"entry {k + 1}")), entry) for k, entry in enumerate(section)
-        )
+        yield from ((k, name_entry(entry, k), entry) for k, entry in enumerate(section))
 
 
 def _read_entry(name: str, entry: Any, role: Role, line: int) -> TensorScale:

@@ -15,7 +15,7 @@ import numpy as np
 from onnxq.arrays import Array, as_float64
 from onnxq.interop.aimet import TOOL, make_table, refuse_kind
 from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, make_entry
-from onnxq.interop.json_tables import list_numbers, open_table, write_table
+from onnxq.interop.json_tables import list_numbers, name_entry, open_table, write_table
 from onnxq.sites import JsonObject
 from onnxq.spec import FLOAT8, Granularity, PerBlock, PerChannel, PerTensor, find_element_type
 
@@ -28,10 +28,7 @@ _WIDTHS = (2, 4, 8, 16, 32)
 def _parse(data: bytes, source: str) -> ScaleTable:
     table = open_table(data, source, TOOL, "encodings")
     for k, row in enumerate(table.root.get("encodings") or ()):
-        name = (
-            str(row.get("name", f"entry {k + 1}")) if isinstance(row, Mapping) else f"entry {k + 1}"
-        )
-        table.add_entry(("encodings", k), name, partial(_read_entry, row))
+        table.add_entry(("encodings", k), name_entry(row, k), partial(_read_entry, row))
     return make_table(table, "2.0.0")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import are_scales, as_float32, as_float64, as_int32, unwrap_single
+from onnxq.arrays import are_scales, as_float32, as_float64, as_int32, cast_quietly, unwrap_single
 from onnxq.errors import ConfigError
 from onnxq.sites import Names, Role
 from onnxq.spec import Granularity, PerTensor, QParams, QuantSpec
@@ -177,8 +177,7 @@ def make_entry(
     except ConfigError as error:
         raise NoGridError(error.fault) from error
     # Files hold float64; engines and plans have float32, which is what tools computed.
-    with np.errstate(over="ignore", under="ignore"):
-        steps = scale.astype(np.float32)
+    steps = cast_quietly(scale, np.float32)
     if not are_scales(steps):
         raise NoGridError("a scale that float32 does not hold")
     if not spec.is_float and ((zero < spec.qmin) | (zero > spec.qmax)).any():

@@ -11,7 +11,7 @@ from onnxq.graph import FLOAT_TENSORS, GraphIndex
 from onnxq.interop.base import ImportFormat, TensorScale
 from onnxq.interop.fitting import describe_kind
 from onnxq.plan import SitePlan, SitePlans
-from onnxq.sites import Caution, Cautions, Names, TensorId, drop_repeats
+from onnxq.sites import Caution, Cautions, MaybeTensor, Names, TensorId, drop_repeats
 from onnxq.wording import join_names, show_as_summary
 
 # Names that a text lists where there are more.
@@ -201,7 +201,7 @@ def list_uncovered(index: GraphIndex, entries: Iterable[str]) -> Names:
     return tuple(name for name in tensors if name not in named)
 
 
-def _is_data(index: GraphIndex, tensor: TensorId | None) -> bool:
+def _is_data(index: GraphIndex, tensor: MaybeTensor) -> bool:
     """True for a computed tensor, and for a constant that is more than one number."""
     shape = index.find_shape(tensor)
     return not index.is_constant(tensor) or bool(

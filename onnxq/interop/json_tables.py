@@ -12,6 +12,8 @@ from onnxq.sites import JsonObject
 
 # Faults listed in an error.
 _SHOWN = 5
+# Whatever an entry of another shape makes of the code that reads it is a fault of the file.
+MALFORMED = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 _MEND = "mend these entries, or delete them: what then has no scale is listed"
 
 
@@ -37,15 +39,7 @@ class JsonTable:
             self.entries.append(make(self.count))
         except NoGridError as error:
             self.skipped.append(UnusedLine(name=name, line=self.count, reason=str(error)))
-        # Whatever an entry of another shape makes of the code that reads it is a fault of the file.
-        except (
-            AttributeError,
-            IndexError,
-            KeyError,
-            OverflowError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except MALFORMED as error:
             # The line is looked for in the whole text, so for the faults that are shown alone.
             if len(self.faults) < _SHOWN:
                 cause = f"lacks {error}" if isinstance(error, KeyError) else str(error)
@@ -83,6 +77,12 @@ def open_table(data: bytes, source: str, tool: str, name: str) -> JsonTable:
     if not isinstance(root, Mapping):
         raise CalibrationError(source, "is no JSON object", fix, code="Q505")
     return JsonTable(text, root, tool, name)
+
+
+def name_entry(row: Any, k: int) -> str:
+    """The name of a row of a list of entries; one without a name is called by its number."""
+    usual = f"entry {k + 1}"
+    return str(row.get("name", usual)) if isinstance(row, Mapping) else usual
 
 
 def write_table(root: JsonObject) -> bytes:

@@ -165,7 +165,7 @@ def _follow_transposes(group: MarkerGroup, index: GraphIndex) -> list[MarkerGrou
 def _apply_transpose(edge: Edge, perm: Perm, index: GraphIndex) -> tuple[TensorId, Perm] | None:
     """The result of a Transpose of the weight and its order of axes; None where the reader is no such Transpose."""
     node = index.find_node(edge.node)
-    if node.op_type != "Transpose" or node.domain or edge.scope:
+    if not node.is_onnx("Transpose") or edge.scope:
         return None
     result = node.result
     # A result that is seen elsewhere must stay, and with it the Transpose.

@@ -14,7 +14,7 @@ from onnxq.errors import ModelError
 from onnxq.graph import Editor, GraphIndex, fold_constants, inline_functions, name_nodes, read_types
 from onnxq.graph.identity import compute_fingerprint, compute_structural_ids
 from onnxq.graph.load import ModelSource, load_model
-from onnxq.graph.scopes import replace_items
+from onnxq.graph.scopes import drop_named
 from onnxq.graph.shapes import infer_shapes
 from onnxq.interop.marker_flow import Flow, MarkerGroup, Perm, check_quantizers, find_flow
 from onnxq.interop.marker_nodes import DOMAIN, Marker, read_markers
@@ -127,9 +127,7 @@ class _Stripper:
         sites = tuple(self._place_group(group, taken) for group in self.flow.groups)
         self.editor.remove_unused()
         out = self.editor.export()
-        replace_items(
-            out.opset_import, [entry for entry in out.opset_import if entry.domain != DOMAIN]
-        )
+        drop_named(out.opset_import, [DOMAIN], by="domain")
         return out, sites
 
     def _bypass_marker(self, marker: Marker) -> None:

@@ -20,7 +20,7 @@ from onnxq.interop.base import (
 )
 from onnxq.interop.fitting import fit_numbers
 from onnxq.plan import Plan, SitePlan, SitePlans
-from onnxq.sites import Causes, Caution, Cautions, Names, Site, TensorId
+from onnxq.sites import Causes, Caution, Cautions, MaybeTensor, Names, Site, TensorId
 from onnxq.spec import QParams
 from onnxq.wording import show_as_summary
 
@@ -227,7 +227,7 @@ def _check_fits(site: SitePlan, entry: TensorScale) -> None:
     raise PlanError(
         site.name,
         f"line {entry.line} of the cache is a scale of symmetric int8, and the configuration asks for "
-        f"{spec.bits} bits, {'symmetric' if spec.symmetric else 'asymmetric'}, {spec.storage} here",
+        f"{spec.bits} bits, {spec.scheme}, {spec.storage} here",
         "leave activations at `bits: 8`, `scheme: symmetric`, `signed: true`",
     )
 
@@ -335,7 +335,7 @@ def _explain_unused(index: GraphIndex, name: str) -> str:
     return "the plan quantizes nothing that reads it"
 
 
-def _find_tensor(index: GraphIndex, name: str) -> TensorId | None:
+def _find_tensor(index: GraphIndex, name: str) -> MaybeTensor:
     """The tensor of this name in the first scope that has one: tables know no scopes."""
     return next(
         (t for scope in index.scopes if (t := index.resolve_tensor(name, scope)) is not None), None

@@ -25,15 +25,7 @@ def _parse(data: bytes, source: str) -> ScaleTable:
     table = open_table(data, source, "PPQ", "configuration")
     if "quant_info" in table.root:
         for name, row in table.root["quant_info"].items():
-            ends = (
-                {"quant_min": row.get("q_min"), "quant_max": row.get("q_max")}
-                if isinstance(row, Mapping)
-                else {}
-            )
-            many = isinstance(row, Mapping) and bool(row.get("per_channel"))
-            table.add_entry(
-                ("quant_info", name), name, partial(_read_numbers, name, row, ends, many, ())
-            )
+            table.add_entry(("quant_info", name), name, partial(_read_row, name, row))
         return table.make_table("quant_info")
     known: dict[str, set[Any]] = {}
     for operator, tensors in (table.root.get("configs") or {}).items():
@@ -50,6 +42,11 @@ def _parse(data: bytes, source: str) -> ScaleTable:
                 read = partial(_read_config, table.root, name, config, readers)
                 table.add_entry(("configs", operator, name), name, read)
     return table.make_table("configs")
+
+
+def _read_row(name: str, row: JsonObject, line: int) -> TensorScale:
+    ends = {"quant_min": row["q_min"], "quant_max": row["q_max"]}
+    return _read_numbers(name, row, ends, bool(row.get("per_channel")), (), line)
 
 
 def _read_config(

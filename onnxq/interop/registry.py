@@ -11,6 +11,7 @@ from onnxq.files import AnyPath, describe_os_error, read_input
 from onnxq.interop.aimet import AIMET_0, AIMET_1
 from onnxq.interop.aimet_linear import AIMET_2_0, AIMET_2_1
 from onnxq.interop.base import ImportFormat, ScaleTable
+from onnxq.interop.json_tables import MALFORMED
 from onnxq.interop.overrides import OVERRIDES
 from onnxq.interop.ppq import PPQ
 from onnxq.interop.trt_cache import TENSORRT_CACHE
@@ -74,3 +75,6 @@ def read_scales(source: AnyPath, kind: str = "") -> ScaleTable:
         return replace(chosen.parse(data, str(path)), kind=chosen.name)
     except CalibrationError as error:
         raise error.name_file(path) from error
+    except MALFORMED as error:
+        cause = f"is built otherwise than files of format {chosen.name}: {error}"
+        raise CalibrationError(path, cause, "write it with the tool again", code="Q505") from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from ml_dtypes import bfloat16
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float32
 from onnxq.errors import CalibrationError
 from onnxq.graph import Graph, GraphIndex, NodeRefs, walk_all_nodes
 from onnxq.interop.checkpoints import Checkpoint, CheckpointWeight, WeightCodes
@@ -244,7 +244,7 @@ def _compare(source: CheckpointWeight, named: Sequence[NetworkWeight], graph: Gr
     """Why a weight of the checkpoint is none of these weights of its name; "" where it is."""
     values = source.read().dequantize() if named else None
     for weight in named:
-        own = weight.list_rows(graph).astype(np.float32)
+        own = as_float32(weight.list_rows(graph))
         if values is None or own.shape != values.shape:
             return f"{weight.tensor} has its name, and the shape {own.shape} in the place of {source.shape}"
         error = np.linalg.norm(own - values) / max(float(np.linalg.norm(own)), 1e-30)

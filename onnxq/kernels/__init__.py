@@ -5,6 +5,7 @@ launch    choice of CUDA kernels and grids
 sources   cuda/ of a checkout or of an installed wheel; compilers as child processes
 cache     compiled files per user, built once and checked before use
 host      the CPU twin, compiled by the C++ compiler of this machine
+driver    the functions of the CUDA driver
 device    code for a GPU, from a wheel, nvcc, or NVRTC, NVIDIA's run-time compiler
 build     all kernels ahead of time
 """

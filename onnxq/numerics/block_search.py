@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Floats, as_float32
 from onnxq.numerics.machine import map_parts
 from onnxq.numerics.ranges import scale_floor, symmetric_steps
 from onnxq.numerics.rounding import fake_quant
@@ -186,7 +186,7 @@ class _Best:
 
         True where there are any.
         """
-        zero = np.clip(zero, self.spec.qmin, self.spec.qmax).astype(np.float32)
+        zero = as_float32(np.clip(zero, self.spec.qmin, self.spec.qmax))
         q = np.divide(self.w, np.maximum(step, np.float32(1e-9)), out=self._q)
         np.rint(q, out=q)
         np.clip(q, self.spec.qmin - zero, self.spec.qmax - zero, out=q)
@@ -199,7 +199,7 @@ class _Best:
         # What it explains of the values' power: (Σ w·q)² / Σ q².
         power = towards * scale
         better = (power > self.power) & (scale > 0)
-        self.scale = np.where(better, scale, self.scale).astype(np.float32)
+        self.scale = as_float32(np.where(better, scale, self.scale))
         self.zero = np.where(better, zero, self.zero)
         self.power = np.where(better, power, self.power)
         return bool(better.any())

@@ -104,12 +104,11 @@ def clip_bounds(
             "quantize per tensor",
             code="Q504",
         )
-    scale = cast_scale(qparams, dtype).astype(np.float32).reshape(())
+    scale = as_float32(cast_scale(qparams, dtype)).reshape(())
     zero = as_int32(qparams.zero_point).reshape(())
     with np.errstate(over="ignore"):
         ends = [
-            ((level - zero).astype(np.float32) * scale).astype(dtype)[()]
-            for level in (spec.qmin, spec.qmax)
+            (as_float32(level - zero) * scale).astype(dtype)[()] for level in (spec.qmin, spec.qmax)
         ]
     # Rounded to float16 a bound may be nearer to another level.
     reached = quantize(np.asarray(ends), qparams, spec)
@@ -143,10 +142,10 @@ def _lower_scale(scale: Floats, level: Array64, limit: Array64, floor: float) ->
     count = np.where(level == 0, 1.0, level)
     target = limit / count
     possible = (level != 0) & (target >= floor)
-    lowered = np.where(possible, np.minimum(scale, np.where(possible, target, 1.0)), scale).astype(
-        np.float32
+    lowered = as_float32(
+        np.where(possible, np.minimum(scale, np.where(possible, target, 1.0)), scale)
     )
-    steps = count.astype(np.float32)
+    steps = as_float32(count)
     size = np.abs(limit)
     with np.errstate(over="ignore"):
         # The division is off by at most one rounding, so this ends after a step or two.

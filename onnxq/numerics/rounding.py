@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from onnxq.arrays import Array, Array64, Floats, Shape, as_int32
+from onnxq.arrays import Array, Array64, Floats, Shape, as_float32, as_int32, cast_quietly
 from onnxq.errors import PlanError
 from onnxq.numerics.machine import map_parts
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -94,11 +94,7 @@ def dequantize(
     scale, zero = align_qparams(qparams, spec, levels.shape, dtype)
     with np.errstate(over="ignore", under="ignore"):
         # The difference of two bytes leaves 8 bits.
-        steps = (
-            levels.astype(np.float32)
-            if spec.is_float
-            else (levels.astype(np.int32) - zero).astype(np.float32)
-        )
+        steps = as_float32(levels) if spec.is_float else as_float32(levels.astype(np.int32) - zero)
         return np.asarray(steps * scale).astype(dtype, copy=False)
 
 
@@ -120,7 +116,7 @@ _CHUNK = 1 << 15
 def _fake_quant_float(values: Floats, qparams: QParams, spec: QuantSpec) -> Floats:
     """Compute fake_quant in float32, which holds 16-bit integers exactly."""
     scale, zero = align_qparams(qparams, spec, values.shape, np.float32)
-    low, high = ((level - zero).astype(np.float32) for level in (spec.qmin, spec.qmax))
+    low, high = (as_float32(level - zero) for level in (spec.qmin, spec.qmax))
     if scale.ndim:
         return _round_float(values, scale, low, high, np.empty(values.shape, np.float32))
     flat = np.ascontiguousarray(values).reshape(-1)
@@ -162,8 +158,7 @@ def cast_scale(qparams: QParams, dtype: DTypeLike, *, signed: bool = False) -> A
 
     Raises PlanError if it is not positive, or if float16 makes it 0 or inf.
     """
-    with np.errstate(over="ignore", under="ignore"):
-        scale = np.asarray(qparams.scale).astype(dtype)
+    scale = cast_quietly(np.asarray(qparams.scale), dtype)
     fits = np.isfinite(scale) & ((scale != 0) if signed else (scale > 0))
     if not fits.all():
         raise PlanError(
@@ -250,8 +245,7 @@ def compute_block_shape(shape: tuple[DimT, ...], axis: int, size: int) -> tuple[
 def round_to_type(value: Array64, dtype: np.dtype[Any]) -> Array | None:
     """`value` in a float type; None if it overflows, or is so small there that it loses significant digits."""
     # float16 is subnormal below 6e-5: a weight times 1/255 may end there.
-    with np.errstate(over="ignore", under="ignore"):
-        narrow = value.astype(dtype)
+    narrow = cast_quietly(value, dtype)
     wide = narrow.astype(np.float64)
     largest = float(np.abs(value).max(initial=0.0))
     # A unit in the last place of the largest value.

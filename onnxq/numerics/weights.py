@@ -111,7 +111,7 @@ def quantize_weight(
     if not orders or not needs_bound(spec):
         return codes
     scale, zero = align_qparams(qparams, spec, values.shape, choose_float(values))
-    return limit_sums(codes, values.astype(np.float32) / scale + zero, orders)
+    return limit_sums(codes, as_float32(values) / scale + zero, orders)
 
 
 def fake_quant_weight(
@@ -166,7 +166,7 @@ def choose_widening(
     factors = np.ones(len(steps), np.float32)
     if not len(rows):
         return factors
-    wide = total[rows, sums].astype(np.float64)
+    wide = as_float64(total[rows, sums])
     room = MOST * steps[rows]
     each = np.broadcast_to(as_float64(cost), total.shape)[rows, sums]
     coarse = as_float64(noise) * steps**2 / 12

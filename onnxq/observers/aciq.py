@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from onnxq.arrays import Interval
+from onnxq.arrays import Interval, as_float64
 from onnxq.errors import ConfigError, suggest_names
 from onnxq.numerics import symmetric_steps
 from onnxq.observers.base import MinMax, Values, register_observer, require_even_steps
@@ -107,12 +107,10 @@ class Aciq(MinMax):
         """Return center, mean |x - center| and sigma. one_sided: around 0, without zeros and denormals."""
         used = np.flatnonzero(self._counts)
         # The middle of the floats with this upper half.
-        values = (
-            ((used.astype(np.uint32) << np.uint32(16)) | np.uint32(1 << 15))
-            .view(np.float32)
-            .astype(np.float64)
+        values = as_float64(
+            ((used.astype(np.uint32) << np.uint32(16)) | np.uint32(1 << 15)).view(np.float32)
         )
-        counts = self._counts[used].astype(np.float64)
+        counts = as_float64(self._counts[used])
         # The middle of the first cell is not 0, though zeros are by far the most of its values.
         tiny = np.abs(values) < 2.0**-126
         values[tiny] = 0.0

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.arrays import Array64, Interval, as_float64
+from onnxq.arrays import Array64, Interval, as_float32, as_float64
 from onnxq.numerics import qparams_from_range, symmetric_steps
 from onnxq.observers.base import register_observer, require_even_steps
 from onnxq.observers.histogram import MIN_BINS, HistogramObserver, HistogramView, find_best_range
@@ -69,8 +69,8 @@ class KullbackLeibler:
         full = view.counts > 0
         edges = view.edges
         # float32, as the quantizer sees values.
-        self._centers = ((edges[:-1] + edges[1:]) / 2)[full].astype(np.float32)
-        self._counts = view.counts[full].astype(np.float64)
+        self._centers = as_float32(((edges[:-1] + edges[1:]) / 2)[full])
+        self._counts = as_float64(view.counts[full])
         self._below = np.concatenate(([0.0], np.cumsum(self._counts)))
         self._logs = np.concatenate(([0.0], np.cumsum(_self_log(self._counts))))
         self._spec = replace(spec, granularity=PerChannel(0))
@@ -93,8 +93,7 @@ class KullbackLeibler:
         places = np.arange(int(sizes.sum())) + np.repeat(first - begin, sizes)
         qparams = qparams_from_range(low, high, self._spec)
         scale, zero = (
-            np.repeat(values, sizes).astype(np.float32)
-            for values in (qparams.scale, qparams.zero_point)
+            as_float32(np.repeat(values, sizes)) for values in (qparams.scale, qparams.zero_point)
         )
         # As the quantizer rounds, except for the zero point, which shifts all levels of a range equally.
         codes = np.rint(self._centers[places] / scale)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, Integers, Interval
+from onnxq.arrays import Array, Array64, Integers, Interval, as_float64
 from onnxq.errors import ConfigError
 from onnxq.numerics import qparams_from_range
 from onnxq.numerics.ranges import Bound
@@ -103,7 +103,7 @@ class HistogramView:
         if below <= 0 or above <= 0:
             return self.minimum if below <= 0 else self.maximum
         edges = self.edges
-        total = np.concatenate(([0], np.cumsum(self.counts))).astype(np.float64)
+        total = as_float64(np.concatenate(([0], np.cumsum(self.counts))))
         if self.zeros:
             # A jump of the cumulative count at 0.
             under = float(np.interp(0.0, edges, total))

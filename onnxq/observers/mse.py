@@ -54,7 +54,7 @@ class SquaredError:
         self._per_width = 2.0**-view.exponent
         # A bin of width 0 is a point mass: no density, its count is in the sums.
         width = np.diff(edges)
-        counts = view.counts.astype(np.float64)
+        counts = as_float64(view.counts)
         density = np.divide(counts, width, out=np.zeros_like(counts), where=width > 0)
         a = edges[:-1]
         b = edges[1:]
@@ -69,7 +69,7 @@ class SquaredError:
     def __call__(self, low: Array64, high: Array64) -> Array64:
         """The mean squared error of each range."""
         qparams = qparams_from_range(low, high, self._spec)
-        scale = qparams.scale.astype(np.float64)[:, None]
+        scale = as_float64(qparams.scale)[:, None]
         zero = qparams.zero_point[:, None]
         if self._levels.size > _MOST_LEVELS:
             return self._outside_and_rounded((self._levels[[0, -1]] - zero) * scale, scale[:, 0])

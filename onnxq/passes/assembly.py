@@ -22,7 +22,7 @@ from onnxq.config import Config
 from onnxq.emit import emit_pairs, emit_types, replace_biases, write_matrices
 from onnxq.errors import PlanError
 from onnxq.evaluation.metric import Metric
-from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, replace_items, verify_graph
+from onnxq.graph import ModelLike, NodeRef, ensure_opset, infer_shapes, keep_named, verify_graph
 from onnxq.graph.base import MOVING_OPS
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_products import write_integer_products
@@ -225,8 +225,7 @@ def _write_all(state: FloatState, plan: Plan, progress: Progress = silent) -> Mo
     done = guard_float(emit_pairs(proto, plan, progress), plan.float_nodes)
     # Only the types the model declared itself: inferred ones let ORT fuse more, and not for the better.
     declared = {value.name for value in state.named.graph.value_info}
-    infos = done.graph.value_info
-    replace_items(infos, [value for value in infos if value.name in declared])
+    keep_named(done.graph.value_info, declared)
     return write_matrices(done, target.fits_matrix) if target.writes_matrices else done
 
 

@@ -29,6 +29,7 @@ from onnxq.passes.rewrites.ranks import lower_ranks
 from onnxq.passes.rounding.layerwise import AUGMENTED
 from onnxq.passes.rounding.passes import ROUNDING
 from onnxq.passes.state import FloatState, FloatStep
+from onnxq.sites import NameSet
 
 
 def compute_constants(_ctx: RunContext, state: FloatState) -> FloatStep:
@@ -150,7 +151,7 @@ def check_skip(config: Config) -> None:
             )
 
 
-def list_rewrites() -> frozenset[str]:
+def list_rewrites() -> NameSet:
     """The names of all rewrites."""
     return frozenset(entry.name for entry in PASSES if entry.stage is Stage.REWRITE)
 

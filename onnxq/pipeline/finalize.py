@@ -40,10 +40,10 @@ from onnxq.planner import weigh_forced
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report import sentences
 from onnxq.report.model import EngineCheck, LatencyRatio, Report
-from onnxq.report.terminal import format_count, format_counts
+from onnxq.report.terminal import format_count
 from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution, Cautions, Lines, Names
-from onnxq.wording import show_as_summary
+from onnxq.wording import format_counts, show_as_summary
 
 
 @show_as_summary

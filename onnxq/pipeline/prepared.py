@@ -27,6 +27,7 @@ from onnxq.passes.registry import MASKED_ROWS, list_rewrites, rewrite_model
 from onnxq.plan import Plan
 from onnxq.progress import Progress, count_items, silent
 from onnxq.runtime import Session, find_front, find_runnable_opset
+from onnxq.sites import NameSet
 from onnxq.spec import FLOAT_TYPES
 from onnxq.wording import format_shape
 
@@ -37,7 +38,7 @@ _OPSET = "opset"
 _DENSE = "dense"
 
 
-def list_preparations() -> frozenset[str]:
+def list_preparations() -> NameSet:
     """All that a plan's `prepare` may name."""
     return list_rewrites() | {_DENSE, _OPSET, _WIDEN}
 
@@ -90,7 +91,7 @@ def _rewrite(
     model: Model, named: ModelLike, ctx: RunContext, whole: bool, computes: int
 ) -> FloatState:
     # Every later look at the graph is of nodes that run, and a function's run where it is called.
-    proto = inline_functions(named) if named.functions else named
+    proto = inline_functions(named)
     drop_absent_biases(proto.graph)
     opset = find_opset(proto)
     rest = None

@@ -5,10 +5,10 @@ stand for, under the names that these had; then every pair is taken out.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from onnxq.annotate import OperatorInfo, find_existing, find_operators, read_model
 from onnxq.annotate.existing import is_guard
@@ -21,11 +21,11 @@ from onnxq.graph import Editor, ModelLike, ModelSource, infer_shapes, inline_fun
 from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_operators import read_integer_operators
-from onnxq.graph.light import bare_proto, copy_proto, rebuild
+from onnxq.graph.light import bare_proto, copy_proto
 from onnxq.graph.nbits import read_lookups
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
-from onnxq.graph.scopes import replace_items, walk_graphs
+from onnxq.graph.scopes import replace_items
 from onnxq.numerics import clip_bounds, dequantize, quantize
 from onnxq.plan import SitePlan
 from onnxq.planner import Existing
@@ -73,8 +73,7 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
 
     Raises ModelError for one without pairs, and for operators on integers that are not known.
     """
-    named = name_nodes(read_model(source).proto)
-    named = name_nodes(inline_functions(named)) if named.functions else named
+    named = inline_functions(name_nodes(read_model(source).proto))
     types = read_types(named)
     wide = widen_model(named) if types.narrow else named
     paired = read_integer_operators(read_lookups(wide) if lookups else wide)
@@ -224,7 +223,8 @@ def _make_runnable(plain: ModelLike, pairs: Existing, ends: Collection[str]) -> 
     zero, which then computes it, or behind which a Max of the integers does.
     """
     index = get_index(plain)
-    copy = copy_proto(bare_proto(pairs.view or plain))
+    view = get_index(pairs.view or plain)
+    editor = Editor(view.model)
     cut: dict[TensorId, float] = {}
     for node in index.nodes:
         site = pairs.by_tensor.get(node.result) if node.outputs else None
@@ -239,29 +239,46 @@ def _make_runnable(plain: ModelLike, pairs: Existing, ends: Collection[str]) -> 
             cut[node.result] = next(
                 (bound for bound in _CLIPPED if abs(high - bound) < step), math.inf
             )
-    highs = {tensor.name: high for tensor, high in cut.items()}
-    kept = {node.name: node for node in bare_proto(plain).graph.node if node.name in ends}
-    missing = {name for node in kept.values() for name in node.input} - {
-        one.name for one in copy.graph.initializer
-    }
-    copy.graph.initializer.extend(
-        one for one in bare_proto(plain).graph.initializer if one.name in missing
+    for name in sorted(pairs.stand_ins):
+        node = view.find_node(name)
+        if name in ends and not node.scope:
+            node = index.find_node(name)
+            for stored in bare_proto(plain).graph.initializer:
+                if stored.name in node.inputs and editor.is_free(stored.name, ""):
+                    editor.add_tensor("", stored)
+            editor.replace_node(
+                node, node.op_type, node.inputs, domain=node.domain, attrs=node.attrs
+            )
+        else:
+            editor.replace_node(node, "Identity", node.inputs[:1])
+    for tensor, high in cut.items():
+        # None in the place of a pair that is taken out.
+        maker = view.find_producer(tensor)
+        if maker is not None:
+            _cut_values(editor, maker, tensor, high)
+    return editor.export()
+
+
+def _cut_values(editor: Editor[ModelLike], node: NodeRef, tensor: TensorId, high: float) -> None:
+    """Put a Relu, or a Clip that begins at zero, behind a node."""
+    scope, name = tensor.scope, tensor.name
+    bounds = {} if math.isinf(high) else {"low": 0.0, "high": high}
+    op_type = "Clip" if bounds else "Relu"
+    stored = [
+        editor.add_constant(scope, f"{name}/{part}", as_float32(bound))
+        for part, bound in bounds.items()
+    ]
+    linear = editor.fresh(f"{name}/linear")
+    # Readers of the pair read the name that they had, as the others in the view do.
+    editor.replace_output(node.name, 0, linear)
+    editor.insert_node(
+        scope,
+        op_type,
+        [linear, *stored],
+        [name],
+        name=editor.fresh(f"{name}/{op_type}"),
+        after=node.name,
     )
-    for _, graph in walk_graphs(copy.graph):
-        nodes = []
-        for node in graph.node:
-            if node.name in kept:
-                node.CopyFrom(kept[node.name])
-            elif node.op_type == "Identity":
-                del node.input[1:]
-            nodes.append(node)
-            for k, name in enumerate(node.output):
-                if name in highs:
-                    # Readers of the pair read this name, as the others in the view do.
-                    node.output[k] = f"{name}/linear"
-                    nodes += _make_activation(graph, node.output[k], name, highs[name])
-        replace_items(graph.node, nodes)
-    return rebuild(pairs.view or plain, copy)
 
 
 def _drop_stand_ins(proto: ModelLike, names: Collection[str]) -> ModelLike:
@@ -283,17 +300,6 @@ def _drop_stand_ins(proto: ModelLike, names: Collection[str]) -> ModelLike:
             editor.rename_tensor(source, node.outputs[0])
     editor.remove_unused()
     return editor.export()
-
-
-def _make_activation(graph: GraphProto, source: str, name: str, high: float) -> Iterator[NodeProto]:
-    """A Relu, or a Clip that begins at zero."""
-    if math.isinf(high):
-        yield helper.make_node("Relu", [source], [name], f"{name}/Relu")
-        return
-    bounds = {f"{name}/low": 0.0, f"{name}/high": high}
-    for bound, value in bounds.items():
-        graph.initializer.append(numpy_helper.from_array(as_float32(value), bound))
-    yield helper.make_node("Clip", [source, *bounds], [name], f"{name}/Clip")
 
 
 def _is_positive(index: GraphIndex, tensor: TensorId, cut: Collection[TensorId]) -> bool:

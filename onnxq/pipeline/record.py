@@ -15,12 +15,12 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.annotate import PairInfo, find_pairs, read_plan_note
-from onnxq.arrays import Arrays, Interval
+from onnxq.arrays import Arrays, Interval, as_float64
 from onnxq.backends import find_engine, find_reference, find_target, list_runnable, load_config
 from onnxq.config import Config, ProveConfig, drop_unset
 from onnxq.data import Dataset, load_data
 from onnxq.engines.diff.compare import compare_models
-from onnxq.engines.diff.model import FLOAT, OFF, Difference
+from onnxq.engines.diff.model import FLOAT, OFF, Difference, label_runs
 from onnxq.engines.prove.proof import UNSEEN, NodeProof, Proof
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import MissingDependencyError
@@ -265,7 +265,7 @@ def measure_bytes(source: ModelSource) -> int:
 
 def _list_outputs(measured: _Measured) -> Iterator[OutputRecord]:
     """Each output's figures, and values of the first sample."""
-    runs = {run.name: run.label for run in measured.difference.runs}
+    runs = label_runs(measured.difference)
     runs_of_sample = (measured.float_outputs, measured.file_outputs)
     for output in measured.difference.outputs:
         figures = {
@@ -288,7 +288,7 @@ def _pick_values(values: Any) -> Figures:
         return ()
     flat = values.reshape(-1)
     picked = flat[np.linspace(0, flat.size - 1, min(_POINTS, flat.size)).astype(np.intp)]
-    return tuple(float(f"{value:.4g}") for value in np.nan_to_num(picked.astype(np.float64)))
+    return tuple(float(f"{value:.4g}") for value in np.nan_to_num(as_float64(picked)))
 
 
 def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:

@@ -5,7 +5,6 @@ pairs in it; each gets the numbers that the file has for its tensor. A weight ke
 come out as they were; an activation keeps scale and zero point where its type stays, and its range where that changes.
 """
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -15,6 +14,7 @@ import numpy as np
 from onnxq.arrays import Array, as_float32, as_int32
 from onnxq.config import Config
 from onnxq.errors import ConfigError, ModelError
+from onnxq.evaluation.accumulator import compute_sqnr
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_models
 from onnxq.graph import ModelLike, attach_weights, emulate_types, load_model
@@ -34,7 +34,7 @@ from onnxq.planner.sums import read_constant
 from onnxq.progress import Progress
 from onnxq.sites import Caution, Cautions, Refusal, Unquantized
 from onnxq.spec import PerBlock, PerChannel, QParams, QuantSpec
-from onnxq.wording import join_names
+from onnxq.wording import format_counts, join_names
 
 _ORIGIN = "the file's own"
 # Names that a warning lists.
@@ -160,23 +160,16 @@ class _Filling:
                 error = fake_quant(value, site.qparams, site.spec) - value
                 power = float(np.square(value).sum())
                 noise = float(np.square(error).sum())
-                note = replace(
-                    note, error_db=10 * math.log10(power / noise) if noise and power else math.inf
-                )
+                note = replace(note, error_db=compute_sqnr(power, noise))
             moved.append(note)
         return tuple(moved)
 
 
 def _have_same_type(spec: QuantSpec, other: QuantSpec) -> bool:
-    """True where scale and zero point mean the same in both."""
-    kinds = (
-        (one.bits, one.signed, one.storage, one.symmetric or other.symmetric)
-        for one in (spec, other)
-    )
-    same = len(set(kinds)) == 1
-    # A symmetric scale is an asymmetric one with its zero point in the middle, not the
-    # other way round.
-    return same and (spec.symmetric or not other.symmetric)
+    """True where scale and zero point of the one mean the same in the other."""
+    kind, other_kind = ((one.bits, one.signed, one.storage) for one in (spec, other))
+    # A symmetric scale is an asymmetric one with its zero point in the middle, not the other way round.
+    return kind == other_kind and (spec.symmetric or not other.symmetric)
 
 
 def _fit_scale(
@@ -329,8 +322,7 @@ def retarget(
             samples = None if data is None or run is None else run.data.calibration
             plan = ctx.calibrate(state.model, plan, samples)
         counts = Counter(note.how.value for note in filling.how.values())
-        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        plan = replace(plan, data=f"of the quantized file: {kinds}")
+        plan = replace(plan, data=f"of the quantized file: {format_counts(counts)}")
         placed = state.add_placement(filling.ways.problem, plan)
         placed = placed if run is None else run_pass(FLOAT_TYPES, run, placed)
         with ctx.timers.run("emit", "making the quantized model"):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from onnxq.arrays import Array, ArrayDict
+from onnxq.arrays import Array, ArrayDict, as_float64
 from onnxq.config.rows import Form, Written
 from onnxq.config.schema import Natural
 from onnxq.sites import Names
@@ -140,9 +140,7 @@ def make_feeds(feeds: Mapping[str, Feed]) -> ArrayDict:
 def sketch_values(values: Array, *, constant: bool = False) -> Sketch:
     """The figures of an array of numbers."""
     # Attention masks hold -inf, whose mean says nothing.
-    flat = np.nan_to_num(
-        np.asarray(values).astype(np.float64).ravel(), nan=0.0, posinf=1e4, neginf=-1e4
-    )
+    flat = np.nan_to_num(as_float64(values).ravel(), nan=0.0, posinf=1e4, neginf=-1e4)
     flat = np.clip(flat, -1e30, 1e30)
     if not flat.size:
         return Sketch(0, 0.0, 0.0, 0.0, 0.0, 0.0, constant)

@@ -32,6 +32,8 @@ from onnxq.sites import (
     Cautions,
     Edges,
     LeftFloat,
+    MaybeTensor,
+    NameSet,
     Refusal,
     Role,
     TensorId,
@@ -72,7 +74,7 @@ class Table:
     others: Edges
     match: Match
     spec: QuantSpec
-    twin: TensorId | None = None
+    twin: MaybeTensor = None
 
     @property
     def named(self) -> bool:
@@ -208,7 +210,7 @@ def _find_obstacle(
     return None if rows_db >= _GOOD_ROWS_DB else _leave_float(node, reason)
 
 
-def _find_twin(index: GraphIndex, table: Table, weights: Iterable[SitePlan]) -> TensorId | None:
+def _find_twin(index: GraphIndex, table: Table, weights: Iterable[SitePlan]) -> MaybeTensor:
     """The weight that preparation made of the table by transposing it, if its site can have the table's integers."""
     value = index.find_constant(table.tensor)
     if value is None or table.spec.granularity != PerChannel(0):
@@ -285,7 +287,7 @@ class OnnxPlacement(PlacementProblem):
         how = PlacementChoice(cpu=self.config.cpu if priced else "")
         return self.placed(choose_ops(self, attention=attention), how)
 
-    def candidates(self) -> Mapping[str, frozenset[str]]:
+    def candidates(self) -> Mapping[str, NameSet]:
         """Named choices for a placement that is measured."""
         return list_strategies(self)
 

@@ -108,10 +108,10 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
             del reasons[name]
     # In front of a loop whose body is not worth integers; the person may have a weight twice.
     free = balance.chosen - sides.keys()
-    copied = [op.name for op in ops if op.name in free and _is_copied(ops, op, balance.chosen)]
+    copied = _list_copied(ops, (op for op in ops if op.name in free), balance.chosen)
     if copied:
         balance = _balance(problem, cut, {**sides, **dict.fromkeys(copied, False)})
-        reasons |= {name: LeftFloat(name, _COPIED, COPY, "F103") for name in copied}
+        reasons |= copied
     for op in ops:
         if op.rule.compute and op.name not in balance.chosen and op.name not in reasons:
             cost = balance.costs.ops[op.name]
@@ -220,6 +220,7 @@ def choose_weights(problem: PlacementProblem) -> Choice:
     ops = problem.ops
     reasons = []
     chosen = set[str]()
+    copied = _list_copied(ops, ops, ops.by_name)
     for op in ops:
         weights = [(role, tensor) for role, tensor in op.roles if role.is_weight]
         if not weights or op.name in ops.complete | ops.existing.weighted:
@@ -229,8 +230,8 @@ def choose_weights(problem: PlacementProblem) -> Choice:
             reasons.append(problem.refused[op.name])
         elif rule is not None:
             reasons.append(_leave_by_rule(op, rule))
-        elif _is_copied(ops, op, ops.by_name):
-            reasons.append(LeftFloat(op.name, _COPIED, COPY, "F103"))
+        elif op.name in copied:
+            reasons.append(copied[op.name])
         else:
             chosen.add(op.name)
     return Choice(frozenset(chosen), tuple(reasons))
@@ -252,7 +253,7 @@ def decide_sides(problem: PlacementProblem) -> tuple[dict[str, bool], dict[str, 
 def _find_excluded(problem: PlacementProblem) -> dict[str, LeftFloat]:
     """Operator name -> the reason of the first rule of the target that keeps it float."""
     ops = problem.ops
-    excluded = dict[str, LeftFloat]()
+    excluded = _list_copied(ops, ops, ops.by_name)
     for op in ops:
         # The operator whose closing pair stands on the data, with an activation between.
         maker = ops.by_out.get(op.data[0][1]) if op.data else None
@@ -261,25 +262,26 @@ def _find_excluded(problem: PlacementProblem) -> dict[str, LeftFloat]:
             if reason := explain(op.candidate, made):
                 excluded[op.name] = LeftFloat(op.name, reason, name, "F103")
                 break
-        else:
-            if _is_copied(ops, op, ops.by_name):
-                excluded[op.name] = LeftFloat(op.name, _COPIED, COPY, "F103")
     return excluded
 
 
-def _is_copied(ops: QuantizableOps, op: QuantizableOp, quantized: Collection[str]) -> bool:
-    """True where a loop reads a weight of the operator too, in a node that is not one of those quantized.
+def _list_copied(
+    ops: QuantizableOps, among: Iterable[QuantizableOp], quantized: Collection[str]
+) -> dict[str, LeftFloat]:
+    """Operators of which a loop reads a weight too, in a node that is not one of those quantized, with the reason.
 
     An exporter that takes the first step out of a loop leaves its operators behind: they run once beside the many
     times of the body, and a second, integer copy of their weights makes the file larger than the float model's.
     """
-    return any(
-        ops.index.is_looped(node.scope) or node.op_type in ("Loop", "Scan")
+    return {
+        op.name: LeftFloat(op.name, _COPIED, COPY, "F103")
+        for op in among
         for role, tensor in op.roles
         if role.is_weight
         for node in ops.index.readers(tensor)
         if node.name not in quantized
-    )
+        if ops.index.is_looped(node.scope) or node.op_type in ("Loop", "Scan")
+    }
 
 
 def _decide_side(

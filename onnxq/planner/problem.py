@@ -19,7 +19,17 @@ from onnxq.numerics import needs_bound, quantize
 from onnxq.plan import Bound, SitePlan, SitePlans
 from onnxq.planner.requests import Requests
 from onnxq.planner.sums import count_saturating
-from onnxq.sites import Causes, Edge, Edges, Refusal, Role, TensorId, Unquantized, UnquantizedNodes
+from onnxq.sites import (
+    Causes,
+    Edge,
+    Edges,
+    NameSet,
+    Refusal,
+    Role,
+    TensorId,
+    Unquantized,
+    UnquantizedNodes,
+)
 from onnxq.spec import QuantSpec
 
 # ORT moves pairs through these.
@@ -47,8 +57,8 @@ class Existing:
     by_edge: Mapping[Edge, SitePlan] = field(default_factory=dict)
     constants: SitePlans = ()
     direct: frozenset[Edge] = frozenset()
-    stand_ins: frozenset[str] = frozenset()
-    weighted: frozenset[str] = frozenset()
+    stand_ins: NameSet = frozenset()
+    weighted: NameSet = frozenset()
 
     @cached_property
     def by_reader(self) -> Mapping[Edge, SitePlan]:
@@ -188,7 +198,7 @@ class QuantizableOps:
     all: tuple[QuantizableOp, ...]
     reasons: UnquantizedNodes
     existing: Existing
-    complete: frozenset[str]
+    complete: NameSet
     partial: Causes
 
     @cached_property
@@ -301,7 +311,7 @@ def _fill_storage(spec: QuantSpec) -> QuantSpec:
     return spec if spec.is_float else replace(spec, bits=spec.storage_bits)
 
 
-def _find_nodes_at_existing_pairs(index: Graph) -> frozenset[str]:
+def _find_nodes_at_existing_pairs(index: Graph) -> NameSet:
     """Nodes at a DequantizeLinear or QuantizeLinear that nobody can share: they are somebody's work, and kept.
 
     With them the products that make floats of sums of integers, and their scales of each run.
@@ -371,7 +381,7 @@ class PlacementProblem:
         return list_costs(self.engine, self.config.cpu)
 
     @cached_property
-    def apart(self) -> frozenset[str]:
+    def apart(self) -> NameSet:
         """Names of operators on scales of each run beside others whose scales stand in the file."""
         if self.engine.dynamic:
             return frozenset()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from onnxq.arrays import Array
 from onnxq.graph import LAYOUT_OPS, GraphIndex, NodeRef
 from onnxq.plan.contents import Contents, NodeContents, Sketch, sketch_values
-from onnxq.sites import TensorId
+from onnxq.sites import MaybeTensor, TensorId
 
 # Gemm adds what an Add behind MatMul added, so that their outputs differ.
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
@@ -219,7 +219,7 @@ class _PatternSearch:
         maker = self.index.find_producer(tensor)
         return -1 if maker is None else maker.order
 
-    def _is_alike(self, name: str, tensor: TensorId | None) -> bool:
+    def _is_alike(self, name: str, tensor: MaybeTensor) -> bool:
         wanted = self.contents.tensors.get(name)
         there = self.sketches.get(tensor) if tensor is not None else None
         return wanted is not None and there is not None and wanted.is_alike(there)

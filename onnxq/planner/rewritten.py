@@ -11,7 +11,7 @@ from onnxq.graph import GraphIndex, NodeRef, compute_structural_ids
 from onnxq.numerics import quantize_weight
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.planner.recognize import MOVERS, Recognized
-from onnxq.sites import Edge, Edges, Site, TensorId
+from onnxq.sites import Edge, Edges, MaybeTensor, Site, TensorId
 from onnxq.spec import PerChannel, PerTensor
 
 # Digits that no number of an input has, so that a made-up one costs no time.
@@ -77,14 +77,14 @@ class Anchors:
     def edge(self, edge: Edge) -> Edge:
         """The input that the plan calls so. Raises PlanError where its node is not there."""
         node = self.node(edge.node)
-        return Edge(node.name, edge.index, node.scope)
+        return node.make_edge(edge.index)
 
     def find_site(self, site: SitePlan) -> Site | None:
         """A site by name where the anchor agrees, else by anchor alone."""
         anchor, _, k = site.anchor.rpartition("/")
         if isinstance(site.site, Edge):
             node = self.find_node(site.site.node, anchor)
-            return None if node is None else Edge(node.name, site.site.index, node.scope)
+            return None if node is None else node.make_edge(site.site.index)
         if site.role.is_constant and site.consumers:
             # Constants are known by who reads them: those of one value have one structural id.
             reader = self.find_node(site.consumers[0].node, anchor)
@@ -92,7 +92,7 @@ class Anchors:
             return self.index.find_input(reader, position)
         return self.find_tensor(site.site, site.anchor)
 
-    def find_tensor(self, tensor: TensorId, anchor: str) -> TensorId | None:
+    def find_tensor(self, tensor: TensorId, anchor: str) -> MaybeTensor:
         """The tensor of this name if its anchor agrees (or is not known), else the only one with the anchor."""
         if self.recognized is not None and not tensor.scope:
             likely = self.recognized.tensors.get(tensor.name)

@@ -12,7 +12,7 @@ from onnxq.graph import GraphIndex
 from onnxq.graph.precision.widen import is_narrow
 from onnxq.numerics import SumOrders, align_qparams, find_saturating_sums, limit_sums, needs_bound
 from onnxq.plan import Plan, SitePlan
-from onnxq.sites import Caution, Cautions, Site
+from onnxq.sites import Caution, Cautions, Site, drop_repeats
 
 
 def warn_allowed(target: str, saturation: str) -> Cautions:
@@ -50,12 +50,12 @@ def bind_sums(plan: Plan, index: GraphIndex) -> Plan:
         nodes = [
             index.find_node(edge.node) for edge in site.named_consumers if edge.node in multiplying
         ]
-        return tuple(
+        return drop_repeats(
             # Readers of different kinds add different neighbours; the weight has to satisfy all of
             # them.
-            dict.fromkeys(
-                order for node in nodes for order in engine.list_sum_orders(node, value.shape)
-            )
+            order
+            for node in nodes
+            for order in engine.list_sum_orders(node, value.shape)
         )
 
     return plan.with_sites(replace(site, sum_orders=list_orders(site)) for site in plan.sites)
@@ -110,7 +110,7 @@ def digest_weights(sites: Iterable[SitePlan], index: GraphIndex) -> str:
         value = read_constant(index, site.site)
         if value is not None:
             # A model in a narrower type is planned, and carried out, in float32.
-            value = value.astype(np.float32) if is_narrow(value.dtype) else value
+            value = as_float32(value) if is_narrow(value.dtype) else value
             digest.update(f"{value.dtype.str}{value.shape}".encode())
             digest.update(np.ascontiguousarray(value).tobytes())
     return digest.hexdigest()

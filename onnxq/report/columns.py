@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text as RichText
 
 from onnxq.errors import escape_line
+from onnxq.sites import NameSet
 
 # All in terminal columns. Space between two columns of a table.
 _GAP = 2
@@ -101,11 +102,11 @@ class Rows:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     # Columns of numbers.
-    right: frozenset[str] = frozenset()
+    right: NameSet = frozenset()
     # Columns of names on one line; their middle is cut if space is short.
-    names: frozenset[str] = frozenset()
+    names: NameSet = frozenset()
     # Columns of text, which breaks between words.
-    fold: frozenset[str] = frozenset()
+    fold: NameSet = frozenset()
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         widths = self._measure_columns(headers=True)

@@ -10,7 +10,7 @@ from onnxq.arrays import InputShapes
 from onnxq.backends import find_modes, find_target
 from onnxq.config import Config
 from onnxq.engines.diff.measure import SAME_DB
-from onnxq.engines.diff.model import LABELS, OFF, ON, Difference
+from onnxq.engines.diff.model import LABELS, OFF, ON, Difference, label_runs
 from onnxq.evaluation.agreement import ChoiceAgreement, ChoiceAgreements
 from onnxq.passes.journal import LOST_DB, Promotion, StageCost
 from onnxq.plan import PrecisionPlan
@@ -93,7 +93,7 @@ class RunFigure:
 
 def list_figures(difference: Difference) -> Iterator[RunFigure]:
     """Every output of every run of a comparison against float."""
-    labels = {run.name: run.label for run in difference.runs}
+    labels = label_runs(difference)
     for output in difference.outputs:
         # A verdict counts the agreement in the largest score only, and only where outputs look like scores of classes.
         ranked = output.classes is not None and difference.top_k == 1

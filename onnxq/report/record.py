@@ -17,7 +17,7 @@ from onnxq.errors import DataError, MissingDependencyError
 from onnxq.files import read_text
 from onnxq.passes.journal import LOST_DB
 from onnxq.sites import LeftFloat, Names, Refusals
-from onnxq.wording import show_as_summary
+from onnxq.wording import format_counts, show_as_summary
 
 # The version of the JSON; raised when a key changes its meaning or goes.
 SCHEMA = 1
@@ -202,7 +202,7 @@ class FrontPoint:
 
     def describe(self) -> str:
         """The mixture in words."""
-        return ", ".join(f"{count} {name}" for name, count in self.precisions.items())
+        return format_counts(self.precisions)
 
 
 @show_as_summary

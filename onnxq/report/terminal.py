@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import PurePath
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 from rich.console import Console
 
@@ -194,13 +194,12 @@ def make_sheet(rows: SheetRows) -> Table:
 
 
 def make_renderable(content: Content | None) -> RenderableType | None:
-    """Make a text of a line or lines; None for none. Other renderables stay as they are."""
+    """Make a text of a line or lines; None for an empty one. Other renderables stay as they are."""
     if isinstance(content, str):
-        return Text(content) if content else None
-    if isinstance(content, (list, tuple, Iterator)):
-        lines = list(content)
-        return Text(*lines) if lines else None
-    return content
+        content = Text(content)
+    elif isinstance(content, (list, tuple, Iterator)):
+        content = Text(*content)
+    return None if isinstance(content, Text) and not content else content
 
 
 def format_warning(warning: Caution, style: str = "yellow") -> Text:
@@ -226,11 +225,6 @@ def format_verdict(word: str, style: str, text: str) -> Text:
 def format_count(count: int, noun: str) -> str:
     """Format a number of things: 1 model, 2 models."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def format_counts(counts: Mapping[Any, int]) -> str:
-    """Format numbers of things by their names: 3 Conv, 1 Gemm."""
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def format_figure(value: float | None, form: str, unit: str = "", *, before: str = "") -> str:

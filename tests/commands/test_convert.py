@@ -68,6 +68,14 @@ def test_integers_stay_and_answers_with_them(folder: Path, to: str) -> None:
     assert measure_db(float_answers, answer(done.result.model)) > before - 1
 
 
+def test_symmetric_numbers_stay_in_an_asymmetric_type(folder: Path) -> None:
+    signed = {"latency": False, "activations.signed": True}
+    symmetric = {**signed, "activations.scheme": "symmetric"}
+    made = onnxq.quantize(folder / "m.onnx", images(), overrides=symmetric)
+    done = onnxq.convert(made.model, "ort", config="ort-int8", overrides={**QUICK, **signed})
+    assert {site.how for site in done.sites if site.role == "activation"} == {Kept.NUMBERS}
+
+
 def test_a_relu_that_a_range_stood_for_comes_back(folder: Path) -> None:
     """onnxruntime's quantizer drops it in front of a QuantizeLinear whose zero point is the lowest integer."""
     assert "Relu" not in {node.op_type for node in onnx.load(folder / "ort.onnx").graph.node}

@@ -1,62 +1,33 @@
-"""The CUDA kernels: loaded once per device when its first tensor arrives, launched on torch's current stream.
-
-The driver's functions that load a kernel and launch it are called through ctypes.
-"""
+"""The CUDA kernels: loaded once per device when its first tensor arrives, launched on torch's current stream."""
 
 import ctypes
-import sys
 import threading
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import torch
 
 from onnxq.kernels import THREADS, KernelCall
+from onnxq.kernels.driver import CudaDriver
 from torch_frontend.fake_quant.calls import PlannedKernels
 
-# libcuda.so.1 comes with the driver, libcuda.so only with its development files.
-_NAMES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
 
-
-class DriverError(RuntimeError):
-    """A call of the driver failed; the message is CUDA's."""
-
-
-class Driver:
-    """cuModuleLoadData, cuModuleGetFunction and cuLaunchKernel in the current context.
-
-    library: the driver; None: the system's. Raises OSError if there is none, DriverError if a call fails.
-    """
-
-    def __init__(self, library: ctypes.CDLL | None = None) -> None:
-        self._library = library or _load_library()
+class Driver(CudaDriver):
+    """Loads kernels and launches them in the current context."""
 
     def enter_context(self, device: int) -> None:
         """Make the device's primary context current on this thread if no context is."""
         # torch makes the primary context current on its own threads; autograd's and the user's may have none yet.
-        context = ctypes.c_void_p()
-        ordinal = ctypes.c_int()
-        self._call_driver("cuCtxGetCurrent", ctypes.byref(context))
-        if context.value is None:
-            self._call_driver("cuDeviceGet", ctypes.byref(ordinal), ctypes.c_int(device))
+        if self.make_handle("cuCtxGetCurrent").value is None:
             # Never released: torch keeps the primary context until the process ends, too.
-            self._call_driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
-            self._call_driver("cuCtxSetCurrent", context)
+            self.share_context(self.find_device(device))
 
     def load_module(self, image: bytes) -> ctypes.c_void_p:
         """Load a cubin or fatbin; return its CUmodule."""
-        module = ctypes.c_void_p()
-        self._call_driver("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(image))
-        return module
+        return self.make_handle("cuModuleLoadData", ctypes.c_char_p(image))
 
     def find_function(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
         """CUfunction of a kernel in a module."""
-        function = ctypes.c_void_p()
-        self._call_driver(
-            "cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(name.encode())
-        )
-        return function
+        return self.make_handle("cuModuleGetFunction", module, ctypes.c_char_p(name.encode()))
 
     def launch_kernel(
         self, function: ctypes.c_void_p, grid: int, call: KernelCall, stream: int
@@ -65,29 +36,9 @@ class Driver:
         argument = (ctypes.c_void_p * 1)(ctypes.addressof(call))
         # Blocks and threads along three axes, and bytes of shared memory.
         sizes = (ctypes.c_uint(size) for size in (grid, 1, 1, THREADS, 1, 1, 0))
-        self._call_driver(
+        self.call_driver(
             "cuLaunchKernel", function, *sizes, ctypes.c_void_p(stream), argument, None
         )
-
-    def _call_driver(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._library, name)(*arguments)
-        if code:
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorString(code, ctypes.byref(text))
-            raise DriverError(
-                f"{name} failed: {(text.value or b'unknown error').decode()} ({code})"
-            )
-
-
-@cache
-def _load_library() -> ctypes.CDLL:
-    failures = []
-    for name in _NAMES:
-        try:
-            return ctypes.CDLL(name)
-        except OSError as error:
-            failures.append(str(error))
-    raise OSError("; ".join(failures))
 
 
 # Architecture ("sm_90") -> a cubin or fatbin with code for it.

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from onnxq.errors import OnnxqError
 from onnxq.kernels import device_image, host_reason, load_host
+from onnxq.kernels.driver import DriverError
 from torch_frontend.fake_quant import reference
 from torch_frontend.fake_quant.calls import CompiledKernels, HostKernels
-from torch_frontend.fake_quant.device import CudaKernels, Driver, DriverError
+from torch_frontend.fake_quant.device import CudaKernels, Driver
 
 
 class SlowFakeQuantWarning(UserWarning):

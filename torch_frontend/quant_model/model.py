@@ -117,7 +117,7 @@ class QuantModel(AncestorNames, Exportable):
             for q in quantizers_of(layer)
             if q.role.is_weight
         }
-        if isinstance(self.model, fx.GraphModule):
+        if self.traced:
             for node in self.model.graph.find_nodes(op="call_module"):
                 quantizer = find_module(self.model, node)
                 if isinstance(quantizer, Quantizer) and quantizer.role.is_weight:
@@ -134,7 +134,7 @@ class QuantModel(AncestorNames, Exportable):
             inputs = Inputs(args, kwargs)
             if self._batches is not None:
                 self._batches.append(calibrate.copy_inputs(inputs))
-            if isinstance(self.model, fx.GraphModule) and not has_shapes(self.model.graph):
+            if self.traced and not has_shapes(self.model.graph):
                 self._leave_integers(self.model, inputs)
         return self.model(*args, **kwargs)
 
@@ -190,7 +190,7 @@ class QuantModel(AncestorNames, Exportable):
 
     def _calibrate_again(self, w_quant: bool, a_quant: bool) -> None:
         step = "calc_qparams(asym=True)"
-        if not isinstance(self.model, fx.GraphModule):
+        if not self.traced:
             raise PlanError(
                 step, "the model was not traced", "make its forward traceable", code="Q409"
             )

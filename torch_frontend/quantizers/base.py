@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from onnxq.backends import find_ideal
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.numerics import SumOrder, SumOrders, needs_bound, qparams_from_range, scale_floor
-from onnxq.sites import Names, NameSet, Role
+from onnxq.sites import Names, NameSet, Role, drop_repeats
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import explain_misfit
@@ -217,12 +217,11 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """The sums to keep now; planned: those to keep once every quantizer that is not disabled for good is on."""
         if not self._sums:
             return ()
-        on = [
+        return drop_repeats(
             order
             for order, data in self._sums
             if (data.disabled_reason is None if planned else data.active)
-        ]
-        return tuple(dict.fromkeys(on))
+        )
 
     def freeze(self, frozen: bool = True) -> None:
         """Stop (or resume) learning scale and zero point; the float weight of the site goes on learning."""

@@ -8,13 +8,13 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from onnxq.arrays import Shape, are_finite, as_float32, as_int32
+from onnxq.arrays import Shape, are_scales, as_float32, as_int32
 from onnxq.backends import find_target
 from onnxq.errors import CalibrationError, CauseAndFix, ConfigError, suggest_names
 from onnxq.numerics import scale_floor, symmetric_steps
 from onnxq.observers.base import check_option_type
 from onnxq.sites import Names, Role
-from onnxq.spec import PerBlock, PerTensor, QParams, QuantSpec
+from onnxq.spec import QParams, QuantSpec
 from torch_frontend.fake_quant import grid
 
 
@@ -137,7 +137,7 @@ def _find_fault(scale: Any, zero: Any, spec: QuantSpec, target: str) -> CauseAnd
     """(cause, fix) of illegal qparams."""
     if scale.shape != zero.shape:
         return f"scale has shape {scale.shape}, zero point {zero.shape}", "give both the same shape"
-    if not (are_finite(scale) and (scale > 0).all()):
+    if not are_scales(scale):
         return f"scale {scale.min():g} is not a positive number", "calibrate again"
     if not find_target(target).zero_points and zero.any():
         return (
@@ -182,13 +182,11 @@ def mark_tensor(
         "bits": spec.bits,
         "scheme": spec.scheme,
         "storage": spec.storage,
+        **spec.granularity.attributes,
     }
-    grain = spec.granularity
-    if not isinstance(grain, PerTensor):
+    if "axis" in attrs:
         # Not negative: a reader of the marker may not know the tensor's rank.
-        attrs["axis"] = grain.axis % x.dim()
-    if isinstance(grain, PerBlock):
-        attrs["block_size"] = grain.size
+        attrs["axis"] %= x.dim()
     if spec.dynamic:
         attrs["dynamic"] = 1
     inputs = (x,) if scale is None or zero_point is None else (x, scale, zero_point)

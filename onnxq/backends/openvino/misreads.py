@@ -166,7 +166,7 @@ def _find_multiplied(index: Graph) -> frozenset[TensorId]:
     """The tensors that come to the first operand of products of activations, where pairs may stand before both."""
     tensors = set[TensorId]()
     for product in index.nodes:
-        operands = list(index.list_computed(product).values())[:2]
+        operands = surroundings.list_computed_inputs(index, product)[:2]
         if product.op_type not in _MATRIX_PRODUCTS or len(operands) < 2:
             continue
         sources = [_walk_sources(index, operand, _PASSED) for operand in operands]

@@ -26,17 +26,8 @@ from onnxq.backends import engine
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job, Kernel, Tensor
 from onnxq.backends.serving import Answer, answer_samples, serve_model
 from onnxq.errors import ModelError
-from onnxq.graph import (
-    DEQUANTIZE,
-    QUANTIZE,
-    GraphIndex,
-    ModelLike,
-    NodeRef,
-    bare_proto,
-    fix_sizes,
-    get_index,
-    walk_graphs,
-)
+from onnxq.graph import GraphIndex, ModelLike, bare_proto, fix_sizes, get_index, walk_graphs
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.scopes import has_bodies
 from onnxq.runtime import tap_tensors
 from onnxq.runtime.plugins import find_plugin_device, open_plugin_session

@@ -29,10 +29,11 @@ from onnxq.backends.building import COMPILING, demand_build
 from onnxq.backends.engine import LOG, Engine, EngineTimes, Job
 from onnxq.backends.serving import FEEDS, time_in_child
 from onnxq.backends.trt.build import build_engine, load_plugins, make_logger
-from onnxq.backends.trt.cuda import Cuda, CudaError, Launch, count_gpus
+from onnxq.backends.trt.cuda import Cuda, Launch, count_gpus
 from onnxq.backends.trt.kernels import INSPECTION, LAYERS, read_inspector, read_layers_message
 from onnxq.errors import ConfigError, MissingDependencyError, ModelError, VerificationError
 from onnxq.graph import LAYOUT_OPS, Dims, GraphIndex, ModelLike, NodeRef
+from onnxq.kernels.driver import DriverError
 from onnxq.runtime import Feeds, summarize_rounds
 from onnxq.runtime.timing import count_block_runs, measure_rounds
 from onnxq.sites import EngineOptions, JsonObject, Names, Refusal
@@ -213,7 +214,7 @@ class TrtEngine(Engine):
         """
         try:
             cuda = Cuda()
-        except CudaError as error:
+        except DriverError as error:
             return {"device": "", "failed": str(error)}
         library = import_module(self.module)
         with open(folder / LOG, "w", encoding="utf-8") as sink:

@@ -81,7 +81,7 @@ def refuse_float(node: NodeRef) -> str:
         if node.op_type == "GroupQueryAttention" and not node.read_float("scale", 0.0):
             return "it asks for the attribute `scale`, which the node leaves to the default"
         return "" if node.op_type in TAKEN else _UNKNOWN
-    if node.op_type == "Attention" and not node.domain and any(node.outputs[1:]):
+    if node.is_onnx("Attention") and any(node.outputs[1:]):
         return "it takes attention with one output only; caches belong into Concats in front of it"
     if node.op_type == "DynamicQuantizeLinear":
         return "it has no scales that are computed at each run; `onnxq convert` leaves such products float"

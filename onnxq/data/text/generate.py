@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from onnxq.arrays import Array, Arrays
+from onnxq.arrays import Array, Arrays, as_float64
 from onnxq.data.fit import Feeds, Inputs, classify_input, find_input_dtype, format_shape, is_integer
 from onnxq.errors import DataError, OnnxqError
 from onnxq.graph import ValueInfo, ValueInfos
@@ -318,7 +318,7 @@ def _count_tokens(session: Session, parts: TextInputs, name: str, rows: int) -> 
 
 def _draw_tokens(logits: Array, rng: np.random.Generator) -> Array:
     """One token for each row of logits."""
-    wide = logits.astype(np.float64)
+    wide = as_float64(logits)
     shares = np.exp(wide - wide.max(axis=-1, keepdims=True)).cumsum(axis=-1)
     drawn = rng.random((len(shares), 1)) * shares[:, -1:]
     return np.asarray((drawn >= shares).sum(axis=-1)).clip(0, shares.shape[-1] - 1)

@@ -160,7 +160,7 @@ def choose_windows(
     size = path.stat().st_size
     starts = (np.arange(count) + np.random.default_rng(seed).random(count)) * size / count
     with path.open("rb") as file:
-        for start in np.unique(starts.astype(np.int64)):
+        for start in np.unique(as_int64(starts)):
             # As if each token were a byte, and more until there are enough.
             reach = most
             while True:

@@ -205,7 +205,7 @@ class _Comparison:
 
     def _leave_out_rows(self, loaded: LoadedRun) -> LoadedRun:
         """The run without the outputs that hold rows as it chose itself, which nothing can be compared with."""
-        outputs = frozenset(loaded.samples[0]) if loaded.samples else frozenset[str]()
+        outputs = frozenset(next(iter(loaded.samples), ()))
         unmatched = {
             name: one
             for one in self.selections.nodes

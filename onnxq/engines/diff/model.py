@@ -184,6 +184,11 @@ class Difference:
         return not self.unmet and not self.missing
 
 
+def label_runs(difference: Difference) -> dict[str, str]:
+    """The labels of the runs by their names."""
+    return {run.name: run.label for run in difference.runs}
+
+
 def explain_absence(refusal: Refusal) -> VerificationError:
     """Make the error of an engine that must run and did not. refusal: why it is skipped."""
     cause = f"must run, and did not: {refusal.reason}"

@@ -46,7 +46,7 @@ from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
 from onnxq.engines.shapes import demand_sizes, make_profile, warn_guesses
 from onnxq.errors import ConfigError, OnnxqError, OutputError, suggest_names
 from onnxq.files import ScratchFolder, prepare_folder
-from onnxq.graph import ModelLike, ModelSource, add_libraries, infer_shapes, name_nodes, save_model
+from onnxq.graph import ModelLike, ModelSource, add_libraries, infer_shapes, save_model
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.convert import inline_functions
 from onnxq.graph.index import GraphIndex
@@ -238,7 +238,7 @@ def _inspect_all_nodes(source: ModelSource) -> Inspection:
     found = inspect_model(source)
     if not found.model.functions:
         return found
-    return replace(inspect_model(name_nodes(inline_functions(found.model))), source=found.source)
+    return replace(inspect_model(inline_functions(found.model)), source=found.source)
 
 
 def _check_types(types: Iterable[str], option: str) -> None:

@@ -97,4 +97,4 @@ def find_selections(model: ModelLike) -> Selections:
 
 def _spell_out(model: ModelLike) -> ModelLike:
     """The model with all its choices made by operators that it shows, also those of functions and fused operators."""
-    return write_out_routers(inline_functions(model) if model.functions else model)
+    return write_out_routers(inline_functions(model))

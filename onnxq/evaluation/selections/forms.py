@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 
 from onnxq.evaluation.selections.search import Selection, find_axis, name_own
-from onnxq.graph import GraphIndex, ModelLike, get_index, infer_shapes, name_nodes
+from onnxq.graph import GraphIndex, ModelLike, drop_named, get_index, infer_shapes, name_nodes
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, replace_items, sort_nodes, walk_graphs
 from onnxq.graph.storage import omit_weights, restore_weights
@@ -90,7 +90,7 @@ class _Form:
         """Make inputs of the choices, whose ONNX types these are. settled: outputs that go."""
         graph = self.graph
         for values, gone in ((graph.output, settled | choices.keys()), (graph.value_info, choices)):
-            replace_items(values, [value for value in values if value.name not in gone])
+            drop_named(values, gone)
         graph.input.extend(_declare(self.index, name, name, kind) for name, kind in choices.items())
 
     def lead_out(self, model: ModelLike) -> ModelLike:

@@ -23,13 +23,14 @@ from onnxq.graph.scopes import (
     iterate_subgraphs,
     join_scope,
     list_defined,
+    map_entries,
     map_stored,
     sort_topologically,
     store_tensor,
     walk_from,
 )
 from onnxq.graph.storage import copy_around_bodies, copy_fields
-from onnxq.sites import TensorId
+from onnxq.sites import MaybeTensor, TensorId
 
 BODY_TYPES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
@@ -77,7 +78,7 @@ class Wiring:
     # Tensors whose node was taken out: who read them reads the next tensor made under that name.
     orphans: dict[TensorId, Any] = field(default_factory=dict)
 
-    def resolve_tensor(self, tensor: str, scope: str) -> TensorId | None:
+    def resolve_tensor(self, tensor: str, scope: str) -> MaybeTensor:
         """Return the tensor that a name means when read from `scope`; None for "" and for undefined names."""
         at: str | None = scope
         while tensor and at is not None:
@@ -193,16 +194,14 @@ def export_wiring(
         scope.nodes = _sort_records(wiring, scope, before, after)
         _check_outputs(wiring, scope)
     model = ModelProto()
-    copy_fields(source, model, ("graph", "functions", "opset_import", "metadata_props"))
-    model.opset_import.extend(source.opset_import)
+    copy_fields(source, model, ("graph",))
     # Both are names of ONNX's own domain.
     known = {"" if entry.domain == "ai.onnx" else entry.domain for entry in source.opset_import}
     used = {record.node.domain or "" for record in wiring.nodes.values()}
     model.opset_import.extend(
         helper.make_opsetid(domain, 1) for domain in sorted(used - known - {"ai.onnx"})
     )
-    helper.set_model_props(model, {**{p.key: p.value for p in source.metadata_props}, **metadata})
-    model.functions.extend(source.functions)
+    helper.set_model_props(model, map_entries(source.metadata_props) | dict(metadata))
     _restore_graph(wiring, wiring.scopes[""], model.graph)
     return model
 
@@ -294,9 +293,7 @@ def _restore_graph(wiring: Wiring, scope: ScopeRecord, target: GraphProto) -> No
 
 
 def _restore_node(wiring: Wiring, record: NodeRecord, target: NodeProto) -> None:
-    copy_fields(
-        record.source, target, ("input", "output", "name", "op_type", "domain", "attribute")
-    )
+    copy_fields(record.source, target, ("input", "output", "domain", "attribute"))
     node = record.node
     target.name = node.name
     target.op_type = node.op

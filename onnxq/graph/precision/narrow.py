@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
 
-from onnxq.arrays import Array, Array64, are_scales, as_float64
+from onnxq.arrays import Array, Array64, are_scales, as_float32, as_float64, cast_quietly
 from onnxq.graph.base import DEQUANTIZE, LAYOUT_OPS, QUANTIZE, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import M, WeightStore, copy_proto, copy_store, rebuild
@@ -270,8 +270,8 @@ def is_exact(scale: Array, narrow: int) -> bool:
 def _round_scale(scale: Array, narrow: int) -> tuple[Array64, Array64]:
     """The scale before and after rounding to the type."""
     values = as_float64(scale)
-    with np.errstate(over="ignore", under="ignore"):
-        return values, values.astype(helper.tensor_dtype_to_np_dtype(narrow)).astype(np.float64)
+    dtype = helper.tensor_dtype_to_np_dtype(narrow)
+    return values, as_float64(cast_quietly(values, dtype))
 
 
 @dataclass(eq=False)
@@ -328,7 +328,7 @@ class _TypeWriter:
         # Both halves of a pair have one scale, also where they have two types.
         if dtype != FLOAT or self._is_shared_scale(tensor, read_in):
             value = self._narrow_value(decode_tensor(stored, store), self._is_limited(tensor))
-            value = value if dtype != FLOAT else value.astype(np.float32)
+            value = value if dtype != FLOAT else as_float32(value)
             stored.CopyFrom(encode_tensor(stored.name, value, dtype, store=store))
 
     def _is_shared_scale(self, tensor: TensorId, read_in: set[int]) -> bool:
@@ -346,8 +346,7 @@ class _TypeWriter:
     def _narrow_value(self, value: Array, limited: bool) -> Array:
         if limited:
             value = np.maximum(value, np.float32(LOWEST[self.types.narrow]))
-        with np.errstate(over="ignore", under="ignore"):
-            return np.asarray(value.astype(helper.tensor_dtype_to_np_dtype(self.types.narrow)))
+        return cast_quietly(value, helper.tensor_dtype_to_np_dtype(self.types.narrow))
 
     def _write_node(self, node: NodeProto, scope: str) -> None:
         ref = self.index.find_node(node.name)

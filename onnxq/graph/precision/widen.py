@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float32, as_float64
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.light import (
     M,
@@ -130,9 +130,7 @@ def widen_model(model: M) -> M:
 
 def _widen_tensor(tensor: TensorProto, store: WeightStore | None = None) -> None:
     if tensor.data_type in NARROW:
-        wide = encode_tensor(
-            tensor.name, decode_tensor(tensor, store).astype(np.float32), store=store
-        )
+        wide = encode_tensor(tensor.name, as_float32(decode_tensor(tensor, store)), store=store)
         wide.metadata_props.extend(tensor.metadata_props)
         tensor.CopyFrom(wide)
 
@@ -211,7 +209,7 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
 def _holds(narrow: Array, wide: Array, kind: int) -> bool:
     """True where the values are the same, or differ by rounding to float16 and by nothing that it cannot reach."""
     # In float64 the difference of two close float32 numbers is exact.
-    error = narrow.astype(np.float64) - wide
+    error = as_float64(narrow) - wide
     if kind != TensorProto.FLOAT16 or not error.any():
         return not error.any()
     return bool(np.sum(np.square(error)) <= _ROUNDING * np.sum(np.square(wide, dtype=np.float64)))
@@ -277,7 +275,7 @@ def _round_outputs(node: NodeProto, index: GraphIndex, taken: set[str]) -> NodeP
         return []
     nodes: NodeProtos = []
     for k, name in enumerate(node.output):
-        dtype = index.find_dtype(TensorId(ref.outputs[k], ref.scope)) if name else 0
+        dtype = index.find_dtype(ref.make_result(k)) if name else 0
         if dtype in NARROW:
             node.output[k] = choose_name(f"{name}/exact", taken)
             nodes += _round_tensor(node.output[k], name, dtype, taken)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats
+from onnxq.arrays import Array, Floats, as_float32
 from onnxq.errors import CalibrationError
 from onnxq.graph.nbits import unpack_bits
 from onnxq.interop.checkpoints.tensors import StoredTensor
@@ -62,7 +62,7 @@ class WeightCodes:
         """The values in float32, with columns as in the network."""
         values = self.codes.astype(np.float32)
         if self.minimum is None:
-            values -= self._spread(self.zero.astype(np.float32))
+            values -= self._spread(as_float32(self.zero))
         values *= self._spread(self.scale)
         if self.minimum is not None:
             values += self._spread(self.minimum)
@@ -106,9 +106,7 @@ class WeightCodes:
             # code · s + m = (code + m / s) · s: a minimum of whole steps is a zero point.
             whole = np.rint(-minimum / scale)
             legal = (
-                (whole >= 0)
-                & (whole < 1 << self.bits)
-                & (-whole.astype(np.float32) * scale == minimum)
+                (whole >= 0) & (whole < 1 << self.bits) & (-as_float32(whole) * scale == minimum)
             )
             if legal.all():
                 zero = whole.astype(np.uint8)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Array, Shape, as_float32
 from onnxq.interop.checkpoints.base import (
     Checkpoint,
     CheckpointFiles,
@@ -71,7 +71,7 @@ _Parts = tuple[Array, Array, Array | None]
 
 
 def _read_float16(blocks: Array, at: int) -> Array:
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+    return as_float32(np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2"))
 
 
 def _split_bits(data: Array, each: int, bits: int) -> Array:
@@ -115,7 +115,7 @@ def _read_q3(blocks: Array) -> _Parts:
     # two; 32 means 0.
     low = _split_bits(packed[:, :8], 8, 4)
     top = _split_bits(packed[:, 8:], 4, 2)
-    scales = (low | top << np.uint8(4)).astype(np.float32) - 32
+    scales = as_float32(low | top << np.uint8(4)) - 32
     return codes, _read_float16(blocks, 108) * scales, None
 
 

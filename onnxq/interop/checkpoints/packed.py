@@ -27,7 +27,7 @@ from functools import partial
 
 import numpy as np
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, as_float32
 from onnxq.interop.checkpoints.base import (
     MOST_BITS,
     Checkpoint,
@@ -104,7 +104,7 @@ def _read_gptq_weight(
         raise fault(name, cause, f"save the checkpoint as {_SECOND}, or quantize it symmetrically")
     codes = WeightCodes(
         codes=unpack_words(words.T, bits, columns),
-        scale=scales.T.astype(np.float32),
+        scale=as_float32(scales.T),
         zero=zero,
         bits=bits,
         size=size,

@@ -40,9 +40,9 @@ def observe_channels(
     proto: ModelLike,
     axes: Mapping[TensorId, int],
     dataset: Dataset,
-    *,
     progress: Progress,
     title: str,
+    *,
     rows: int = 0,
     batch: int | None = None,
     memory_limit: int | None = None,
@@ -289,16 +289,9 @@ def smooth_activations(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     plan = ctx.place(state, ctx.progress)
     # Of MatMul and Gemm, whose channels are the last axis of their input.
     axes = {group.tensor: -1 for group in smoothquant.find_quantized_groups(state.model, plan)}
-    observed = observe_channels(
-        state.model,
-        axes,
-        ctx.data.calibration,
-        progress=ctx.progress,
-        title="smoothing",
-        rows=_ROWS,
-        batch=ctx.config.data.batch,
-        memory_limit=ctx.memory_limit,
-    )
+    batch = ctx.config.data.batch
+    samples = ctx.data.calibration
+    observed = _observe(ctx, state, axes, "smoothing", samples, rows=_ROWS, batch=batch)
     return _write(
         ctx, state, SMOOTHQUANT, *smoothquant.compute_smoothing_factors(state.model, plan, observed)
     )
@@ -398,15 +391,19 @@ def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
 
 
 def _observe(
-    ctx: EqualizeContext, state: FloatState, axes: Mapping[TensorId, int], title: str
+    ctx: EqualizeContext,
+    state: FloatState,
+    axes: Mapping[TensorId, int],
+    title: str,
+    samples: Dataset | None = None,
+    rows: int = 0,
+    batch: int | None = None,
 ) -> dict[TensorId, ChannelStatistics]:
+    """`observe_channels` within the memory of the run. samples: by default some of those for calibration."""
+    some = ctx.data.calibration.take(_MOST) if samples is None else samples
+    limit = ctx.memory_limit
     return observe_channels(
-        state.model,
-        axes,
-        ctx.data.calibration.take(_MOST),
-        progress=ctx.progress,
-        title=title,
-        memory_limit=ctx.memory_limit,
+        state.model, axes, some, ctx.progress, title, rows=rows, batch=batch, memory_limit=limit
     )
 
 

@@ -369,16 +369,13 @@ def may_widen(ctx: SampledContext, state: PlacedState) -> bool:
 # say which are worth a trial; `take_paying` keeps those that pay together. The plan that comes of it is judged by the
 # runner (`judging.THRESHOLDS`), or, where somebody asked for an accuracy, by that.
 
-# Names of operators, or of sites.
-_Keys = NameSet
-
 
 def take_paying(
-    start: _Keys,
-    candidates: Iterable[_Keys],
-    pays: Callable[[_Keys], bool],
-    change: Callable[[_Keys, _Keys], _Keys] = frozenset.union,
-) -> _Keys:
+    start: Keys,
+    candidates: Iterable[Keys],
+    pays: Callable[[Keys], bool],
+    change: Callable[[Keys, Keys], Keys] = frozenset.union,
+) -> Keys:
     """The keys after each candidate in order has been taken, by `change`, where the result pays."""
     for candidate in candidates:
         changed = change(start, candidate)

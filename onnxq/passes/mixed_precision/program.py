@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from onnxq.sites import NameSet
+
 # Distance from the optimum at which the solver stops, as a share of it, and nodes that it visits at most: both the same
 # on every machine, where a time limit would not be.
 _GAP = 1e-3
@@ -49,7 +51,7 @@ class Condition:
     """An operator that has one of these precisions."""
 
     operator: str
-    precisions: frozenset[str]
+    precisions: NameSet
 
     def is_met(self, chosen: Precisions) -> bool:
         """True with these precisions, by operator."""

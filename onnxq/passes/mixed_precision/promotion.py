@@ -18,7 +18,7 @@ from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
 from onnxq.passes.mixed_precision.cross_validation import estimate_new, split_folds, widen_ranges
 from onnxq.passes.mixed_precision.promotion_search import PromotionSearch
 from onnxq.passes.rounding.passes import NAME as ROUNDING
-from onnxq.passes.rounding.passes import round_again
+from onnxq.passes.rounding.passes import round_again, score_validation
 from onnxq.passes.state import Note, PlacedState, PlacedStep
 from onnxq.plan import Plan
 from onnxq.sites import NameSet, Role
@@ -87,7 +87,7 @@ def round_promoted(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def _score_promoted(ctx: SampledContext, state: PlacedState) -> float:
     """The SQNR that new samples have all but surely; where none was asked for, that of the validation samples."""
     if ctx.request.min_sqnr is None or PROMOTED.find(state) is None:
-        return ctx.data.judge.score(state, state.plan, progress=ctx.progress)
+        return score_validation(ctx, state)
     return estimate_new(ctx, state)
 
 

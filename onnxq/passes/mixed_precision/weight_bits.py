@@ -93,7 +93,7 @@ def _list_constants(operator: Operator, plan: Plan) -> Iterator[tuple[Edge, Arra
     sites = plan.by_site
     node = operator.node
     weight = dequantize_constant(sites[operator.site.site], operator.weight)
-    yield Edge(node.name, 1, node.scope), operator.weight, weight
+    yield node.make_edge(1), operator.weight, weight
     edge = operator.bias_edge
     if edge is None:
         return

@@ -107,9 +107,9 @@ def _find_clamp(index: GraphIndex, node: NodeRef, used: Used) -> _Anchor | None:
     """Clip, Relu, Min and Max with scalars, as many as follow each other, as one clamp."""
     if node.op_type not in _CLAMPS:
         return None
-    reader = index.find_reader(node.result, *_CLAMPS)
+    follower = index.find_follower(node, *_CLAMPS)
     # Only the last of a row is looked at, and the others from there.
-    if reader is not None and _read_bounds(index, reader[0]) is not None:
+    if follower is not None and _read_bounds(index, follower) is not None:
         return None
     low = -math.inf
     high = math.inf

@@ -257,22 +257,22 @@ def _match_divided(index: GraphIndex, root: NodeRef, d: _Centred) -> _Behind | N
 
 def _match_spread(index: GraphIndex, root: NodeRef, d: _Centred) -> _Behind | None:
     """x · r + (beta - mean(x) · r), where r = gamma / root; also written x · r + (-mean(x) · r + beta)."""
-    reader = index.find_reader(root.result, "Reciprocal")
-    scaled = None if reader is None else _constant_reader(index, reader[0], "Mul")
-    if reader is None or scaled is None:
+    inverse = index.find_follower(root, "Reciprocal")
+    scaled = None if inverse is None else _constant_reader(index, inverse, "Mul")
+    if inverse is None or scaled is None:
         return None
     factor, values = scaled
     products = index.readers(factor.result)
     centre = next(node for node in d.nodes if node.op_type in _MEANS)
     for product, other in itertools.permutations(products, 2):
-        last = index.find_reader(product.result, "Add")
+        last = index.find_follower(product, "Add")
         negated = index.find_onnx_producer(_other_input(index, other, factor), "Neg")
         shifted = _constant_reader(index, other, "Add" if negated else "Sub")
         if last is None or shifted is None or _other_input(index, product, factor) != d.x:
             continue
         moved = index.find_input(negated, 0) if negated else _other_input(index, other, factor)
         shift, offsets = shifted
-        if moved != centre.result or _other_input(index, last[0], product) != shift.result:
+        if moved != centre.result or _other_input(index, last, product) != shift.result:
             continue
         if shift.op_type == "Sub" and index.find_input(shift, 1) != other.result:
             continue
@@ -282,8 +282,8 @@ def _match_spread(index: GraphIndex, root: NodeRef, d: _Centred) -> _Behind | No
         )
         if gamma is None or beta is None or (gamma.shape, gamma.dtype) != (beta.shape, beta.dtype):
             continue
-        nodes = (reader[0], factor, product, other, shift, *([negated] if negated else []))
-        return nodes, last[0], gamma, beta
+        nodes = (inverse, factor, product, other, shift, *([negated] if negated else []))
+        return nodes, last, gamma, beta
     return None
 
 
@@ -332,11 +332,9 @@ def _axes(index: GraphIndex, mean: NodeRef, x: TensorId) -> Axes | None:
         return None if rank is None else tuple(range(2 - rank, 0))
     if axes is None or not mean.attrs.get("keepdims", 1):
         return None
-    values = axes.tolist()
-    if rank is not None:
-        values = [axis - rank if axis >= 0 else axis for axis in values]
-    wanted = list(range(-len(values), 0))
-    return tuple(wanted) if values and sorted(values) == wanted else None
+    counted = axes if rank is None else axes % rank - rank
+    wanted = tuple(range(-len(axes), 0))
+    return wanted if wanted and tuple(sorted(counted)) == wanted else None
 
 
 def _affine(

@@ -122,7 +122,7 @@ def _find_product(index: GraphIndex, node: NodeRef) -> _Contraction | None:
     # Columns of the result stand behind its rows, but those of a constant have a scale each.
     free = [axis for axis in result if (axis in first) != (axis in second)]
     turned = bool(free) and free[0] in second
-    constant, other = (index.is_constant(index.find_input(node, k)) for k in (0, 1))
+    constant, other = (index.has_constant(node, k) for k in (0, 1))
     if constant != other:
         turned = constant
     if _turns_beside_vector(*((second, first) if turned else (first, second)), result):
@@ -235,7 +235,7 @@ def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
     """
     index = edit.index
     stack = _read_stack(index, node, 1) if node.is_onnx("MatMul") else None
-    dims = index.find_shape(index.find_input(node, 0))
+    dims = index.input_shape(node, 0)
     if stack is None or dims is None:
         return
     matrices = stack.reshape(-1, *stack.shape[-2:])
@@ -384,8 +384,7 @@ def _write_out_transposed(edit: Edit, node: NodeRef) -> Iterator[str]:
     if biased:
         bias = np.tile(op.bias, step**rank).astype(weight.dtype)
         edit.set_constant(node.make_edge(2), bias)
-    reader = edit.index.find_reader(node.result, "Relu", "LeakyRelu", "Clip")
-    last = reader[0] if reader is not None else node
+    last = edit.index.find_follower(node, "Relu", "LeakyRelu", "Clip") or node
     edit.append(last, _join_places(edit, node, rank, step, channels))
     yield f"{node.name}: Conv instead of ConvTranspose"
 

@@ -89,8 +89,7 @@ def _test_masked_rows(edit: Edit, softmax: NodeRef) -> Iterator[str]:
     torch exports attention so: of -inf alone a Softmax makes NaN, which a Where replaces by zeros; of finite masks it
     makes none. Yields what changed.
     """
-    for edge in edit.index.list_consumers(softmax.result):
-        node = edit.index.find_node(edge.node)
+    for node in edit.index.readers(softmax.result):
         if node.is_onnx("IsNaN") and node.scope == softmax.scope:
             scores = softmax.inputs[0]
             # A score that is not masked is far above half of what masks hold.
@@ -274,7 +273,7 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         else:
             matrix = edit.rename_output(node, f"{last.outputs[0]}/matrix")
             # The Relu or Clip goes in front of the Reshape, where the Gemm's kernel takes it up.
-            clip, _ = index.find_reader(last.result, "Relu", "Clip") or (None, 0)
+            clip = index.find_follower(last, "Relu", "Clip")
             if clip is not None:
                 matrix = edit.insert_before(
                     clip,

@@ -20,7 +20,7 @@ from onnxq.config import Config
 from onnxq.data import Dataset, augment_sample
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, bare_proto, infer_shapes
-from onnxq.graph.scopes import iterate_subgraphs, list_reads
+from onnxq.graph.scopes import iterate_subgraphs, list_reads, walk_nodes
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.passes.judging import has_few_bits
@@ -199,8 +199,7 @@ def _list_nodes(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     """A node, and all in its bodies."""
     yield node
     for _, body in iterate_subgraphs(node):
-        for inner in body.node:
-            yield from _list_nodes(inner)
+        yield from walk_nodes(body)
 
 
 def _run_piece(session: Session, live: Mapping[str, Value], names: Sequence[str]) -> RunValues:

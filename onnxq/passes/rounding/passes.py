@@ -251,12 +251,17 @@ def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) 
     # Rolled back, or with nothing to round: the plan without rounded weights is no rival.
     if again.plan is bare:
         return state, PassReport(name, outcome=Outcome.NO_GAIN)
-    before = ctx.data.judge.score(state, state.plan, progress=ctx.progress)
-    after = ctx.data.judge.score(again, again.plan, progress=ctx.progress)
+    before = score_validation(ctx, state)
+    after = score_validation(ctx, again)
     if not THRESHOLDS[name].allows(before, after):
         return state, PassReport(name, outcome=Outcome.WORSE, trial_db=(before, after))
     lines = tuple(line for report in inner.journal for line in report.changed[:1])
     return again, PassReport(name, lines, trial_db=(before, after))
+
+
+def score_validation(ctx: SampledContext, state: PlacedState) -> float:
+    """SQNR in dB of the model that the state's plan gives, on the validation samples."""
+    return ctx.data.judge.score(state, state.plan, progress=ctx.progress)
 
 
 def _prepare_rounding(ctx: SampledContext, state: PlacedState) -> partial[SequentialRounding]:
@@ -340,10 +345,7 @@ ROUNDING: tuple[Pass[SampledContext, PlacedState], ...] = (
         0.6,
         applies=_has_few_bits,
         # It fits the samples that it was made with.
-        trial=Trial(
-            lambda ctx, state: ctx.data.judge.score(state, state.plan, progress=ctx.progress),
-            THRESHOLDS[SEARCH],
-        ),
+        trial=Trial(score_validation, THRESHOLDS[SEARCH]),
     ),
     Pass(
         EXTERNAL,

@@ -12,9 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from onnxq.arrays import Array, hash_parts
+from onnxq.arrays import Array, as_float32, hash_parts
 from onnxq.calibrate.constants import dequantize_constant
 from onnxq.emit import emit_pairs
 from onnxq.evaluation.compare import add_own_choices
@@ -203,7 +201,7 @@ class _Walk:
         self.threads = 0 if small else 1
         # Of activations alone: weights come as changes, as they are rounded.
         pairs = [] if options.alone else [site for site in plan.sites if site.role in MEASURED]
-        paired = emit_pairs(proto, replace(plan, sites=tuple(pairs)))
+        paired = emit_pairs(proto, plan.with_sites(pairs))
         self.paired = GraphIndex(paired)
         # Of a large model its rounded constants are as large as itself.
         self.spool = Spool() if is_large_model(proto) else None
@@ -378,7 +376,7 @@ class _Walk:
         bias_site = operator.bias_site
         if edge is None:
             return
-        values = np.asarray(bias.reshape(operator.bias_shape), np.float32)
+        values = as_float32(bias.reshape(operator.bias_shape))
         if bias_site is not None and bias_site.derived is not None:
             x = self.sites[bias_site.derived[0]].qparams
             if x is None or site.qparams is None:
@@ -418,7 +416,7 @@ class _Walk:
         nodes = dict(self.plan.nodes)
         for bias in self.biases:
             node = self.index.find_node(bias.edge.node)
-            nodes.setdefault(node.name, ids.get(TensorId(node.outputs[0], node.scope), ""))
+            nodes.setdefault(node.name, ids.get(node.result, ""))
         plan = replace(self.plan, sites=tuple(sites), biases=tuple(self.biases), nodes=nodes)
         return SequentialRounding(plan, tuple(self.done), tuple(self.skipped), tuple(self.thin))
 

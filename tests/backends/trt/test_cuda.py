@@ -15,13 +15,15 @@ from onnxq.backends import find_engine
 from onnxq.backends.building import JOB, RESULT
 from onnxq.backends.serving import FEEDS
 from onnxq.backends.trt import cuda
-from onnxq.backends.trt.cuda import Cuda, CudaError, count_gpus
+from onnxq.backends.trt.cuda import Cuda, count_gpus
+from onnxq.kernels import driver
+from onnxq.kernels.driver import DriverError
 from onnxq.workers import write_value
 
 
 @pytest.mark.skipif(count_gpus() > 0, reason="there is a GPU")
 def test_without_a_gpu_the_driver_is_what_is_missing() -> None:
-    with pytest.raises(CudaError, match=r"driver|cuInit|cuDevice"):
+    with pytest.raises(DriverError, match=r"driver|cuInit|cuDevice"):
         Cuda()
 
 
@@ -35,7 +37,7 @@ def test_events_measure_captured_work() -> None:
     def work() -> None:
         launched.append(1)
         given = ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(2**22)
-        cuda._call("cuMemcpyDtoDAsync_v2", *given, cuda.stream)
+        cuda.call_driver("cuMemcpyDtoDAsync_v2", *given, cuda.stream)
 
     launch = cuda.capture(work)
     first, second = cuda.make_events(2)
@@ -51,7 +53,7 @@ def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> Non
     def fail() -> None:
         raise OSError("no such library")
 
-    monkeypatch.setattr(cuda, "load_driver", fail)
+    monkeypatch.setattr(driver, "load_driver", fail)
     assert cuda.count_gpus() == 0
 
 
