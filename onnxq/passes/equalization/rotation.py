@@ -112,7 +112,7 @@ class Hadamard:
         out = np.empty((columns.shape[1], shape[0]), values.dtype)
         step = max(1, _CHUNK // shape[0])
         for start in range(0, columns.shape[1], step):
-            chunk = as_float64(columns[:, start : start + step])
+            chunk = columns[:, start : start + step].astype(np.float64)
             # A scale that waits stands in front of the rotation: of (s·x)·W remains Qᵀ·(s·W).
             if scale is not None:
                 chunk *= scale[:, None]

@@ -414,7 +414,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
             laid = wide[:, None] if op.axis == 1 else wide[None]
             weights.setdefault(op.node.name, (op, []))[1].append(laid)
     for op, turns in weights.values():
-        value = as_float64(op.weight)
+        value = op.weight.astype(np.float64)
         for turned in turns:
             value *= turned
         edit.set_rounded(op.node.make_edge(1), value, op.weight.dtype)
