@@ -132,6 +132,8 @@ _NAMES = re.compile(r"logit|prob|score|class|softmax", re.IGNORECASE)
 _PASSED = ("Identity", "Cast")
 _NORMALIZES = ("Softmax", "LogSoftmax")
 _PRODUCTS = ("Gemm", "MatMul")
+# Their channels are the classes, and time is along the last axis.
+_CHANNELS_FIRST = ("Conv", "ConvTranspose")
 
 
 def find_class_scores(index: GraphIndex) -> dict[str, bool]:
@@ -147,13 +149,13 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
             continue
         # Seen through the nodes that only pass an output on.
         maker = index.find_producer(index.find_origin(TensorId(value.name), _PASSED))
-        # Up to opset 12 axis 1 was the default, up to the last one.
-        named = bool(_NAMES.search(value.name)) or (
-            maker is not None
-            and maker.op_type in _NORMALIZES
-            and maker.attrs.get("axis", -1) in (-1, len(shape) - 1)
-        )
-        if named or (len(shape) == min(_RANKS) and maker is not None and _is_product(index, maker)):
+        named = bool(_NAMES.search(value.name))
+        if maker is not None and maker.op_type in _NORMALIZES:
+            # Up to opset 12 axis 1 was the default, up to the last one.
+            named = maker.attrs.get("axis", -1) in (-1, len(shape) - 1)
+        elif maker is not None and maker.op_type in _CHANNELS_FIRST:
+            named = False
+        if named or (len(shape) == 2 and maker is not None and _is_product(index, maker)):
             scores[value.name] = named
     return scores
 
