@@ -145,17 +145,22 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
     scores = {}
     for value in index.outputs:
         shape = value.shape or ()
-        if value.dtype not in FLOAT_TYPES or len(shape) not in _RANKS or shape[-1] == 1:
-            continue
         # Seen through the nodes that only pass an output on.
         maker = index.find_producer(index.find_origin(TensorId(value.name), _PASSED))
+        if (
+            maker is None
+            or value.dtype not in FLOAT_TYPES
+            or len(shape) not in _RANKS
+            or shape[-1] == 1
+        ):
+            continue
         named = bool(_NAMES.search(value.name))
-        if maker is not None and maker.op_type in _NORMALIZES:
+        if maker.op_type in _NORMALIZES:
             # Up to opset 12 axis 1 was the default, up to the last one.
             named = maker.attrs.get("axis", -1) in (-1, len(shape) - 1)
-        elif maker is not None and maker.op_type in _CHANNELS_FIRST:
+        elif maker.op_type in _CHANNELS_FIRST:
             named = False
-        if named or (len(shape) == 2 and maker is not None and _is_product(index, maker)):
+        if named or (len(shape) == 2 and _is_product(index, maker)):
             scores[value.name] = named
     return scores
 
