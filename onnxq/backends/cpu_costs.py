@@ -94,6 +94,8 @@ class ConvCosts:
     grouped_int8_ns: float
     grouped_int8_tap_ns: float
     grouped_int8_channel_ns: float
+    # On top per tap of an int8 Conv of three dimensions, which is gathered by itself.
+    volume_tap_ns: float = 0.0
     # Squares of input channels times results of one channel, above which an engine computes a transposed Conv in float.
     transposed_most: float = math.inf
 
@@ -191,15 +193,15 @@ class CpuCosts:
         """As `MachineCosts` has it: QuantizeLinear, and the change from NCHWc to NHWC behind a Conv."""
         n = costs.UNKNOWN_ELEMENTS if elements is None else elements
         pairs = self.pairs
-        layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
-        scale = pairs.dynamic_launch + n * pairs.dynamic_ns / 1e3 if dynamic else 0.0
+        layout = (pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3) * from_conv
+        scale = (pairs.dynamic_launch + n * pairs.dynamic_ns / 1e3) * dynamic
         return pairs.q_launch + n * pairs.q_ns / 1e3 + layout + scale
 
     def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
         """As `MachineCosts` has it: DequantizeLinear, and the change from NHWC to NCHWc before a Conv."""
         n = costs.UNKNOWN_ELEMENTS if elements is None else elements
         pairs = self.pairs
-        layout = pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3 if to_conv else 0.0
+        layout = (pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3) * to_conv
         return pairs.dq_launch + n * pairs.dq_ns / 1e3 + layout
 
     def predict_node(self, case: OpCase) -> Cost:
@@ -225,8 +227,7 @@ def round_up(n: int, multiple: int) -> int:
 
 def interpolate(table: Table, x: float) -> float:
     """The table at x: piecewise linear in log(x), constant beyond both ends."""
-    points = sorted(table)
-    values = [table[point] for point in points]
+    points, values = zip(*sorted(table.items()), strict=True)
     return float(np.interp(math.log(max(x, points[0])), np.log(points), values))
 
 
@@ -310,38 +311,30 @@ def name_kind(case: OpCase) -> str:
         return "folded"
     if case.op_type == "Add" and case.output is not None and len(case.output) == 4:
         return "residual"
-    shapes = {shape for shape in case.inputs if shape is not None}
-    return "gate" if case.op_type == "Mul" and shapes - {case.output} else case.op_type
-
-
-def _find_row(case: OpCase, cpu: CpuCosts) -> Moves:
-    """The row of `CpuCosts.elements` for a node."""
-    kind = name_kind(case)
-    if kind == "folded":
-        return Moves(0.0, 0.0, 0.0, 0.0)
-    if kind in cpu.elements:
-        return cpu.elements[kind]
-    # Its kernel computes in float between integers: with the pair around it.
-    row = cpu.elements["unknown"]
-    launch = cpu.pairs.q_launch + cpu.pairs.dq_launch
-    ns = cpu.pairs.q_ns + cpu.pairs.dq_ns
-    return Moves(row.float_us, row.float_ns, row.int8_us + launch, row.int8_ns + ns)
+    gate = case.op_type == "Mul" and set(case.inputs) - {case.output, None}
+    return "gate" if gate else case.op_type
 
 
 def _compute_moves_cost(case: OpCase, cpu: CpuCosts) -> Cost:
     """Time of an operator by its elements. Without sizes int8 is never cheaper than float."""
-    row = _find_row(case, cpu)
+    kind = name_kind(case)
+    if kind == "folded":
+        return Cost(0.0, 0.0)
+    row = cpu.elements.get(kind, cpu.elements["unknown"])
     shapes = [shape for shape in (case.output, *case.inputs) if shape is not None]
     shape = shapes[0] if shapes else None
     if case.op_type == "GlobalAveragePool":
         shape = max(shapes, key=math.prod, default=None)
     elements = costs.UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
-    channels = shape[1] if shape is not None and len(shape) > 2 else INT8_BLOCK
+    channels = shape[1] if shape and len(shape) > 2 else INT8_BLOCK
     taps = math.prod(case.kernel) if row.taps and case.kernel else 1
     pixel_ns = (row.pixel_ns + row.odd_pixel_ns * (channels % INT8_BLOCK != 0)) / max(channels, 1)
     float_ns = row.float_ns + row.odd_ns * (channels % cpu.conv.block != 0)
     float_us = row.float_us + elements * taps * float_ns / 1e3
     int8_us = row.int8_us + elements * taps * (row.int8_ns + pixel_ns) / 1e3
+    if kind not in cpu.elements:
+        # Its kernel computes in float between integers: with the pair around it.
+        int8_us += cpu.predict_quantize(elements) + cpu.predict_dequantize(elements)
     return Cost(float_us, max(float_us, int8_us) if shape is None else int8_us)
 
 
@@ -354,8 +347,7 @@ def conv_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     conv = cpu.conv
     cout, per_group, *kernel = weight
     # An unknown size is taken for a small map.
-    spatial = case.output[2:] if case.output is not None else (7,) * len(kernel)
-    batch = case.output[0] if case.output is not None else 1
+    batch, _, *spatial = case.output or (1, cout, *(7 for _ in kernel))
     cin = per_group * case.group
     strides = case.strides or (1,) * len(kernel)
     pixels = batch * math.prod(spatial)
@@ -364,18 +356,19 @@ def conv_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     if case.group == 1:
         float_us = _compute_dense_float_us(batch, spatial, cin, cout, kernel, strides, conv)
         int8_us = pixels * _compute_dense_int8_ns(cin, cout, taps, conv) / 1e3
-        int8_us += _compute_stream_us(cin * cout * taps, conv.stream_int8)
+        int8_us += _compute_stream_us(math.prod(weight), conv.stream_int8)
     elif per_group == 1 and cin == cout:
         float_us, int8_us = _compute_depthwise_us(batch, spatial, cin, taps, skip, cpu)
     else:
         float_us, int8_us = _compute_grouped_us(pixels, cin, cout, case.group, taps, conv)
     written = pixels * cout
-    read = written * cin * skip // cout
-    image = conv.int8_image_ns * read if 1 < cin <= 4 else 0.0
-    clip = conv.clip_ns * written if case.activation == "Clip" else 0.0
+    read = pixels * cin * skip
+    image = conv.int8_image_ns * read * (1 < cin <= 4)
+    volume = conv.volume_tap_ns * pixels * taps * (len(kernel) > 2)
+    clip = conv.clip_ns * written * (case.activation == "Clip")
     return Cost(
         conv.launch + float_us + (conv.cold_ns * (read + written) + clip) / 1e3,
-        conv.int8_launch + int8_us + (conv.int8_cold_ns * (read + written) + image) / 1e3,
+        conv.int8_launch + int8_us + (conv.int8_cold_ns * (read + written) + image + volume) / 1e3,
     )
 
 
@@ -395,7 +388,7 @@ def _compute_valid_share(size: int, kernel: int, stride: int) -> float:
 
 
 def _compute_work(
-    spatial: Shape, kernel: Sequence[int], strides: Shape, blocks: int, conv: ConvCosts
+    spatial: Sequence[int], kernel: Sequence[int], strides: Shape, blocks: int, conv: ConvCosts
 ) -> float:
     """Work of one map, in outputs.
 
@@ -419,7 +412,7 @@ def _compute_stream_us(weights: float, table: Table) -> float:
 
 def _compute_dense_float_us(
     batch: int,
-    spatial: Shape,
+    spatial: Sequence[int],
     cin: int,
     cout: int,
     kernel: Sequence[int],
@@ -447,13 +440,13 @@ def _compute_dense_int8_ns(cin: int, cout: int, taps: int, conv: ConvCosts) -> f
     """Nanoseconds of one output pixel."""
     macs = round_up(cin * taps, 4) * round_up(cout, INT8_BLOCK) / conv.int8_gmacs
     tap_ns = conv.int8_gather_ns + interpolate(conv.int8_in_tap_ns, cin)
-    gather = taps * tap_ns if taps > 1 else 0.0
+    gather = taps * tap_ns * (taps > 1)
     small = interpolate(conv.int8_in_ns, cin) + interpolate(conv.int8_out_ns, cout)
     return macs + gather + conv.int8_channel_ns * (cin + cout) + small
 
 
 def _compute_depthwise_us(
-    batch: int, spatial: Shape, channels: int, taps: int, skip: int, cpu: CpuCosts
+    batch: int, spatial: Sequence[int], channels: int, taps: int, skip: int, cpu: CpuCosts
 ) -> tuple[float, float]:
     """Microseconds in float and in int8. skip: inputs for each output, the product of the strides."""
     each = cpu.depthwise

@@ -200,7 +200,8 @@ def _explain_size(report: Report) -> str:
             return "; `mode: weight-only` makes it smaller, and what stays float no faster"
         return ""
     text = f": {format_bytes(report.note_bytes)} are notes, which `notes='none'` leaves out"
-    if any(line.startswith("constants: ") for line in report.rewrites):
+    larger = report.output_bytes > report.source_bytes
+    if larger and any(line.startswith("constants: ") for line in report.rewrites):
         text += "; constants that the model computed are stored"
     return translate_text(text)
 

@@ -132,6 +132,8 @@ _NAMES = re.compile(r"logit|prob|score|class|softmax", re.IGNORECASE)
 _PASSED = ("Identity", "Cast")
 _NORMALIZES = ("Softmax", "LogSoftmax")
 _PRODUCTS = ("Gemm", "MatMul")
+# Their channels are the classes, and time is along the last axis.
+_CHANNELS_FIRST = ("Conv", "ConvTranspose")
 
 
 def find_class_scores(index: GraphIndex) -> dict[str, bool]:
@@ -143,17 +145,22 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
     scores = {}
     for value in index.outputs:
         shape = value.shape or ()
-        if value.dtype not in FLOAT_TYPES or len(shape) not in _RANKS or shape[-1] == 1:
-            continue
         # Seen through the nodes that only pass an output on.
         maker = index.find_producer(index.find_origin(TensorId(value.name), _PASSED))
-        # Up to opset 12 axis 1 was the default, up to the last one.
-        named = bool(_NAMES.search(value.name)) or (
-            maker is not None
-            and maker.op_type in _NORMALIZES
-            and maker.attrs.get("axis", -1) in (-1, len(shape) - 1)
-        )
-        if named or (len(shape) == min(_RANKS) and maker is not None and _is_product(index, maker)):
+        if (
+            maker is None
+            or value.dtype not in FLOAT_TYPES
+            or len(shape) not in _RANKS
+            or shape[-1] == 1
+        ):
+            continue
+        named = bool(_NAMES.search(value.name))
+        if maker.op_type in _NORMALIZES:
+            # Up to opset 12 axis 1 was the default, up to the last one.
+            named = maker.attrs.get("axis", -1) in (-1, len(shape) - 1)
+        elif maker.op_type in _CHANNELS_FIRST:
+            named = False
+        if named or (len(shape) == 2 and _is_product(index, maker)):
             scores[value.name] = named
     return scores
 

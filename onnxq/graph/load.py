@@ -172,10 +172,18 @@ def _declare_unknown(light: ModelProto) -> None:
 
 
 def _check_inputs(proto: ModelProto) -> None:
-    """Raise ModelError naming an input without a type: ORT takes a model without a shape, but not without that."""
+    """Raise ModelError naming an input without a type: ORT takes a model without a shape, but not without that.
+
+    Or one that a node writes too, as PyTorch exports an input that was named like an operator.
+    """
+    written = {name for node in proto.graph.node for name in node.output}
     for value in proto.graph.input:
+        if value.name in written:
+            cause = "has the name of a tensor that a node writes"
+            fix = "give the input another name in the export"
+            raise ModelError(f"input {value.name!r}", cause, fix, code="Q103")
         kind = value.type.WhichOneof("value")
-        if kind is None or (kind == "tensor_type" and not value.type.tensor_type.elem_type):
+        if kind in (None, "tensor_type") and not value.type.tensor_type.elem_type:
             fix = "declare its element type, or export it again"
             raise ModelError(f"input {value.name!r}", "has no type", fix, code="Q103")
 
@@ -238,7 +246,7 @@ _IMPOSTORS = (
 
 def _parse_model(data: bytes, path: Path) -> ModelProto:
     for offset, magic, cause, fix in _IMPOSTORS:
-        if data[offset : offset + len(magic)] == magic:
+        if data.startswith(magic, offset):
             raise ModelError(path, cause, fix, code="Q102")
     proto = ModelProto()
     try:

@@ -120,9 +120,11 @@ def write_result(result: Result, config: Config, out: AnyPath | None, force: boo
     # is written.
     result = result.leave_out_notes(options.notes)
     report = result.report
-    if report.output_bytes > report.source_bytes:
+    if 2 * report.output_bytes > report.source_bytes:
         noted = report.output_bytes - result.leave_out_notes("none").report.output_bytes
-        result = result.change_report(note_bytes=noted)
+        # PyTorch notes the lines of source of each node: more than the weights of a small network.
+        if 4 * noted > report.output_bytes or report.output_bytes > report.source_bytes:
+            result = result.change_report(note_bytes=noted)
     if options.compiled:
         from onnxq.backends.building import compile_model
 

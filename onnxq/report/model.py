@@ -305,7 +305,7 @@ class Report:
     synthetic: bool = False
     source_bytes: int = 0
     output_bytes: int = 0
-    # Of the notes in a file that is larger than the source.
+    # Of the notes, where they are why the file is not smaller.
     note_bytes: int = 0
     checks: tuple[OutputCheck, ...] = ()
     # Choices of the float model, on which `checks` compares, and how far those of the quantized one are the same.

@@ -264,7 +264,7 @@ def list_choices(choices: Sequence[ChoiceAgreement]) -> list[Text]:
     ranked = sorted(choices, key=lambda choice: choice.share)
     lines = [Text(_describe_choice(choice), style="dim") for choice in ranked[:_CHOICES]]
     more = len(ranked) - len(lines)
-    return [*lines, *list_more(f"and {more} more choices, no worse" if more else "")]
+    return [*lines, *list_more(f"and {more} more, no worse" if more else "")]
 
 
 def _describe_choice(choice: ChoiceAgreement) -> str:

@@ -54,6 +54,8 @@ def test_a_file_that_grew_says_why():
     report = replace(REPORT, source_bytes=20_000, output_bytes=25_000, note_bytes=4_000, rewrites=("constants: 3 (c)",))
     text, _ = shown(report, width=200)
     assert "1.2x larger: 4.0 kB are notes, which `notes='none'` leaves out; constants that the model" in text
+    text, _ = shown(replace(report, source_bytes=40_000, note_bytes=15_000), width=200)
+    assert "1.6x smaller: 15.0 kB are notes, which `notes='none'` leaves out\n" in text
     assert "are notes" not in shown(REPORT)[0]
 
 

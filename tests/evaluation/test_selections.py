@@ -449,6 +449,9 @@ def test_samples_are_added_up_and_a_choice_without_counterpart_is_left_out() -> 
          {"y": True}),
         ("(float[N,8,4] x) => (float[N,8,4] y) { y = Softmax <axis=1>(x) }", {}),
         ("(float[N,5,8] x, float[8,4] w) => (float[N,5,4] Logits) { Logits = MatMul(x, w) }", {"Logits": True}),
+        # Classes on axis 1, in front of time.
+        ("(float[N,8,T] x, float[4,8,1] w) => (float[N,4,T] logits) { h = Conv(x, w) logits = Identity(h) }", {}),
+        ("(float[N,8,4] x) => (float[N,8,4] probs) { probs = Softmax <axis=1>(x) }", {}),
         # Hidden states, a picture, one number, a label.
         ("(float[N,5,8] x, float[8,4] w) => (float[N,5,4] y) { y = MatMul(x, w) }", {}),
         ("(float[N,4,8,8] x) => (float[N,4,8,8] logits) { logits = Relu(x) }", {}),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -403,6 +404,16 @@ def test_an_input_without_a_type_is_named(half: str) -> None:
     declared = proto.graph.input[0]
     declared.ClearField("type") if half == "type" else declared.type.tensor_type.ClearField("elem_type")
     with pytest.raises(ModelError, match="input 'x': has no type"):
+        graph.load_model(proto)
+
+
+def test_an_input_that_a_node_writes_too_is_named() -> None:
+    """Not the cycle that the two names make, nor an export that would come out the same."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2] x, float[2] cat) => (float[2] y) '
+        "{ h = Relu(cat) cat = Add(h, x) y = Relu(cat) }"
+    )
+    with pytest.raises(ModelError, match="input 'cat': has the name of a tensor that a node writes"):
         graph.load_model(proto)
 
 

@@ -64,3 +64,12 @@ def test_variants_are_written_without_them(tmp_path: Path) -> None:
     assert [entry.key for entry in made.metadata_props] == ["onnxq.bits"]
     assert all(set(one) == {"bits"} for one in json.loads(made.metadata_props[0].value).values())
     assert all(node.name and not node.metadata_props for node in made.graph.node)
+
+
+def test_the_summary_counts_an_exporters_notes_where_they_are_much_of_a_small_file(tmp_path: Path) -> None:
+    proto = residual()
+    for node in proto.graph.node:
+        node.metadata_props.add(key="pkg.torch.onnx.stack_trace", value="File model.py, line 7, in forward\n" * 400)
+    noted = onnxq.quantize(proto, images(), overrides={"latency": False}, out=tmp_path / "m.onnx").report
+    assert noted.output_bytes < noted.source_bytes < 2 * noted.output_bytes
+    assert noted.note_bytes > noted.output_bytes / 2
