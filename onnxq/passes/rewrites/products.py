@@ -343,11 +343,11 @@ def write_out_upsampling(ctx: RunContext, state: FloatState) -> FloatStep:
 
 
 def _write_out_transposed(edit: Edit, node: NodeRef) -> Iterator[str]:
-    """Make a ConvTranspose of no stride a Conv, of one that it enlarges by a Conv and a DepthToSpace, all in int8.
+    """Make a ConvTranspose without a stride a Conv, and one with a stride a Conv and a DepthToSpace, all in int8.
 
-    Of each block of pixels that one of the input becomes, every place is a channel of the Conv (Shi et al. 2016). Its
-    kernel has the taps that reach the block: 1 x 1 for windows side by side, 3 x 3 for 4 x 4 and stride 2. An
-    activation that follows stays behind the Conv, and is computed with it.
+    The result is parted into blocks of the stride, whose places are channels of the Conv (Shi et al. 2016). Its kernel
+    has the taps that reach a block: 1 x 1 for windows side by side, 3 x 3 for 4 x 4 and stride 2. An activation that
+    follows stays behind the Conv, and is computed with it.
     """
     op = find_linear(edit.index, node)
     if op is None or op.weight.dtype != np.float32 or op.weight.size < _WORTH_A_NODE:
@@ -368,14 +368,15 @@ def _write_out_transposed(edit: Edit, node: NodeRef) -> Iterator[str]:
         return
     strides, padding, before, after = values.reshape(4, rank)
     step = int(strides[0])
-    # Without a stride a result of any size is a Conv's.
-    further = kernel - strides - before - after + padding
-    enlarged = (strides == step) & ((further == 0) | (step == 1))
-    if step < 1 or channels < _FEWEST_CHANNELS or not enlarged.all():
+    if step < 1 or channels < _FEWEST_CHANNELS:
+        return
+    # The result has whole blocks, perhaps more or fewer of them than the input has pixels.
+    blocks, rest = np.divmod(kernel - strides - before - after + padding, step)
+    if rest.any() or (strides != step).any():
         return
     taps = [_spread_taps(size, step, int(pad)) for size, pad in zip(kernel, before, strict=True)]
     weight = np.einsum(_SPREADS[rank], *(tap.spread for tap in taps), op.weight, optimize=True)
-    pads = (*(tap.before for tap in taps), *further + [tap.after for tap in taps])
+    pads = (*(tap.before for tap in taps), *blocks + [tap.after for tap in taps])
     if min(pads) < 0 or weight.size > _MOST_ZEROS * op.weight.size:
         return
     biased = op.bias.any()

@@ -291,6 +291,7 @@ def test_a_computed_bias_keeps_its_factor() -> None:
         ("y = ConvTranspose<strides=[2,2], pads=[1,0,1,2]>(x, v)", ["DepthToSpace"]),
         ("y = ConvTranspose<strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(x, u, b)", ["DepthToSpace"]),
         ("y = ConvTranspose<strides=[2,2], pads=[0,1,1,0]>(x, u)", ["DepthToSpace"]),
+        ("y = ConvTranspose<strides=[2,2], pads=[0,0,0,2]>(x, v)", ["DepthToSpace"]),
         ("y = ConvTranspose<pads=[1,1,1,1]>(x, u)", []),
         ("m = ConvTranspose<strides=[1,1], pads=[0,1,2,1], output_padding=[0,0]>(x, v, b) y = Relu(m)", ["Relu"]),
     ],
