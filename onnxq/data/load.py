@@ -35,7 +35,7 @@ from onnxq.progress import Progress, Tick, silent
 
 # Bytes; protobuf's limit for one message.
 _MOST_BYTES = 2**31 - 1
-_NUMBER = re.compile(r"input_(\d+)\.pb$")
+_NUMBER = re.compile(r"input_\d+\.pb$")
 
 
 def find_sets(folder: Path) -> list[Path]:
@@ -96,12 +96,8 @@ def read_tensor(path: Path) -> tuple[str, Array]:
 
 
 def _list_files(folder: Path) -> list[Path]:
-    numbered = [
-        (int(match[1]), path)
-        for path in folder.glob("input_*.pb")
-        if (match := _NUMBER.search(path.name))
-    ]
-    return [path for _, path in sorted(numbered)]
+    paths = (path for path in folder.glob("input_*.pb") if _NUMBER.search(path.name))
+    return sorted(paths, key=_make_sort_key)
 
 
 # Files that are text whatever the configuration says; with a tokenizer all others are, too.
@@ -206,7 +202,7 @@ class _Opener:
             [divide_arrays(feed, self.inputs, where, feed=True) for where, feed in feeds.items()]
         )
 
-    def _open_file(self, path: Path) -> SampleSource:
+    def _open_file(self, path: Path, *, several: bool = False) -> SampleSource:
         if not os.path.exists(path):
             raise DataError(
                 path, "there is no such file or folder", suggest_files(path), code="Q201"
@@ -215,9 +211,9 @@ class _Opener:
             check_input_kind(path, DataError)
         suffix = path.suffix.lower()
         if suffix == ".npz":
-            return divide_arrays(load_npz(path), self.inputs, path.name)
+            return divide_arrays(load_npz(path), self.inputs, path.name, several=several)
         if suffix == ".npy":
-            return self._open_npy(path)
+            return self._open_npy(path, several=several)
         if suffix == ".pb":
             name, array = read_tensor(path)
             # Of one input there is no doubt, whatever the file calls it.
@@ -236,12 +232,13 @@ class _Opener:
             path, "is of no kind that samples are read from", f"use {_KINDS}", code="Q206"
         )
 
-    def _open_npy(self, path: Path) -> SampleSource:
+    def _open_npy(self, path: Path, *, several: bool) -> SampleSource:
         if len(self.inputs) != 1:
             names = ", ".join(value.name for value in self.inputs)
             cause = f"holds one array, the model has {len(self.inputs)} inputs: {names}"
             raise DataError(path, cause, "use a .npz file", code="Q207")
-        return divide_arrays({self.inputs[0].name: load_npy(path)}, self.inputs, path.name)
+        arrays = {self.inputs[0].name: load_npy(path)}
+        return divide_arrays(arrays, self.inputs, path.name, several=several)
 
     def _open_folder(self, folder: Path) -> SampleSource:
         sets = find_sets(folder)
@@ -290,7 +287,8 @@ class _Opener:
         return next(iter(layouts.values()))()
 
     def _join_files(self, paths: Sequence[Path]) -> SampleSource:
-        return join_sources([self._open_file(path) for path in paths])
+        several = len(paths) > 1
+        return join_sources([self._open_file(path, several=several) for path in paths])
 
     def _open_npy_files(self, folder: Path, files: Sequence[Path]) -> SampleSource:
         """Open .npy files: one array per input if they are named after them, else all samples of the only input."""
