@@ -175,7 +175,7 @@ def divide_arrays(
     notes += [check_dtype(matched[value.name].dtype, value, where) for value in inputs]
     symbols = find_batch_symbols(inputs)
     others = [name for name in symbols if _OTHERS.fullmatch(name) and not _BATCHES.fullmatch(name)]
-    feed = feed or (several and bool(others))
+    feed |= several and bool(others)
     shapes = {value.name: matched[value.name].shape for value in inputs}
     cuts = {v.name: find_cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs}
     counts = {name: cut.count for name, cut in cuts.items() if cut.count is not None}
