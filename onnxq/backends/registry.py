@@ -311,9 +311,10 @@ def find_compiler(target: str) -> Engine:
     raise ConfigError("output.compiled", f"target {target} has no compiler", fix, code="Q317")
 
 
-def find_usual_engine() -> Engine:
-    """The engine that models without a plan are proved on: it builds on any machine."""
-    return next(engine for engine in list_engines(foreign=False).values() if engine.builds_ahead)
+def find_usual_engine(*, integers: bool = False) -> Engine:
+    """The engine that models without a plan are proved on, with integer operators or without: it builds anywhere."""
+    usual = (engine for engine in list_engines(foreign=False).values() if engine.builds_ahead)
+    return find_reference().engines[0] if integers else next(usual)
 
 
 # Limits of a backend, checked when a configuration is read, because file and line are known then.
@@ -495,6 +496,5 @@ def _locate_field(config: Config, path: str) -> Location:
     """`file:line: path` of the field. The line is that of its section, or of `target`, if the field was not written."""
     # A list may be written as one text, whose words have no places of their own.
     whole = path.partition("[")[0] if path.endswith("]") else path
-    section = path.rpartition(".")[0]
-    places = map(config.find_place, (path, whole, section, "target"))
+    places = map(config.find_place, (path, whole, path.rpartition(".")[0], "target"))
     return next(filter(None, places), Location("")) / path

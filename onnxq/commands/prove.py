@@ -52,10 +52,11 @@ def prove(
 
     config, overrides: as for `quantize`, of which the sections `prove`, `data` and `runtime` are used. `engine`: a name
     of `onnxq.backends.list_engines()`; None for the first of the backend that the plan in the model is for, TensorRT
-    for RTX where there is no plan; the proof's `chosen` says why. TensorRT for RTX builds ahead of time and needs no
-    GPU, TensorRT builds for the GPU of this machine; of ONNX Runtime and browsers the optimized graph is read. Nodes
-    that do not run in the type that `require`, (type, pattern) pairs, or `require_int8` asks for, and those that
-    compute in a type of `forbid`, are in `.unmet`. out: folder for engine, log and list of kernels; force: overwrite
+    for RTX where there is no plan, ONNX Runtime if there are integer operators; the proof's `chosen` says why. TensorRT
+    for RTX builds ahead of time and needs no GPU, TensorRT builds for the GPU of this machine; of ONNX Runtime and
+    browsers the optimized graph is read. Nodes that do not run in the type that `require`, (type, pattern) pairs, or
+    `require_int8` asks for, and those that compute in a type of `forbid`, are in `.unmet`. out: folder for engine, log
+    and list of kernels; force: overwrite
     them.
 
     With ONNX Runtime `.weights` has every int8 weight that meets 8-bit data, with the 16-bit sums that can overflow on

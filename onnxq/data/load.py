@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,14 @@ from onnxq.progress import Progress, Tick, silent
 
 # Bytes; protobuf's limit for one message.
 _MOST_BYTES = 2**31 - 1
-_NUMBER = re.compile(r"input_(\d+)\.pb$")
+_NUMBER = re.compile(r"input_\d+\.pb$")
 
 
 def find_sets(folder: Path) -> list[Path]:
     """Find the folders with input_*.pb: `folder` itself or the test_data_set_* in it, in numeric order."""
     if _list_files(folder):
         return [folder]
-    folders = [path for path in folder.iterdir() if path.is_dir() and _list_files(path)]
-    return sorted(folders, key=_make_sort_key)
+    return sorted(filter(_list_files, folder.iterdir()), key=_make_sort_key)
 
 
 def read_set(folder: Path, inputs: Inputs) -> Feeds:
@@ -51,9 +49,9 @@ def read_set(folder: Path, inputs: Inputs) -> Feeds:
 
     Raises DataError for a damaged file or if files and inputs do not match.
     """
-    tensors = [read_tensor(path) for path in _list_files(folder)]
+    tensors = list(map(read_tensor, _list_files(folder)))
     names = [value.name for value in inputs]
-    if {name for name, _ in tensors} == set(names):
+    if dict(tensors).keys() == set(names):
         return dict(tensors)
     if len(tensors) != len(names):
         cause = f"has {len(tensors)} input files, the model has {len(names)} inputs ({', '.join(names)})"
@@ -96,12 +94,8 @@ def read_tensor(path: Path) -> tuple[str, Array]:
 
 
 def _list_files(folder: Path) -> list[Path]:
-    numbered = [
-        (int(match[1]), path)
-        for path in folder.glob("input_*.pb")
-        if (match := _NUMBER.search(path.name))
-    ]
-    return [path for _, path in sorted(numbered)]
+    paths = (path for path in folder.glob("input_*.pb") if _NUMBER.search(path.name))
+    return sorted(paths, key=_make_sort_key)
 
 
 # Files that are text whatever the configuration says; with a tokenizer all others are, too.
@@ -197,8 +191,9 @@ class _Opener:
         try:
             return self._open_folder(path) if os.path.isdir(path) else self._open_file(path)
         except OSError as error:
-            cause = explain_unreadable(error)
-            raise DataError(path, cause, "check its permissions", code="Q202") from error
+            raise DataError(
+                path, explain_unreadable(error), "check its permissions", code="Q202"
+            ) from error
 
     def join_feeds(self, feeds: Mapping[str, Arrays]) -> SampleSource:
         """Arrays for one run each, by their names in messages."""
@@ -206,7 +201,7 @@ class _Opener:
             [divide_arrays(feed, self.inputs, where, feed=True) for where, feed in feeds.items()]
         )
 
-    def _open_file(self, path: Path) -> SampleSource:
+    def _open_file(self, path: Path, *, several: bool = False) -> SampleSource:
         if not os.path.exists(path):
             raise DataError(
                 path, "there is no such file or folder", suggest_files(path), code="Q201"
@@ -215,9 +210,9 @@ class _Opener:
             check_input_kind(path, DataError)
         suffix = path.suffix.lower()
         if suffix == ".npz":
-            return divide_arrays(load_npz(path), self.inputs, path.name)
+            return divide_arrays(load_npz(path), self.inputs, path.name, several=several)
         if suffix == ".npy":
-            return self._open_npy(path)
+            return self._open_npy(path, several=several)
         if suffix == ".pb":
             name, array = read_tensor(path)
             # Of one input there is no doubt, whatever the file calls it.
@@ -236,12 +231,14 @@ class _Opener:
             path, "is of no kind that samples are read from", f"use {_KINDS}", code="Q206"
         )
 
-    def _open_npy(self, path: Path) -> SampleSource:
+    def _open_npy(self, path: Path, *, several: bool) -> SampleSource:
         if len(self.inputs) != 1:
             names = ", ".join(value.name for value in self.inputs)
             cause = f"holds one array, the model has {len(self.inputs)} inputs: {names}"
             raise DataError(path, cause, "use a .npz file", code="Q207")
-        return divide_arrays({self.inputs[0].name: load_npy(path)}, self.inputs, path.name)
+        return divide_arrays(
+            {self.inputs[0].name: load_npy(path)}, self.inputs, path.name, several=several
+        )
 
     def _open_folder(self, folder: Path) -> SampleSource:
         sets = find_sets(folder)
@@ -258,27 +255,22 @@ class _Opener:
         arrays = bool(sets or npz or npy)
         layouts = {}
         if sets:
-            layouts["ONNX test data (input_*.pb)"] = partial(
-                read_lazily,
-                sets,
-                lambda path: read_set(path, self.inputs),
-                lambda path: path.name,
+            layouts["ONNX test data (input_*.pb)"] = lambda: read_lazily(
+                sets, lambda path: read_set(path, self.inputs), lambda path: path.name
             )
         if npz:
-            layouts[".npz files"] = partial(self._join_files, npz)
+            layouts[".npz files"] = lambda: self._join_files(npz)
         if npy:
-            layouts[".npy files"] = partial(self._open_npy_files, folder, npy)
+            layouts[".npy files"] = lambda: self._open_npy_files(folder, npy)
         if all(path.is_dir() for path in by_input.values()):
-            layouts["a folder for each input"] = partial(
-                self._open_input_folders, by_input, str(folder)
+            layouts["a folder for each input"] = lambda: self._open_input_folders(
+                by_input, str(folder)
             )
         # Beside arrays they show what these are of, unless the configuration says how to read them.
         if images and (self.config.images is not None or not arrays):
-            layouts["images"] = partial(
-                open_images, images, folder, self.inputs, self.config.images
-            )
+            layouts["images"] = lambda: open_images(images, folder, self.inputs, self.config.images)
         if json and not (arrays or images):
-            layouts["Polygraphy .json files"] = partial(self._join_files, json)
+            layouts["Polygraphy .json files"] = lambda: self._join_files(json)
         if not layouts:
             raise DataError(
                 folder, "is empty: there are no samples in it", f"use {_KINDS}", code="Q203"
@@ -290,7 +282,7 @@ class _Opener:
         return next(iter(layouts.values()))()
 
     def _join_files(self, paths: Sequence[Path]) -> SampleSource:
-        return join_sources([self._open_file(path) for path in paths])
+        return join_sources([self._open_file(path, several=len(paths) > 1) for path in paths])
 
     def _open_npy_files(self, folder: Path, files: Sequence[Path]) -> SampleSource:
         """Open .npy files: one array per input if they are named after them, else all samples of the only input."""
@@ -391,14 +383,13 @@ def _choose_samples(
         for value in inputs
     ]
     # Without repetitions: a source of many files has its own remarks on dtypes already.
-    remarks = tuple(dict.fromkeys(filter(None, (*source.notes, *notes))))
-    source = replace(source, notes=remarks)
+    source = replace(source, notes=tuple(dict.fromkeys(filter(None, (*source.notes, *notes)))))
     chosen: Sequence[int] = range(total)
     spare: Sequence[int] | Unchosen = ()
     if config.samples is not None and config.samples < total:
         order = np.random.default_rng(config.seed).choice(total, size=config.samples, replace=False)
         # In the order of the source, as it would be read without a choice.
-        chosen = sorted(int(i) for i in order)
+        chosen = sorted(order.tolist())
         spare = Unchosen(total, chosen)
     dataset = Dataset(source, inputs, chosen, spare=spare, title=title)
     dataset[0]

@@ -163,16 +163,19 @@ class SampleSource:
 
 
 def divide_arrays(
-    arrays: Arrays, inputs: Inputs, where: str, *, feed: bool = False
+    arrays: Arrays, inputs: Inputs, where: str, *, feed: bool = False, several: bool = False
 ) -> SampleSource:
     """The samples of arrays by input name (see `onnxq.data.sources`).
 
     feed: the arrays were given for one run of the model, so they are divided only along axes that are surely batches.
+    several: other files hold other samples, so each is a run where an axis 0 is surely no batch, such as one of nodes.
     """
     matched, extra = match_inputs(inputs, arrays, where)
     notes = [f"array {name!r} is no input of the model: not used" for name in extra]
     notes += [check_dtype(matched[value.name].dtype, value, where) for value in inputs]
     symbols = find_batch_symbols(inputs)
+    others = [name for name in symbols if _OTHERS.fullmatch(name) and not _BATCHES.fullmatch(name)]
+    feed |= several and bool(others)
     shapes = {value.name: matched[value.name].shape for value in inputs}
     cuts = {v.name: find_cut(shapes[v.name], v, symbols, where, feed=feed) for v in inputs}
     counts = {name: cut.count for name, cut in cuts.items() if cut.count is not None}
@@ -180,18 +183,18 @@ def divide_arrays(
     if len(set(counts.values())) > 1:
         uneven = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
     same = [name for name, shape in shapes.items() if name not in counts and shape]
-    several = any(count > 1 for count in counts.values())
+    total = max(counts.values(), default=1)
     # Batches that disagree, or belong to only some inputs, are none: then the feed is one sample.
     if (
         feed
-        and (uneven or (several and same))
+        and (uneven or (total > 1 and same))
         and all(fits_whole(shapes[v.name], v) for v in inputs)
     ):
         cuts = {value.name: Cut(None) for value in inputs}
+        total = 1
     elif uneven:
         cause = f"the inputs disagree on the number of samples: {uneven}"
         raise DataError(where, cause, "give each as many", code="Q212")
-    total = max((cut.count or 1 for cut in cuts.values()), default=1)
     notes += [
         f"{rows} rows left over that do not fill the model's batch: not used"
         for rows in sorted({cut.left_over for cut in cuts.values()} - {0})
@@ -201,7 +204,7 @@ def divide_arrays(
         notes += [
             f"input {name}: {total} samples along {cut.symbol!r}; with one more axis in front samples stay whole"
             for name, cut in cuts.items()
-            if _OTHERS.fullmatch(cut.symbol) and not _BATCHES.fullmatch(cut.symbol)
+            if cut.symbol in others
         ]
     return SampleSource(
         total,

@@ -387,9 +387,7 @@ class Report:
     def _find_drifts(self, engine: EngineCheck) -> dict[str, float]:
         """Outputs that an engine gives farther from float than the file says, and by how many dB."""
         said = {check.name: min(check.sqnr_db[0], SAME_DB) for check in self.checks}
-        changes = {
-            output.name: said.get(output.name, 0.0) - output.sqnr_db for output in engine.outputs
-        }
+        changes = {out.name: said.get(out.name, 0.0) - out.sqnr_db for out in engine.outputs}
         return {name: change for name, change in changes.items() if change > DRIFT_DB}
 
     def list_figures(self, check: OutputCheck) -> list[RunFigure]:
@@ -421,7 +419,7 @@ class Report:
     @property
     def calibrated(self) -> bool:
         """True if ranges of activations come from the data; False for weights alone."""
-        data = [count for role, count in self.roles if role in ("activation", "output")]
+        data = (count for role, count in self.roles if role in ("activation", "output"))
         return not self.roles or any(data)
 
     def alarms(self) -> Cautions:
@@ -431,22 +429,25 @@ class Report:
     def _list_alarms(self) -> Iterator[Caution]:
         if self.unchanged:
             text = "nothing was quantized, and the result computes what the model did"
+            slow = any(left.code != "F101" for left in self.left_float)
             if self.refusals:
-                text = f"everything was refused{' or would not pay' if self.left_float else ''}: {text}"
-            elif self.left_float:
+                text = f"everything was refused{' or would not pay' if slow else ''}: {text}"
+            elif slow:
                 text = f"int8 would not pay: {text}"
                 if self.has_smaller_mode:
                     text += "; `mode: weight-only` makes the file smaller, and no faster"
+            else:
+                text = f"the model has no operator for it, or rules leave them float: {text}"
             # Placed for one kind of CPU alone, there may be something.
-            others = [warning for warning in self.warnings if warning.code == OTHER_CPUS]
+            others = (warning for warning in self.warnings if warning.code == OTHER_CPUS)
             yield Caution("W111", "; ".join((text, *others)))
         lost = []
         for check in self.checks:
             figure = find_worst_figure(self.list_figures(check))
             off, on = check.sqnr_db
             if figure and figure.grade is GRADES[-1]:
-                facts = filter(None, (format_decibel(figure.sqnr_db), figure.describe_agreement()))
-                lost.append(f"{figure.output} ({', '.join(facts)})")
+                facts = format_decibel(figure.sqnr_db), figure.describe_agreement()
+                lost.append(f"{figure.output} ({', '.join(filter(None, facts))})")
             elif check.drifts:
                 yield Caution(
                     "W109",
@@ -474,13 +475,12 @@ class Report:
             yield Caution("W148", text)
         time = engine.latency
         if time and time.int8_ms > MOST_LOSS * time.own_ms:
-            loss = time.int8_ms / time.own_ms - 1
-            text = (
-                f"with {engine.engine} the file for several engines takes {loss:.0%} longer than one made "
-                f"for it alone ({time.int8_ms:.3g} ms instead of {time.own_ms:.3g}): make a file of its own there, "
-                f"`target={engine.target!r}`"
+            yield Caution(
+                "W138",
+                f"with {engine.engine} the file for several engines takes {time.int8_ms / time.own_ms - 1:.0%} longer "
+                f"than one made for it alone ({time.int8_ms:.3g} ms instead of {time.own_ms:.3g}): make a file of its "
+                f"own there, `target={engine.target!r}`",
             )
-            yield Caution("W138", text)
         drifts = self._find_drifts(engine)
         for output in engine.outputs:
             if output.name not in drifts:

@@ -60,6 +60,25 @@ def test_npz_files_may_be_ragged(tmp_path: Path) -> None:
     np.testing.assert_array_equal(batches[1].feeds["ids"], np.repeat([[1], [2]], 7, axis=1))
 
 
+@pytest.mark.parametrize(("symbol", "count"), [("nodes", 3), ("D", 3), ("N", 8), ("batch_frames", 8), ("unk__1", 8)])
+@pytest.mark.parametrize("suffix", ["npz", "npy"])
+def test_each_of_several_files_is_a_run_where_axis_0_is_no_batch(
+    tmp_path: Path, symbol: str, count: int, suffix: str
+) -> None:
+    value = ValueInfo("x", TensorProto.FLOAT, (symbol, 3))
+    for k, size in enumerate((3, 4, 1)):
+        path = tmp_path / f"{k}.{suffix}"
+        if suffix == "npz":
+            np.savez(path, x=rows(size))
+        else:
+            np.save(path, rows(size))
+    dataset = load_data(tmp_path, [value])
+    assert len(dataset) == count
+    assert dataset[0]["x"].shape == (3 if count == 3 else 1, 3)
+    # Of a single file nothing else tells the samples.
+    assert len(load_data(tmp_path / f"0.{suffix}", [value])) == 3
+
+
 def test_a_folder_for_each_input(tmp_path: Path) -> None:
     for k in (1, 2, 10):
         for name, array in (("x", np.full((1, 3), k, np.float32)), ("ids", np.full((1, k), k))):

@@ -253,6 +253,13 @@ def test_what_another_placement_would_gain_stands_in_the_alarm_that_nothing_is_q
     assert replace(both, left_float=()).alarms()[0].startswith("everything was refused: ")
 
 
+@pytest.mark.parametrize("left", [(), (LeftFloat("a", "left float by rule node=*", "configuration", "F101"),)])
+def test_an_alarm_blames_no_speed_where_there_was_nothing_to_choose(left: tuple[LeftFloat, ...]) -> None:
+    text = "the model has no operator for it, or rules leave them float: nothing was quantized, "
+    text += "and the result computes what the model did"
+    assert replace(GOOD, pairs=0, left_float=left).alarms() == (text,)
+
+
 def test_an_alarm_names_the_reason_where_it_is_known() -> None:
     slow = replace(GOOD, latency=model.LatencyRatio(float_ms=1.0, int8_ms=2.0, reason="no VNNI"))
     assert slow.alarms()[0] == "the quantized model is slower than the float one: no VNNI"

@@ -51,6 +51,7 @@ from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.convert import inline_functions
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.integer_operators import read_integer_operators
+from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.progress import Progress, silent
 from onnxq.sites import Cautions, Names, UnquantizedNodes, drop_repeats
 
@@ -183,8 +184,12 @@ def _check_device(engine: Engine, result: BuildResult, request: ProveRequest) ->
     """Raise ConfigError where the library does not build for the device that was asked for."""
     if result.state is BuildState.NO_CAPABILITY:
         given = ", ".join(f"{name} {value}" for name, value in engine.options.items())
-        subject = given or f"compute capability {request.options.compute_capability}"
-        raise ConfigError(subject, result.reason, "choose one of these", code="Q304")
+        raise ConfigError(
+            given or f"compute capability {request.options.compute_capability}",
+            result.reason,
+            "choose one of these",
+            code="Q304",
+        )
 
 
 def _measure_cost(
@@ -194,12 +199,13 @@ def _measure_cost(
     dataset = request.dataset
     if dataset is None:
         return None
-    proto = add_libraries(model, request.runtime.libraries)
-    nodes = frozenset(one.node for one in weights if one.saturates)
     with request.progress("counting sums that saturate", len(dataset)) as task:
-        samples = dataset.samples()
         found = measure_saturation(
-            proto, samples, nodes=nodes, threads=request.options.threads, on_sample=task.advance
+            add_libraries(model, request.runtime.libraries),
+            dataset.samples(),
+            nodes=frozenset(one.node for one in weights if one.saturates),
+            threads=request.options.threads,
+            on_sample=task.advance,
         )
     return replace(found, data=dataset.describe(), synthetic=dataset.synthetic)
 
@@ -209,16 +215,18 @@ def choose_engine(proto: onnx.ModelProto, capability: str | None) -> tuple[Engin
 
     capability: the device that was asked for; only one engine builds for a device that is not there.
     """
-    usual = find_usual_engine()
     if capability is not None:
-        return usual, "a compute capability was given"
+        return find_usual_engine(), "a compute capability was given"
     plan = read_plan_note(proto)
     if plan is None:
-        return usual, "the default: the file holds no plan"
+        integers = any(node.op_type in INTEGER_OPERATORS for node in proto.graph.node)
+        reason = (
+            "no plan, but integer operators" if integers else "the default: the file holds no plan"
+        )
+        return find_usual_engine(integers=integers), reason
+    reason = f"the plan in the file is for {plan.target}"
     engines = find_backend(plan.target).engines
-    if not engines:
-        return usual, f"the default: the plan in the file is for {plan.target}"
-    return engines[0], f"the plan in the file is for {plan.target}"
+    return (engines[0], reason) if engines else (find_usual_engine(), f"the default: {reason}")
 
 
 def _check_saturation(engine: Engine, request: ProveRequest) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
 import onnxq
 from onnxq.engines.prove import prove
@@ -40,6 +41,16 @@ def test_the_plan_in_the_file_says_which_engine(quantized: dict[str, onnx.ModelP
     for entry in broken.metadata_props:
         entry.value = "{"
     assert choose_engine(broken, None) == (RTX, "the default: the file holds no plan")
+
+
+@pytest.mark.parametrize("wanted", [QuantType.QInt8, QuantType.QUInt8])
+def test_operators_on_integers_without_a_plan_are_proved_where_they_run(tmp_path: Path, wanted: QuantType) -> None:
+    onnx.save(residual(), tmp_path / "float.onnx")
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "m.onnx", weight_type=wanted)
+    model = onnx.load(tmp_path / "m.onnx")
+    assert "DynamicQuantizeLinear" in [node.op_type for node in model.graph.node]
+    assert choose_engine(model, None) == (ORT, "no plan, but integer operators")
+    assert choose_engine(model, "8.9") == (RTX, "a compute capability was given")
 
 
 def test_prove_goes_by_it_and_says_so(quantized: dict[str, onnx.ModelProto], tmp_path: Path) -> None:
