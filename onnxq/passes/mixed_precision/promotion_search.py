@@ -41,6 +41,8 @@ _STEPS = 8
 # The noise of each part, of which there are hundreds, is measured on so many samples, which take so long by prediction.
 _SAMPLES = 8
 _MOST_MICROSECONDS = 6e8
+# For each value of each tensor: what no engine has in integers, such as InstanceNorm, and pairs that round.
+_VALUE_MICROSECONDS = 1e-3
 _KEPT = "integers"
 # Noise of nothing, where logarithms are taken. Proposals up to what failed.
 _LEAST_NOISE = 1e-12
@@ -147,6 +149,7 @@ class PromotionSearch:
         cut = CutProblem(self.state.problem.ops)
         costs = map(cut.compute_costs, self.state.problem.costs.values())
         run = max((cut.time_us(kind, frozenset()) for kind in costs), default=0.0)
+        run += _VALUE_MICROSECONDS * sum(map(math.prod, self.state.problem.ops.shapes.values()))
         # Of each operator the weight and about one tensor.
         whole = max(2 * self.count * run, 1.0)
         return int(min(_SAMPLES, _MOST_MICROSECONDS / whole))

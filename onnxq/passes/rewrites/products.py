@@ -374,9 +374,10 @@ def _write_out_transposed(edit: Edit, node: NodeRef) -> Iterator[str]:
     blocks, rest = np.divmod(kernel - strides - before - after + padding, step)
     if rest.any() or (strides != step).any():
         return
-    taps = [_spread_taps(size, step, int(pad)) for size, pad in zip(kernel, before, strict=True)]
-    weight = np.einsum(_SPREADS[rank], *(tap.spread for tap in taps), op.weight, optimize=True)
-    pads = (*(tap.before for tap in taps), *blocks + [tap.after for tap in taps])
+    each = (_spread_taps(size, step, pad) for size, pad in zip(kernel, before, strict=True))
+    spreads, fronts, backs = zip(*each, strict=True)
+    weight = np.einsum(_SPREADS[rank], *spreads, op.weight, optimize=True)
+    pads = (*fronts, *blocks + backs)
     if min(pads) < 0 or weight.size > _MOST_ZEROS * op.weight.size:
         return
     biased = op.bias.any()
@@ -405,22 +406,13 @@ def _join_places(edit: Edit, node: NodeRef, rank: int, step: int, channels: int)
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Taps:
-    """Along one axis of a ConvTranspose: how its values are taps of a Conv for each place in a block.
+def _spread_taps(kernel: int, step: int, before: int) -> tuple[Mask, int, int]:
+    """Along one axis: how values of a transposed kernel are taps of a Conv, [places, taps, kernel], and its two pads.
 
-    spread: [places, taps, kernel]. before, after: the Conv's pads.
+    before: the ConvTranspose's pad in front.
     """
-
-    spread: Mask
-    before: int
-    after: int
-
-
-def _spread_taps(kernel: int, step: int, before: int) -> _Taps:
-    """The taps of a kernel of this size. before: the ConvTranspose's pad in front."""
     offsets, between = np.divmod(np.arange(step)[:, None] + before - np.arange(kernel), step)
     reached = between == 0
     first, last = int(offsets[reached].min()), int(offsets[reached].max())
     taps = np.arange(first, last + 1)[:, None]
-    return _Taps(reached[:, None] & (offsets[:, None] == taps), -first, last)
+    return reached[:, None] & (offsets[:, None] == taps), -first, last

@@ -297,8 +297,11 @@ def test_where_half_of_the_operators_would_not_do_nothing_is_and_the_blame_is_to
     assert len(done.plan.sites) == len(unhappy(3, skip=(*BALANCED.skip, "promotion")).plan.sites)
 
 
-def test_a_network_that_is_slow_is_searched_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.passes.mixed_precision.promotion_search._MOST_MICROSECONDS", 0.0)
+@pytest.mark.parametrize(("figure", "value"), [("_MOST_MICROSECONDS", 0.0), ("_VALUE_MICROSECONDS", 1e9)])
+def test_a_network_that_is_slow_is_searched_only_if_asked(
+    monkeypatch: pytest.MonkeyPatch, figure: str, value: float
+) -> None:
+    monkeypatch.setattr(f"onnxq.passes.mixed_precision.promotion_search.{figure}", value)
     account = unhappy.__wrapped__(6).report.promotion
     assert (account.met, account.steps) == (False, ())
     assert "`min_sqnr=10`" in account.note
