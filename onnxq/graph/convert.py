@@ -7,7 +7,6 @@ from itertools import chain, starmap
 from zlib import crc32
 
 import numpy as np
-import onnx
 import onnx.inliner
 import onnx.shape_inference
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, parser
@@ -16,9 +15,10 @@ from onnxq.errors import ModelError
 from onnxq.graph.base import RANDOM_OPS
 from onnxq.graph.index import find_opset
 from onnxq.graph.light import keep_weights
-from onnxq.graph.load import check_structure, declare_opset
+from onnxq.graph.load import check_structure
 from onnxq.graph.names import assign_names, choose_name, list_names, name_nodes
 from onnxq.graph.scopes import (
+    declare_opset,
     keep_named,
     label_node,
     list_defined,

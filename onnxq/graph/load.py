@@ -17,6 +17,7 @@ from onnxq.graph.index import find_opset
 from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStore, strip_weights
 from onnxq.graph.scopes import (
     OWN_DOMAINS,
+    declare_opset,
     drop_named,
     label_node,
     map_stored,
@@ -424,15 +425,6 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
             f"{cause}; it declares opset {opset} now, at which all its operators are the same",
         ),
     )
-
-
-def declare_opset(proto: ModelProto, opset: int) -> None:
-    """Write an opset of ONNX's own operators into a model, in place, and the IR version that it needs."""
-    for entry in proto.opset_import:
-        if entry.domain in OWN_DOMAINS:
-            entry.version = opset
-    needed = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
-    proto.ir_version = max(proto.ir_version, needed)
 
 
 def _find_version(op_type: str, opset: int) -> int:

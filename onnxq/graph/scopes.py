@@ -14,6 +14,7 @@ from onnx import (
     NodeProto,
     SparseTensorProto,
     TensorProto,
+    helper,
 )
 
 from onnxq.errors import ModelError
@@ -25,6 +26,15 @@ H = TypeVar("H", bound=Hashable)
 # Both are names of ONNX's own domain.
 OWN_DOMAINS = ("", "ai.onnx")
 ScopedGraphs = Iterator[tuple[str, GraphProto]]
+
+
+def declare_opset(proto: ModelProto, opset: int) -> None:
+    """Write an opset of ONNX's own operators into a model, in place, and the IR version that it needs."""
+    for entry in proto.opset_import:
+        if entry.domain in OWN_DOMAINS:
+            entry.version = opset
+    needed = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
+    proto.ir_version = max(proto.ir_version, needed)
 
 
 def iterate_subgraphs(node: NodeProto) -> ScopedGraphs:
