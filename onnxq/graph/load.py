@@ -180,9 +180,12 @@ def _check_inputs(proto: ModelProto) -> None:
     written = {name for node in proto.graph.node for name in node.output}
     for value in proto.graph.input:
         if value.name in written:
-            cause = "has the name of a tensor that a node writes"
-            fix = "give the input another name in the export"
-            raise ModelError(f"input {value.name!r}", cause, fix, code="Q103")
+            raise ModelError(
+                f"input {value.name!r}",
+                "has the name of a tensor that a node writes",
+                "give the input another name in the export",
+                code="Q103",
+            )
         kind = value.type.WhichOneof("value")
         if kind in (None, "tensor_type") and not value.type.tensor_type.elem_type:
             fix = "declare its element type, or export it again"

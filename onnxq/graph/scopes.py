@@ -32,7 +32,7 @@ def declare_opset(proto: ModelProto, opset: int) -> None:
     """Write an opset of ONNX's own operators into a model, in place, and the IR version that it needs."""
     for entry in proto.opset_import:
         if entry.domain in OWN_DOMAINS:
-            entry.version = opset
+            entry.CopyFrom(helper.make_opsetid(entry.domain, opset))
     needed = helper.find_min_ir_version_for(proto.opset_import, ignore_unknown=True)
     proto.ir_version = max(proto.ir_version, needed)
 
