@@ -193,15 +193,15 @@ class CpuCosts:
         """As `MachineCosts` has it: QuantizeLinear, and the change from NCHWc to NHWC behind a Conv."""
         n = costs.UNKNOWN_ELEMENTS if elements is None else elements
         pairs = self.pairs
-        layout = (pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3) * from_conv
-        scale = (pairs.dynamic_launch + n * pairs.dynamic_ns / 1e3) * dynamic
+        layout = pairs.from_conv_launch + n * pairs.from_conv_ns / 1e3 if from_conv else 0.0
+        scale = pairs.dynamic_launch + n * pairs.dynamic_ns / 1e3 if dynamic else 0.0
         return pairs.q_launch + n * pairs.q_ns / 1e3 + layout + scale
 
     def predict_dequantize(self, elements: int | None, *, to_conv: bool = False) -> float:
         """As `MachineCosts` has it: DequantizeLinear, and the change from NHWC to NCHWc before a Conv."""
         n = costs.UNKNOWN_ELEMENTS if elements is None else elements
         pairs = self.pairs
-        layout = (pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3) * to_conv
+        layout = pairs.to_conv_launch + n * pairs.to_conv_ns / 1e3 if to_conv else 0.0
         return pairs.dq_launch + n * pairs.dq_ns / 1e3 + layout
 
     def predict_node(self, case: OpCase) -> Cost:
@@ -327,7 +327,7 @@ def _compute_moves_cost(case: OpCase, cpu: CpuCosts) -> Cost:
         shape = max(shapes, key=math.prod, default=None)
     elements = costs.UNKNOWN_ELEMENTS if shape is None else math.prod(shape)
     channels = shape[1] if shape and len(shape) > 2 else INT8_BLOCK
-    taps = math.prod(case.kernel) if row.taps and case.kernel else 1
+    taps = math.prod(case.kernel) if row.taps else 1
     pixel_ns = (row.pixel_ns + row.odd_pixel_ns * (channels % INT8_BLOCK != 0)) / max(channels, 1)
     float_ns = row.float_ns + row.odd_ns * (channels % cpu.conv.block != 0)
     float_us = row.float_us + elements * taps * float_ns / 1e3
@@ -347,7 +347,7 @@ def conv_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
     conv = cpu.conv
     cout, per_group, *kernel = weight
     # An unknown size is taken for a small map.
-    batch, _, *spatial = case.output or (1, cout, *(7 for _ in kernel))
+    batch, _, *spatial = case.output or (1, cout, *[7] * len(kernel))
     cin = per_group * case.group
     strides = case.strides or (1,) * len(kernel)
     pixels = batch * math.prod(spatial)
@@ -363,9 +363,9 @@ def conv_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
         float_us, int8_us = _compute_grouped_us(pixels, cin, cout, case.group, taps, conv)
     written = pixels * cout
     read = pixels * cin * skip
-    image = conv.int8_image_ns * read * (1 < cin <= 4)
-    volume = conv.volume_tap_ns * pixels * taps * (len(kernel) > 2)
-    clip = conv.clip_ns * written * (case.activation == "Clip")
+    image = conv.int8_image_ns * read if 1 < cin <= 4 else 0.0
+    volume = conv.volume_tap_ns * pixels * taps if len(kernel) > 2 else 0.0
+    clip = conv.clip_ns * written if case.activation == "Clip" else 0.0
     return Cost(
         conv.launch + float_us + (conv.cold_ns * (read + written) + clip) / 1e3,
         conv.int8_launch + int8_us + (conv.int8_cold_ns * (read + written) + image + volume) / 1e3,
@@ -440,7 +440,7 @@ def _compute_dense_int8_ns(cin: int, cout: int, taps: int, conv: ConvCosts) -> f
     """Nanoseconds of one output pixel."""
     macs = round_up(cin * taps, 4) * round_up(cout, INT8_BLOCK) / conv.int8_gmacs
     tap_ns = conv.int8_gather_ns + interpolate(conv.int8_in_tap_ns, cin)
-    gather = taps * tap_ns * (taps > 1)
+    gather = taps * tap_ns if taps > 1 else 0.0
     small = interpolate(conv.int8_in_ns, cin) + interpolate(conv.int8_out_ns, cout)
     return macs + gather + conv.int8_channel_ns * (cin + cout) + small
 

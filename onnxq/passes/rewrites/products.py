@@ -354,8 +354,8 @@ def _write_out_transposed(edit: Edit, node: NodeRef) -> Iterator[str]:
         return
     channels, *kernel = op.weight.shape[1:]
     rank = len(kernel)
-    ones, none = (1,) * rank, (0,) * rank
-    sizes = {"strides": ones, "output_padding": none, "pads": none + none}
+    ones = (1,) * rank
+    sizes = {"strides": ones, "output_padding": (0,) * rank, "pads": (0, 0) * rank}
     plain = {"auto_pad": "NOTSET", "dilations": ones, "group": 1, "kernel_shape": tuple(kernel)}
     # As text: attributes of other types, which are left to ONNX Runtime's checks, may be arrays.
     changed = any(

@@ -106,8 +106,9 @@ class SequentialRounding:
             for kind, count in operators.items()
         ]
         if self.thin:
-            reason = f"samples show fewer than {FEWEST_POSITIONS} positions"
-            lines.append(f"{len(self.thin)} left as calibrated: {reason}")
+            lines.append(
+                f"{len(self.thin)} left: samples show fewer than {FEWEST_POSITIONS} positions"
+            )
         return tuple(lines)
 
 
