@@ -241,7 +241,7 @@ class Capability:
     shape: Callable[[Shape, QuantSpec], CauseAndFix | None] = lambda _, __: None
     # The lowest opset that has such pairs.
     opset: int = 13
-    # Price of the spec, for people.
+    # Price of the spec, for people; {op} stands for the operator.
     warning: str = ""
 
     def accepts_spec(self, spec: QuantSpec) -> bool:

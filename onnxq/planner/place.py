@@ -344,8 +344,9 @@ class Placer:
         row = self.target.capability(spec, role, op.node.op_type)
         if row is not None:
             self.out.opset = max(self.out.opset, row.opset)
-            if row.warning and row.warning not in self.out.warnings:
-                self.out.warnings.append(Caution("W104", row.warning))
+            warning = row.warning.replace("{op}", op.node.op_type)
+            if warning and warning not in self.out.warnings:
+                self.out.warnings.append(Caution("W104", warning))
         reason = op.rule.why
         if match.rule is not None:
             self.out.rules.setdefault(site, match.rule)

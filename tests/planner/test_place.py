@@ -219,6 +219,12 @@ def test_specs_beyond_int8_raise_the_opset_and_tell_their_price(wish: dict, opse
     assert [(line.code, str(line)[: len(warning)]) for line in plan.warnings] == [("W104", warning)] * bool(warning)
 
 
+def test_the_price_of_a_weight_alone_names_its_operator() -> None:
+    proto = network(f"g ({MAP} x) => ({MAP} y) {{ y = Conv(x, w) }}", w=POINT)
+    (line,) = draft(proto, mode="weight-only").default().warnings
+    assert line.startswith("ORT has no weight-only kernel for Conv: its weights")
+
+
 def test_the_rule_that_asked_is_told_with_the_spec() -> None:
     wish = {"tensor": "x", "set": {"bits": 6, "quantize": True}}
     plan = draft(network(GEMM, **GEMM_WEIGHTS), wish, FORCE).default()

@@ -220,18 +220,12 @@ WEIGHT_ONLY = (
     _matmul(bits=(2,), storage=("int2", "uint2"), opset=25),
     _matmul(bits=_NARROW),
     _weight(
-        ops=("Conv", "ConvTranspose", "Gemm"),
+        ops=("Conv", "ConvTranspose", "Gemm", "LSTM", "GRU"),
         bits=_NARROW,
-        warning="ORT has no weight-only kernel for Conv, ConvTranspose and Gemm: their weights are dequantized at "
-        "every run, a smaller file for a slower model",
-    ),
-    *_TABLES,
-    _weight(
-        ops=("LSTM", "GRU"),
-        bits=_NARROW,
-        warning="ORT has no weight-only kernel for LSTM and GRU: their weights are dequantized at every run, "
+        warning="ORT has no weight-only kernel for {op}: its weights are dequantized at every run, "
         "a smaller file for a slower model",
     ),
+    *_TABLES,
 )
 
 _NO_FORM = {
