@@ -84,9 +84,9 @@ def list_tiles(record: ReportRecord) -> Iterator[tuple[str, str]]:
     if record.speed is not None:
         yield "the speed of float", f"{record.speed:.2f}x"
     if record.quantized_bytes:
-        ratio = record.source_bytes / record.quantized_bytes
+        share = record.quantized_bytes / record.source_bytes
         yield (
-            f"of {format_bytes(record.source_bytes)}, {ratio:.1f}x smaller",
+            f"{share:.0%} of {format_bytes(record.source_bytes)}",
             format_bytes(record.quantized_bytes),
         )
     for dtype, count in record.types.items():
