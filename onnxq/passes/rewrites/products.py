@@ -330,15 +330,17 @@ def part_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
 def write_out_upsampling(ctx: RunContext, state: FloatState) -> FloatStep:
     """Write out each ConvTranspose for integers, but for those that a rule leaves float, where it would be slower."""
     edit = Edit(state.model)
-    requests = Requests(ctx.config, edit.index)
+    index = edit.index
+    nodes = [node for node in index.nodes if node.is_onnx("ConvTranspose")]
     changed: list[str] = []
-    for node in edit.index.nodes:
-        weight = edit.index.find_input(node, 1) if node.is_onnx("ConvTranspose") else None
-        if weight is None:
-            continue
-        rule = requests.match(Role.WEIGHT, weight, [node]).rule
-        if rule is None or not rule.set.float:
-            changed.extend(_write_out_transposed(edit, node))
+    # Most networks have none, and rules that name a path walk through the graph.
+    if not nodes:
+        return edit.finish_pass(state, "upsampling", changed)
+    requests = Requests(ctx.config, index)
+    for node in nodes:
+        reads = zip((Role.ACTIVATION, Role.WEIGHT), index.list_reads(node), strict=False)
+        if requests.find_float_rule(node, reads) is None:
+            changed += _write_out_transposed(edit, node)
     return edit.finish_pass(state, "upsampling", changed)
 
 

@@ -308,7 +308,9 @@ def test_what_enlarges_by_its_stride_is_a_conv_and_a_depth_to_space(nodes: str, 
     assert "QLinearConv" in {node.op_type for node in optimize_graph(result.model).graph.node}
 
 
-@pytest.mark.parametrize("asked", [{"node": "y/ConvTranspose"}, {"op": "ConvTranspose"}])
+@pytest.mark.parametrize(
+    "asked", [{"node": "y/ConvTranspose"}, {"op": "ConvTranspose"}, {"tensor": "x"}, {"role": "activation"}]
+)
 def test_a_transposed_convolution_that_a_rule_leaves_float_stays_one(asked: dict[str, str]) -> None:
     text = "g (float[1,64,6,8] x) => (float[1,32,12,16] y) { y = ConvTranspose<strides=[2,2], pads=[1,1,1,1]>(x, v) }"
     model = parse(text, **random_weights({"v": (64, 32, 4, 4)}))
