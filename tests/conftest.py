@@ -45,9 +45,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "onnxq"))
 def quicken_commands() -> Iterator[None]:
     """Commands run in this process stay silent however slow the machine is, where a test does not ask for progress.
 
-    Latencies are measured in three rounds, not until they are stable, which small models never are.
+    Latencies are measured in three rounds, not until they are stable, which small models never are. Files need not
+    survive a crash of the system: to wait for the disk takes longer than some tests.
     """
     with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
         monkeypatch.setattr("onnxq.report.live.PATIENCE", 3600.0)
         monkeypatch.setattr("onnxq.runtime.timing._MOST_ROUNDS", 3)
         yield

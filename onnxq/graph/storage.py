@@ -160,7 +160,8 @@ class _Omission:
 
 
 def _holds_value(node: NodeProto, attr: AttributeProto) -> bool:
-    return node.op_type == "Constant" and attr.name == "value"
+    # A damaged one may have no output to be called by.
+    return node.op_type == "Constant" and attr.name == "value" and bool(node.output)
 
 
 def locate_tensors(

@@ -188,6 +188,10 @@ FAULTS: dict[str, tuple[Callable[[ModelProto], object], str]] = {
         lambda m: setattr(m.graph.initializer[0], "raw_data", b"1234"),
         r"'w': .*needs 8000 bytes, 4 are stored \[Q105\]",
     ),
+    "a constant of no name": (
+        lambda m: m.graph.node.append(helper.make_node("Constant", [], [], value=m.graph.initializer[0])),
+        "Constant.*zero output",
+    ),
     "a deprecated operator": (
         lambda m: m.CopyFrom(model(DEPRECATED, opset=18, s=np.ones(2, np.float32))),
         "deprecated(.|\n)*export it at another opset",

@@ -315,7 +315,7 @@ def part_gemms(edit: Edit, node: NodeRef) -> Iterator[str]:
         edit.set_constant(node.make_edge(2), bias * bias.dtype.type(beta))
         edit.set_attrs(node, {"beta": None})
         yield f"{node.name}: a bias without a factor"
-    elif beta == 1.0 and weight is not None and addend is not None:
+    elif beta == 1.0 and weight is not None and weight.ndim == 2 and addend is not None:
         columns = weight.shape[0 if node.is_transposed else 1]
         if bias is None or bias.size != columns or bias.shape[-1:] != (columns,):
             edit.append(node, [("Add", (addend.name,), {})])

@@ -267,10 +267,11 @@ def test_a_gemm_is_a_product_and_one_bias_a_column(gemm: str, inputs: int, behin
     assert not result.report.refusals
 
 
-def test_a_factor_of_another_type_is_left_to_onnx_runtime() -> None:
+@pytest.mark.parametrize(("weight", "attributes"), [((8, 8), {"beta": [0.5, 0.5]}), ((8,), {})])
+def test_a_gemm_that_is_no_gemm_is_left_to_onnx_runtime(weight: tuple[int, ...], attributes: dict[str, object]) -> None:
     text = "g (float[3,8] x) => (float[3,8] y) { y = Gemm(x, w, b) }"
-    before = infer_shapes(parse(text, **random_weights({"w": (8, 8), "b": (8,)})))
-    before.graph.node[0].attribute.append(helper.make_attribute("beta", [0.5, 0.5]))
+    before = infer_shapes(parse(text, **random_weights({"w": weight, "b": (8,)})))
+    before.graph.node[0].attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
     with pytest.raises(OnnxqError):
         quantize(before, random_weights({"x": (4, 3, 8)}))
 
