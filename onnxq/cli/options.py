@@ -34,7 +34,7 @@ ARGUMENTS = {
 _PARAMETER = re.compile(r"`(\w+)=([^`]*)`")
 
 
-class Parsed(click.ParamType[Any]):
+class Parsed(click.ParamType):  # type: ignore[type-arg]
     """A value that `parse` reads. It raises ValueError, in words for people, for text that does not fit."""
 
     name = "value"
