@@ -272,7 +272,8 @@ def test_modules_without_a_forward_in_python_are_refused():
     plain = nn.Sequential(nn.Linear(8, 8)).eval()
     with pytest.raises(ModelError, match="_orig_mod"):
         QuantModel(torch._dynamo.OptimizedModule(plain, torch._dynamo.disable()))
-    with pytest.warns(DeprecationWarning, match="script"), pytest.raises(ModelError, match=r"TorchScript.*\[Q123\]"):
+    deprecation = (DeprecationWarning, FutureWarning)
+    with pytest.warns(deprecation, match="script"), pytest.raises(ModelError, match=r"TorchScript.*\[Q123\]"):
         QuantModel(torch.jit.script(plain))
 
 
