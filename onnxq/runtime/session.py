@@ -288,7 +288,8 @@ class Session:
             values = self._session.run(names, ready)
         except list_faults() as error:
             raise explain_run_failure(error, self._label, nodes=self._nodes) from error
-        return dict(zip(names, values, strict=True))
+        # ONNX Runtime 1.23, the newest for Python 3.10, frees the memory of outputs that are inputs.
+        return {name: ready.get(name, value) for name, value in zip(names, values, strict=True)}
 
     def _check(self, feeds: Feeds) -> None:
         """Name missing, unknown and wrongly typed inputs, which ORT reports without a name."""

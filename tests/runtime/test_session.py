@@ -158,6 +158,15 @@ def test_importing_the_room_does_not_load_onnxruntime() -> None:
     assert done.stdout.strip() == "False"
 
 
+def test_an_output_that_is_an_input_outlasts_the_session() -> None:
+    """ONNX Runtime 1.23 hands out memory that the next session takes."""
+    text = "g (float[N,64] x) => (float[N,64] x, float[N,64] y) { y = Relu(x) }"
+    outputs = Session(parse_text(text)).run({"x": np.ones((3, 64), np.float32)})
+    others = [Session(parse_text(text)).run({"x": np.zeros((3, 64), np.float32)}) for _ in range(8)]
+    assert outputs["x"].min() == 1
+    assert len(others) == 8
+
+
 # ---- Options of sessions: quiet, without spinning, as optimized and as thrifty as asked for.
 
 LEVEL = onnxruntime.GraphOptimizationLevel
