@@ -85,8 +85,6 @@ Shapes = Mapping[TensorId, Shape]
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN")
 # For operators of ONNX Runtime's own, whose weights no rule reaches.
 REMEDY = "quantize the model before it is optimized for ORT"
-# Of operators whose data lies in blocks of the channels that a vector of the CPU holds.
-_BLOCKED = "com.microsoft.nchwc"
 
 
 class Output(str, Enum):
@@ -405,14 +403,12 @@ class Target:
 
     def without_kernel(self, node: NodeRef) -> Unquantized | None:
         """Why no node of this operator is quantized, as a reason for the node; None where one may be."""
-        if is_custom(node):
-            kind = f"{node.op_type} of {node.domain}" if node.domain else node.op_type
-            reason = f"{kind} is a custom operator: only its library knows what it computes"
-            if node.domain == _BLOCKED:
-                reason = f"{kind} has its weight in blocks for one CPU: {REMEDY}"
-            return LeftFloat(node.name, reason, "custom-operator", "F108")
         name = name_operator(node)
         cause = self.no_kernel.get(name)
+        if cause is None and is_custom(node):
+            kind = f"{node.op_type} of {node.domain}" if node.domain else node.op_type
+            reason = f"{kind} is a custom operator: only its library knows what it computes"
+            return LeftFloat(node.name, reason, "custom-operator", "F108")
         if cause is None and name in self.no_gain:
             return LeftFloat(node.name, self.no_gain[name], "no-kernel")
         if name in WEIGHTED_OPS and not any(name in rule.ops for rule in self.rules):

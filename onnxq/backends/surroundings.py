@@ -28,6 +28,8 @@ FUSED_PRODUCTS: Mapping[str, str] = {
         "FusedMatMul",
         "GemmFastGelu",
         "MoE",
+        # In blocks of the channels that a vector of the CPU holds.
+        "nchwc.Conv",
     )
 }
 _LAYOUTS = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Slice")

@@ -53,19 +53,18 @@ def augment_sample(feeds: Arrays) -> tuple[Feeds, ...]:
     for transforms in _TRANSFORMS:
         sample = dict(feeds)
         for name, axes in spatial.items():
+            value = np.asarray(sample[name])
             for transform in transforms:
-                sample[name] = transform(np.asarray(sample[name]), axes)
+                value = transform(value, axes)
             # Flips and rotations are views with negative strides.
-            sample[name] = np.ascontiguousarray(sample[name])
+            sample[name] = np.ascontiguousarray(value)
         augmented.append(sample)
     return tuple(augmented)
 
 
 def _find_spatial_axes(value: Array) -> Axes | None:
     """Find the axes of height and width; None if the array is no image."""
-    if value.ndim != 4 or value.dtype.kind not in "fiu" or not value.size:
-        return None
-    if value.dtype.kind == "f" and not are_finite(value):
+    if not (value.ndim == 4 and value.dtype.kind in "fiu" and value.size and are_finite(value)):
         return None
     for channel, axes in ((1, (2, 3)), (3, (1, 2))):
         if value.shape[channel] in CHANNELS and min(value.shape[k] for k in axes) >= _SMALLEST:
@@ -215,7 +214,8 @@ _OTHER_SIZE = 16
 
 
 # Tried in turn for all guessed axes together if the model does not run with the guesses. 0: caches of no tokens;
-# some decoders take one token alone behind others.
+# some decoders take one token alone behind others. Not those that make an input of more values than these.
+_MOST_VALUES = 2**24
 _OTHER_GUESSES = (0, 32, 48, 64, 128, 256, 512, 1024, 224, 320, 640, 8, 4, 2, 1)
 
 
@@ -334,8 +334,13 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: MaybeTensor) -> Va
 def _find_running(draw: Callable[[int | None, bool], Dataset], session: Session) -> Dataset:
     """Find the first dataset whose first sample the model can run."""
     failures: dict[object, str] = {}
+    opened = max(
+        (sum(not isinstance(dim, int) for dim in (v.shape or ())[1:]) for v in session.inputs),
+        default=0,
+    )
+    guesses = [guess for guess in _OTHER_GUESSES if guess**opened <= _MOST_VALUES]
     # An axis may be another one than that whose length an input tells: such a length is 0 or 1 in the end.
-    for guess in product((None, *_OTHER_GUESSES), (True, False)):
+    for guess in product((None, *guesses), (True, False)):
         dataset = draw(*guess)
         # Of an If decoder every second sample runs the other branch. Without one, or lengths, guesses are alike.
         count = min(2, len(dataset)) if find_decoder(session.inputs) else 1
@@ -374,10 +379,8 @@ def _choose_size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int 
     if isinstance(dim, int):
         return dim
     key = name_axis(value, axis)
-    if key not in sizes:
-        guess = _guess_size(value, axis, key.lower())
-        sizes[key] = guess if not other or guess == 1 else other
-    return sizes[key]
+    guess = _guess_size(value, axis, key.lower())
+    return sizes.setdefault(key, guess if not other or guess == 1 else other)
 
 
 def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
@@ -390,9 +393,7 @@ def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
             return size
     if rank == 4:
         channels_last = (value.shape or ())[-1] in CHANNELS
-        if axis == (3 if channels_last else 1):
-            return 3
-        return _IMAGE_SIDE
+        return 3 if axis == (3 if channels_last else 1) else _IMAGE_SIDE
     return 32 if rank == 2 and classify_input(value) == "int" else _OTHER_SIZE
 
 

@@ -99,10 +99,9 @@ def load_model(source: ModelSource, *, lazy: bool = False, attribute: str = "") 
         proto = deepcopy(source)
         path = None
         subject = "the model"
-        loose = next((tensor.name for tensor in walk_tensors(proto) if is_external(tensor)), None)
-        if loose is not None:
+        for tensor in filter(is_external, walk_tensors(proto)):
             cause = "its data lies in another file, which a ModelProto cannot find"
-            raise ModelError(f"tensor {loose!r}", cause, "give the path", code="Q106")
+            raise ModelError(f"tensor {tensor.name!r}", cause, "give the path", code="Q106")
         size = proto.ByteSize()
     else:
         path = Path(source)
@@ -114,8 +113,12 @@ def load_model(source: ModelSource, *, lazy: bool = False, attribute: str = "") 
             read = load_external(proto, path)
         size = path.stat().st_size + sum(read.values())
         files = (path, *read)
-    # Before the checker, which refuses nodes out of order and of domains that are not imported.
+    # Before the checker, which refuses nodes out of order, domains that are not imported, and a key twice.
     imports = _settle_imports(proto)
+    # Of two entries of one key ORT takes the last.
+    replace_items(
+        proto.metadata_props, {entry.key: entry for entry in proto.metadata_props}.values()
+    )
     _check_versions(proto, subject)
     check_tensors(proto, subject)
     _check_inputs(proto)
@@ -260,9 +263,7 @@ def _parse_model(data: bytes, path: Path) -> ModelProto:
         raise ModelError(path, cause, "copy or export it again", code="Q102") from error
     if (
         # protobuf takes what it does not know for unknown fields, and so reads other messages.
-        not proto.HasField("graph")
-        or not proto.ir_version
-        or not (proto.graph.node or proto.graph.output)
+        not proto.ir_version or not (proto.graph.node or proto.graph.output)
     ):
         cause = "is a protobuf file but not an ONNX model"
         raise ModelError(path, cause, "give the .onnx of the network", code="Q102")
@@ -349,30 +350,28 @@ def _settle_imports(proto: ModelProto) -> Cautions:
         if node.domain == "ai.onnx":
             node.domain = ""
     missing = sorted({node.domain for node in walk_nodes(proto.graph)} - {"", *versions})
-    added = [helper.make_opsetid(domain, _find_newest(domain)) for domain in missing]
-    doubled = len(versions) < len(proto.opset_import)
-    if doubled or added:
-        replace_items(proto.opset_import, [*versions.values(), *added])
-    texts = []
-    if doubled:
-        texts.append(
-            "a domain was imported in two versions; the last one stays, as ONNX Runtime reads it"
+    # The newest version that onnx knows; 1 of domains that it does not.
+    added = (
+        helper.make_opsetid(
+            domain,
+            max((s.since_version for s in defs.get_all_schemas() if s.domain == domain), default=1),
         )
-    if added:
-        texts.append(f"{', '.join(missing)} was not imported; it is now, as ONNX Runtime reads it")
-    return tuple(Caution("W113", text) for text in texts)
-
-
-def _find_newest(domain: str) -> int:
-    """The newest version of a domain that onnx knows, 1 of others."""
-    known = (schema.since_version for schema in defs.get_all_schemas() if schema.domain == domain)
-    return max(known, default=1)
+        for domain in missing
+    )
+    doubled = len(versions) < len(proto.opset_import)
+    replace_items(proto.opset_import, [*versions.values(), *added])
+    texts = {
+        "a domain was imported in two versions; the last one stays, as ONNX Runtime reads it": doubled,
+        f"{', '.join(missing)} was not imported; it is now, as ONNX Runtime reads it": missing,
+    }
+    return tuple(Caution("W113", text) for text, true in texts.items() if true)
 
 
 def _sort_graphs(proto: ModelProto) -> Cautions:
-    # ORT sorts nodes by itself and takes them in any order; onnx.checker refuses such a file.
+    # ORT sorts nodes by itself, takes them in any order, and asks for no graph's name; onnx.checker refuses the file.
     moved = False
     for _, graph in walk_graphs(proto.graph):
+        graph.name = graph.name or "graph"
         order = sort_nodes(graph)
         if any(a is not b for a, b in zip(order, graph.node, strict=True)):
             replace_items(graph.node, order)
@@ -392,10 +391,7 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
     declared = find_opset(proto)
     light, _ = omit_weights(proto, empty=True)
     set_contrib_apart(light)
-    graphs = (graph for _, graph in walk_graphs(light.graph))
-    nodes = {
-        node.op_type: node for graph in graphs for node in graph.node if node.domain in OWN_DOMAINS
-    }
+    nodes = {node.op_type: node for node in walk_nodes(light.graph) if node.domain in OWN_DOMAINS}
     newer = range(declared + 1, defs.onnx_opset_version() + 1)
     # 0 for an operator that onnx does not know at all: the checker tells of it.
     late = {
@@ -403,9 +399,9 @@ def _raise_opset(proto: ModelProto, subject: str) -> Cautions:
         for op_type in nodes
         if not _find_version(op_type, declared)
     }
-    if not declared or not late or not all(late.values()):
+    if not (declared and late and all(late.values())):
         return ()
-    newest = max(late, key=lambda op_type: late[op_type])
+    newest = max(late, key=late.__getitem__)
     node = nodes[newest]
     opset = late[newest]
     named = f"{node.name!r} ({newest})" if node.name else label_node(node)

@@ -80,6 +80,21 @@ def test_a_model_no_size_fits_says_so() -> None:
         load_data(None, [ValueInfo("x", TensorProto.FLOAT, ("N", "L"))], None, proto)
 
 
+@pytest.mark.parametrize("rank", [4, 5])
+def test_guesses_make_no_input_of_gigabytes(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Pictures and volumes of which no size is declared, where none of the sizes fits."""
+    value = ValueInfo("x", TensorProto.FLOAT, (None,) * rank)
+    symbols = ",".join("NCDHW"[:rank])
+    proto = parse_text(f"g (float[{symbols}] x) => (float[7] y) {{ [fit] y = Reshape(x, s) }}", s=np.array([7]))
+    sizes: list[int] = []
+    run = Session.run
+    monkeypatch.setattr(Session, "run", lambda self, feeds: sizes.append(feeds["x"].size) or run(self, feeds))
+    with pytest.raises(DataError, match="none of the sizes"):
+        make_synthetic([value], samples=1, model=proto)
+    assert 1 in sizes
+    assert max(sizes) <= 2**24
+
+
 def make_decoder_inputs(whole: str = "total", new: str | int = "sequence") -> list[ValueInfo]:
     """Inputs of a decoder with caches, as exporters declare them."""
     caches = [

@@ -324,6 +324,20 @@ def test_nodes_in_any_order_are_sorted() -> None:
     assert len(loaded.notes) == 1
 
 
+def test_a_graph_without_a_name_and_a_key_of_metadata_twice_are_read() -> None:
+    """ONNX Runtime reads both; onnx.checker refuses them."""
+    proto = model(
+        "g (bool c, float[4] x) => (float[4] y) { y = If(c) <then_branch = t () => (float[4] a)"
+        "{ a = Relu(x) }, else_branch = e () => (float[4] b) { b = Abs(x) }> }"
+    )
+    proto.graph.name = proto.graph.node[0].attribute[0].g.name = ""
+    for value in "12":
+        proto.metadata_props.add(key="version", value=value)
+    loaded = graph.load_model(proto).proto
+    assert loaded.graph.name
+    assert [entry.value for entry in loaded.metadata_props] == ["2"]
+
+
 def test_a_domain_is_imported_once_and_always() -> None:
     """ONNX Runtime takes both models; converters stop at the first, onnx.checker at the second."""
     text = "g (float[4] x) => (float[4] y) { [a] h = com.microsoft.Gelu(x) [b] y = ai.onnx.ml.Binarizer(h) }"

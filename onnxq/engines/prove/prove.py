@@ -109,7 +109,7 @@ def prove_model(source: ModelSource, request: ProveRequest) -> Proof:
             if built:
                 warnings += engine.list_warnings(folder)
     reduced = _reduce(engine, index, job, result, request) if options.reduce and not built else None
-    if reduced is not None and reduced.path:
+    if reduced and reduced.path:
         saved = (*saved, reduced.path)
     with request.progress("finding the kernels of nodes and pairs"):
         reasons = replace(reasons, placement=placement)
@@ -140,11 +140,11 @@ def prove_model(source: ModelSource, request: ProveRequest) -> Proof:
 def _find_engine(model: onnx.ModelProto, request: ProveRequest) -> tuple[Engine, str]:
     """The engine with its options, and why it is this one; "" where the caller named it."""
     options = request.options
-    if options.engine:
-        engine = find_engine(options.engine)
-        chosen = ""
-    else:
-        engine, chosen = choose_engine(model, options.compute_capability)
+    engine, chosen = (
+        (find_engine(options.engine), "")
+        if options.engine
+        else choose_engine(model, options.compute_capability)
+    )
     engine = engine.with_options(request.runtime)
     _check_saturation(engine, request)
     return engine, chosen
@@ -219,9 +219,15 @@ def choose_engine(proto: onnx.ModelProto, capability: str | None) -> tuple[Engin
         return find_usual_engine(), "a compute capability was given"
     plan = read_plan_note(proto)
     if plan is None:
-        integers = any(node.op_type in INTEGER_OPERATORS for node in proto.graph.node)
+        # Zero points and weights of MatMulNBits: TensorRT reads no uint8.
+        stored = {tensor.data_type for tensor in proto.graph.initializer}
+        integers = onnx.TensorProto.UINT8 in stored or any(
+            node.op_type in INTEGER_OPERATORS for node in proto.graph.node
+        )
         reason = (
-            "no plan, but integer operators" if integers else "the default: the file holds no plan"
+            "no plan, but uint8 or operators on integers"
+            if integers
+            else "the default: the file holds no plan"
         )
         return find_usual_engine(integers=integers), reason
     reason = f"the plan in the file is for {plan.target}"
@@ -244,9 +250,9 @@ def _check_saturation(engine: Engine, request: ProveRequest) -> None:
 def _inspect_all_nodes(source: ModelSource) -> Inspection:
     """The model's pairs, with every node named and outside functions."""
     found = inspect_model(source)
-    if not found.model.functions:
-        return found
-    return replace(inspect_model(inline_functions(found.model)), source=found.source)
+    if found.model.functions:
+        found = replace(inspect_model(inline_functions(found.model)), source=found.source)
+    return found
 
 
 def _check_types(types: Iterable[str], option: str) -> None:
@@ -266,14 +272,11 @@ def _select_required(
     """
     _check_types((dtype for dtype, _ in wanted if dtype != QUANTIZED), "require")
     every = find_heavy_nodes(index)
+    selects = {**dict.fromkeys(STORED, reasons.has_weight), QUANTIZED: reasons.is_quantized}
     required = []
     for dtype, pattern in wanted:
         subject = f"require: {pattern}"
-        heavy = list(every)
-        if dtype == QUANTIZED:
-            heavy = [node for node in every if reasons.is_quantized(node)]
-        elif dtype in STORED:
-            heavy = [node for node in every if reasons.has_weight(node)]
+        heavy = list(filter(selects.get(dtype), every))
         try:
             names = tuple(
                 n.name for n in heavy if n.op_type == pattern or matches_any(pattern, n.name)
@@ -319,10 +322,9 @@ def _check_integers(
     pairs = {node.name for node in index.nodes if node.op_type in (QUANTIZE, DEQUANTIZE)}
     computed = {one.subject: False for one in placement.left} if placement is not None else {}
     for kernel in kernels:
-        tensors = (*kernel.inputs, *kernel.outputs)
         # Some kernels multiply integers and write floats, as MatMulIntegerToFloat does.
         whole = kernel.kind in engine.words.int8 or not any(
-            "float" in tensor.dtype for tensor in tensors
+            "float" in tensor.dtype for tensor in (*kernel.inputs, *kernel.outputs)
         )
         # Conversions and copies compute nothing, whatever types they have.
         if not kernel.moves:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -9,6 +10,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 import onnxq
 from onnxq.engines.prove import prove
 from tests.cli.kit import read, run
+from tests.networks import parse_text
 from tests.pipeline.models import images, residual
 
 pytestmark = pytest.mark.usefixtures("engines_here")
@@ -37,7 +39,7 @@ def test_the_plan_in_the_file_says_which_engine(quantized: dict[str, onnx.ModelP
     assert choose_engine(residual(), None) == (RTX, "the default: the file holds no plan")
     assert choose_engine(quantized["ort"], "8.9") == (RTX, "a compute capability was given")
     # A plan that cannot be read is none.
-    broken = onnx.ModelProto.FromString(quantized["ort"].SerializeToString())
+    broken = onnx.ModelProto.FromString(quantized["trt"].SerializeToString())
     for entry in broken.metadata_props:
         entry.value = "{"
     assert choose_engine(broken, None) == (RTX, "the default: the file holds no plan")
@@ -49,8 +51,17 @@ def test_operators_on_integers_without_a_plan_are_proved_where_they_run(tmp_path
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "m.onnx", weight_type=wanted)
     model = onnx.load(tmp_path / "m.onnx")
     assert "DynamicQuantizeLinear" in [node.op_type for node in model.graph.node]
-    assert choose_engine(model, None) == (ORT, "no plan, but integer operators")
+    assert choose_engine(model, None) == (ORT, "no plan, but uint8 or operators on integers")
     assert choose_engine(model, "8.9") == (RTX, "a compute capability was given")
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_zero_points_that_tensorrt_does_not_read_are_proved_where_they_run(*, signed: bool) -> None:
+    """As onnxruntime.quantization writes pairs by default."""
+    body = "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)"
+    zero = np.zeros((), np.int8 if signed else np.uint8)
+    proto = parse_text(f"g (float[4] x) => (float[4] y) {{ {body} }}", s=np.float32(1), z=zero)
+    assert choose_engine(proto, None)[0] == (RTX if signed else ORT)
 
 
 def test_prove_goes_by_it_and_says_so(quantized: dict[str, onnx.ModelProto], tmp_path: Path) -> None:

@@ -120,11 +120,17 @@ def test_what_onnxruntime_optimized_is_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(Session(after).run(x)["y"], Session(net).run(x)["y"], rtol=1e-5, atol=1e-5)
 
 
-def test_weights_in_blocks_of_a_cpu_are_named(tmp_path: Path) -> None:
+def test_weights_in_blocks_of_a_cpu_are_refused(tmp_path: Path) -> None:
     body = "c = Conv<pads = [1,1,1,1]>(x, w, b) y = Relu(c)"
     w = RNG.standard_normal((32, 3, 3, 3)).astype(np.float32)
     net = model(f"g ({IMAGE}) => (float[1,32,6,6] y) {{ {body} }}", 17, w=w, b=np.zeros(32, np.float32))
     Session(net, save_optimized=tmp_path / "o.onnx")
     x = {"x": RNG.standard_normal((4, 3, 6, 6)).astype(np.float32)}
-    left, *_ = onnxq.quantize(tmp_path / "o.onnx", x, overrides={"latency": False}).plan.left_float
-    assert "in blocks for one CPU: quantize the model before" in left.reason
+    report = onnxq.quantize(tmp_path / "o.onnx", x, overrides={"latency": False}).report
+    (refusal,) = report.refusals
+    assert refusal.code == "R101"
+    assert "quantize the model before it is optimized" in refusal.reason
+    # Not that int8 would not pay, or that weights alone would make the file smaller.
+    (alarm,) = report.alarms()
+    assert "refused" in alarm
+    assert "weight-only" not in alarm
