@@ -63,7 +63,8 @@ def test_reading_inside_changes_no_output() -> None:
     broken = pairs(CHAIN, "w1")
     alone = diff(CHAIN, broken, samples())
     inside = diff(CHAIN, broken, samples(), layers=True, bisect=True)
-    assert alone.outputs == inside.outputs
+    # As text, since NaN equals itself in dataclasses only before Python 3.13.
+    assert repr(alone.outputs) == repr(inside.outputs)
     read = next(error for error in by_name(inside)["y"].engines if error.run == ON)
     assert read.sqnr_db == pytest.approx(inside.outputs[0].engines[0].sqnr_db)
 
@@ -71,7 +72,8 @@ def test_reading_inside_changes_no_output() -> None:
 @pytest.mark.parametrize("memory_limit", [1, 20_000, 10**9])
 def test_memory_bounds_what_is_held_and_not_what_is_found(memory_limit: int) -> None:
     whole = diff(CHAIN, PAIRS, samples(), layers=True)
-    assert diff(CHAIN, PAIRS, samples(), layers=True, memory_limit=memory_limit).layers == whole.layers
+    within = diff(CHAIN, PAIRS, samples(), layers=True, memory_limit=memory_limit)
+    assert repr(within.layers) == repr(whole.layers)
 
 
 def test_groups_keep_to_the_limit() -> None:
