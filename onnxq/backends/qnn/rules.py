@@ -279,7 +279,18 @@ QNN = Target(
     misreads=("Log", "ScatterElements"),
     exclusions=surroundings.SENSITIVE,
     # The compiler gives up where one of these reads the floats of a model's input and another node its integers.
-    reads_pairs=("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
+    reads_pairs=(
+        "Equal",
+        "GatherElements",
+        "GatherND",
+        "Greater",
+        "GreaterOrEqual",
+        "Less",
+        "LessOrEqual",
+        "Round",
+        "ScatterElements",
+        "ScatterND",
+    ),
     estimate_work=estimate_work,
     advice="try the presets qnn-mixed and qnn-a16w8, which have 16 bits where they are needed and everywhere",
 )

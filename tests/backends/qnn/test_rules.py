@@ -24,7 +24,7 @@ from onnxq.sites import Role
 from onnxq.spec import FIXED, PerChannel
 from tests.backends.qnn.graphs import needs_qnn
 from tests.backends.qnn.nets import NETS, make_model, make_samples
-from tests.passes.kit import Array, parse
+from tests.passes.kit import Array, parse, read_by
 from tests.pipeline.test_random_graphs import graphs
 
 _PAIRS = (Role.ACTIVATION, Role.OUTPUT)
@@ -332,6 +332,25 @@ def test_inputs_that_are_compared_are_compared_as_integers() -> None:
         d = Where(a, s, masked) e = Where(b, s, d) y = Where(c, s, e)
     """
     check_one_partition(quantize_rows(nodes, 1.0, "qnn-a16w8", threshold=np.float32(0.1), masked=np.float32(-5)))
+
+
+@needs_qnn
+@pytest.mark.parametrize(
+    "node",
+    [
+        "GatherND(x, pairs)", "GatherElements<axis=1>(x, rows)", "Round(x)", "ScatterND(x, pairs, zeros)",
+        "ScatterElements<axis=1>(x, rows, twos)",
+    ],
+)  # fmt: skip
+def test_inputs_that_are_gathered_from_are_read_behind_their_pair(node: str) -> None:
+    """The compiler gives up where such a node reads an input's floats and another its integers."""
+    values = {"pairs": np.array([[0, 0], [0, 5]]), "rows": np.array([[[0, 1, 2]]])}
+    values |= {"zeros": np.zeros((2, 3), np.float32), "twos": np.full((1, 1, 3), 2, np.float32)}
+    text = f"g (float[1,16,3] x) => (float[1,16,3] y, float z) {{ v = {node} z = Neg(v) n = Neg(x) y = Mul(n, x) }}"
+    net = name_nodes(parse(text, opset=18, **read_by(text, values)))
+    rng = np.random.default_rng(0)
+    samples = [{"x": rng.standard_normal((1, 16, 3)).astype(np.float32)} for _ in range(8)]
+    check_one_partition(onnxq.quantize(net, samples, "qnn-int8", overrides={"effort": "fast", "latency": False}))
 
 
 @needs_qnn
