@@ -205,7 +205,7 @@ class PlacementRule:
     # Whether its kernel in 8 bits computes in larger steps than a result with these numbers has, so that it is wide.
     coarse: Callable[[QParams], bool] = lambda _: False
     # Scale and zero point of the result, where the kernel has them built in. Their origin is `FIXED`.
-    result: Callable[[QuantSpec], QParams] | None = None
+    result: Callable[[QuantSpec], QParams | None] | None = None
     # The node is one of the two products of attention.
     attention: bool = False
     # The other nodes without which the engine has no such kernel.

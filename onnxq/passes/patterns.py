@@ -159,6 +159,11 @@ class Edit:
         self._write_before(node, op_type, inputs, made, attrs)
         return made
 
+    def insert_reshape(self, node: NodeRef, source: str, sizes: ArrayLike, tensor: str) -> str:
+        """A Reshape to these sizes in front of a node; see `insert_before`."""
+        inputs = [source, self.add_integers(node.scope, f"{tensor}/shape", sizes)]
+        return self.insert_before(node, "Reshape", inputs, tensor)
+
     def insert_slice(
         self, node: NodeRef, source: str, span: tuple[int, int], axis: str, tensor: str
     ) -> str:
@@ -199,8 +204,18 @@ class Edit:
             node.scope, op_type, inputs, [tensor], name=name, attrs=attrs, before=node.name
         )
 
-    def append(self, node: NodeRef, steps: Sequence[Step]) -> None:
-        """New nodes behind another, each of the result in front of it. The last writes the tensor under its name."""
+    def append(
+        self, node: NodeRef, steps: Sequence[Step], activation: NodeRef | None = None
+    ) -> None:
+        """New nodes behind another, each of the result in front of it. The last writes the tensor under its name.
+
+        activation: what reads the node, and stays in front of the new ones. What the node writes has other sizes than
+        are declared for that name, with which ONNX Runtime may refuse the model.
+        """
+        if activation is not None:
+            between = self.rename_output(node, f"{node.outputs[0]}/{node.op_type}")
+            self.read(activation.make_edge(0), between)
+            node = activation
         name = node.outputs[0]
         last = node.name
         made = self.rename_output(node, f"{name}/{node.op_type}") if steps else name
@@ -218,6 +233,10 @@ class Edit:
             )
             made = result
             last = called
+
+    def make_reshape(self, node: NodeRef, sizes: ArrayLike) -> Step:
+        """A Reshape to these sizes, for `append` behind this node."""
+        return "Reshape", [self.add_integers(node.scope, f"{node.name}/shape", sizes)], _NO_ATTRS
 
     def replace_constant(self, tensor: TensorId, value: Array) -> None:
         """Give an initializer another value, for all that read it."""

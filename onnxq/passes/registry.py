@@ -54,6 +54,7 @@ _WHOLE = (
     "ranks",
     "reciprocals",
     "pool_pads",
+    "swishes",
     "biases",
 )
 _CONDITIONS = {
@@ -102,6 +103,7 @@ REWRITES = tuple(
         ("ranks", lower_ranks),
         ("reciprocals", whole.replace_reciprocals),
         ("pool_pads", whole.pad_pools),
+        ("swishes", whole.flatten_swishes),
         ("batchnorm", fold_batchnorm),
         ("scalars", fold_scalars),
         # Behind what gives operators their biases.

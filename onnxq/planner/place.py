@@ -186,10 +186,10 @@ class Placer:
             op, match, spec, site=site, role=Role.ACTIVATION, consumers=readers, tensor=tensor
         )
         role = Role.OUTPUT if is_output else Role.ACTIVATION
-        bound = (None, None) if maker is None else maker.bound
+        bound = maker.bound if maker else (None, None)
         # A table in the kernel has the scale of its result built in.
-        table = None if maker is None or readers is not None else maker.rule.result
-        qparams = _read_range(match, spec, bound) if table is None else table(spec)
+        table = maker.rule.result if maker and readers is None else None
+        qparams = (table and table(spec)) or _read_range(match, spec, bound)
         return replace(planned, role=role, bound=bound, qparams=qparams)
 
     def _find_widest(self, maker: QuantizableOp | None, tensor: TensorId) -> SpecRequest:

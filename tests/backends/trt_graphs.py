@@ -160,3 +160,13 @@ QKV = """g (float[N,16,64] x) => (float[N,16,64] y)
     o0 = MatMul(p, v) o1 = Transpose <perm=[0,2,1,3]>(o0) o = Reshape(o1, whole) y = MatMul(o, wo)
 }"""
 QKV_WEIGHTS = {"w": (64, 192), "b": (192,), "wo": (64, 64)}
+# The same as a Gemm on rows, as GPT-2 has it.
+QKV_ROWS = """g (float[16,64] x) => (float[16,64] y)
+    <int64[3] tokens = {1, 16, 192}, int64[4] heads = {1, 16, 4, 16}, int64[2] whole = {16, 64},
+     int64[3] each = {64, 64, 64}, float scale = {0.25}> {
+    i = Gemm(x, w, b) r = Reshape(i, tokens) q0, k0, v0 = Split <axis=2>(r, each) q1 = Reshape(q0, heads)
+    k1 = Reshape(k0, heads) v1 = Reshape(v0, heads) q = Transpose <perm=[0,2,1,3]>(q1)
+    k = Transpose <perm=[0,2,3,1]>(k1) v = Transpose <perm=[0,2,1,3]>(v1) s = MatMul(q, k) t = Mul(s, scale)
+    p = Softmax <axis=-1>(t) o0 = MatMul(p, v) o1 = Transpose <perm=[0,2,1,3]>(o0) o = Reshape(o1, whole)
+    y = MatMul(o, wo)
+}"""

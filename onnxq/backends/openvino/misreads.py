@@ -213,7 +213,7 @@ def _explain_lost_scales(c: Candidate) -> Reason:
         return None
     return (
         "OpenVINO loses the scales of an integer convolution "
-        "without a bias that several nodes read, while sizes change"
+        "without a bias that several nodes read, while sizes change; sizes of inputs that are fixed (`fix`) avoid it"
     )
 
 

@@ -217,15 +217,12 @@ class QnnEngine(engine.Engine):
         pairs = {node for node in reasons if names.operators[node] in (QUANTIZE, DEQUANTIZE)}
         # A pair is refused with its operator, whose reason says it already.
         own = {reasons[node] for node in reasons if node not in pairs} | {"Failed to add node."}
-        left = [
-            (node, reason)
-            for node, reason in reasons.items()
-            if node not in pairs or reason not in own
-        ]
         return engine.DevicePlacement(
             partitions=len(record["subgraph_traces"]),
             left=tuple(
-                Refusal(node, reason, find_fix(reason), code="R116") for node, reason in left
+                Refusal(node, reason, find_fix(reason), code="R116")
+                for node, reason in reasons.items()
+                if node not in pairs or reason not in own
             ),
         )
 

@@ -55,9 +55,9 @@ def _fix_unit_range(spec: QuantSpec) -> QParams:
     return _fix_range(spec, 2.0**-spec.bits, 0)
 
 
-def _fix_sign_range(spec: QuantSpec) -> QParams:
-    """From -1 up to 1, which itself is no value: of a Tanh."""
-    return _fix_range(spec, 2.0 ** (1 - spec.bits), 1 << (spec.bits - 1))
+def _fix_sign_range(spec: QuantSpec) -> QParams | None:
+    """From -1 up to 1, which itself is no value: of a Tanh in 16 bits. In 8 any scale is right, and sound is soft."""
+    return _fix_range(spec, 2.0**-15, 1 << 15) if spec.bits == 16 else None
 
 
 def _is_spread_out(result: QParams) -> bool:
@@ -279,7 +279,18 @@ QNN = Target(
     misreads=("Log", "ScatterElements"),
     exclusions=surroundings.SENSITIVE,
     # The compiler gives up where one of these reads the floats of a model's input and another node its integers.
-    reads_pairs=("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
+    reads_pairs=(
+        "Equal",
+        "GatherElements",
+        "GatherND",
+        "Greater",
+        "GreaterOrEqual",
+        "Less",
+        "LessOrEqual",
+        "Round",
+        "ScatterElements",
+        "ScatterND",
+    ),
     estimate_work=estimate_work,
     advice="try the presets qnn-mixed and qnn-a16w8, which have 16 bits where they are needed and everywhere",
 )

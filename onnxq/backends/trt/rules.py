@@ -125,9 +125,8 @@ def _check_matmul(c: Candidate) -> Reason:
 
 
 def _check_cut(c: Candidate) -> Reason:
-    return _check_matmul(c) or (
-        None if surroundings.find_attention_cut(c) is not None else "its result is not cut"
-    )
+    check = _check_gemm if c.node.op_type == "Gemm" else _check_matmul
+    return check(c) or (None if surroundings.find_attention_cut(c) else "its result is not cut")
 
 
 def _check_attention(c: Candidate, part: int) -> Reason:
@@ -148,8 +147,7 @@ def _check_residual(c: Candidate) -> Reason:
 
 
 def _list_skip_inputs(c: Candidate) -> Indices:
-    residual = surroundings.find_residual(c)
-    return () if residual is None else residual[:1]
+    return (surroundings.find_residual(c) or ())[:1]
 
 
 def _takes_sum(c: Candidate, chosen: NameSet) -> bool:
@@ -186,6 +184,18 @@ RULES = (
         check=_check_conv,
     ),
     _product(
+        name="matmul-qkv",
+        ops=("Gemm", "MatMul"),
+        why="one weight for query, key and value: without a pair on the result TensorRT cuts up the weight instead, "
+        "and dequantizes the parts",
+        output=Output.PAIR,
+        weight=1,
+        bias=2,
+        check=_check_cut,
+        unpaid=_check_gain,
+        closes=surroundings.find_attention_cut,
+    ),
+    _product(
         name="gemm",
         ops=("Gemm",),
         why="pairs on input and weight",
@@ -193,17 +203,6 @@ RULES = (
         bias=2,
         check=_check_gemm,
         unpaid=_check_gain,
-    ),
-    _product(
-        name="matmul-qkv",
-        ops=("MatMul",),
-        why="one weight for query, key and value: without a pair on the result TensorRT cuts up the weight instead, "
-        "and dequantizes the parts",
-        output=Output.PAIR,
-        weight=1,
-        check=_check_cut,
-        unpaid=_check_gain,
-        closes=surroundings.find_attention_cut,
     ),
     _product(
         name="matmul",

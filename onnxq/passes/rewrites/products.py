@@ -86,26 +86,21 @@ def _write_product(edit: Edit, node: NodeRef, product: _Contraction) -> None:
             return []
         return [("Transpose", (), {"perm": [before.index(axis) for axis in after]})]
 
-    def reshape_axes(part: str, shape: Shape) -> list[Step]:
-        if not shape:
-            return []
-        stored = edit.add_integers(node.scope, f"{node.name}/{part}/shape", shape)
-        return [("Reshape", (stored,), {})]
+    def reshape_axes(shape: Shape) -> list[Step]:
+        return [edit.make_reshape(node, shape)] if shape else []
 
     names = []
     for operand in product.operands:
         part = f"in{operand.index}"
         name = node.inputs[operand.index]
-        steps = [*transpose_axes(operand.axes, operand.order), *reshape_axes(part, operand.shape)]
+        steps = [*transpose_axes(operand.axes, operand.order), *reshape_axes(operand.shape)]
         for op_type, others, attrs in steps:
             name = edit.insert_before(
                 node, op_type, [name, *others], f"{node.name}/{part}/{op_type}", attrs=attrs
             )
         names.append(name)
     edit.replace_node(node, "MatMul", names)
-    edit.append(
-        node, [*reshape_axes("out", product.shape), *transpose_axes(product.order, product.axes)]
-    )
+    edit.append(node, [*reshape_axes(product.shape), *transpose_axes(product.order, product.axes)])
 
 
 def _find_product(index: GraphIndex, node: NodeRef) -> _Contraction | None:
@@ -244,8 +239,8 @@ def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
     if len(dims) == 2 and stack.ndim == 3:
         # The same rows for all: one matrix with the columns of all.
         edit.set_constant(node.make_edge(1), np.concatenate([*matrices], axis=1))
-        shape = edit.add_integers(node.scope, f"{node.name}/shape", (_SAME, *stack.shape[::2]))
-        edit.append(node, [("Reshape", (shape,), {}), ("Transpose", (), {"perm": (1, 0, 2)})])
+        shape = edit.make_reshape(node, (_SAME, *stack.shape[::2]))
+        edit.append(node, [shape, ("Transpose", (), {"perm": (1, 0, 2)})])
     elif deep and not axes:
         edit.set_constant(node.make_edge(1), matrices[0])
     elif deep and [dims[axis] for axis in axes] == [len(matrices)]:
@@ -290,8 +285,7 @@ def flatten_tables(edit: Edit, node: NodeRef) -> Iterator[str]:
     if stack is None or rank is None:
         return
     edit.set_constant(node.make_edge(0), stack.reshape(len(stack), -1))
-    shape = edit.add_integers(node.scope, f"{node.name}/shape", [*[_SAME] * rank, *stack.shape[1:]])
-    edit.append(node, [("Reshape", (shape,), {})])
+    edit.append(node, [edit.make_reshape(node, [*[_SAME] * rank, *stack.shape[1:]])])
     yield f"{node.name}: matrices as rows of a table"
 
 
@@ -388,8 +382,8 @@ def _write_out_transposed(edit: Edit, node: NodeRef) -> Iterator[str]:
     if biased:
         bias = np.tile(op.bias, step**rank).astype(weight.dtype)
         edit.set_constant(node.make_edge(2), bias)
-    last = edit.index.find_follower(node, "Relu", "LeakyRelu", "Clip") or node
-    edit.append(last, _join_places(edit, node, rank, step, channels))
+    activation = edit.index.find_follower(node, "Relu", "LeakyRelu", "Clip")
+    edit.append(node, _join_places(edit, node, rank, step, channels), activation)
     yield f"{node.name}: Conv instead of ConvTranspose"
 
 
@@ -399,12 +393,10 @@ def _join_places(edit: Edit, node: NodeRef, rank: int, step: int, channels: int)
         return []
     if rank == 2:
         return [("DepthToSpace", (), {"blocksize": step})]
-    parted = edit.add_integers(node.scope, f"{node.name}/parted", [_SAME, step, channels, _REST])
-    joined = edit.add_integers(node.scope, f"{node.name}/joined", [_SAME, channels, _REST])
     return [
-        ("Reshape", (parted,), {}),
+        edit.make_reshape(node, [_SAME, step, channels, _REST]),
         ("Transpose", (), {"perm": (0, 2, 3, 1)}),
-        ("Reshape", (joined,), {}),
+        edit.make_reshape(node, [_SAME, channels, _REST]),
     ]
 
 

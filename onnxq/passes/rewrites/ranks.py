@@ -15,7 +15,6 @@ import numpy as np
 from onnxq.arrays import Shape, as_int64
 from onnxq.graph import GraphIndex, NodeRef, infer_shapes
 from onnxq.passes.base import RunContext
-from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import ARITHMETIC
 from onnxq.passes.patterns import Edit
 from onnxq.passes.state import FloatState, FloatStep
@@ -57,7 +56,6 @@ class _Lowered:
 
 def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Compute on five axes at most what moves values of more."""
-    name = "ranks"
     edit = Edit(infer_shapes(state.model))
     index = edit.index
     changed = []
@@ -75,11 +73,6 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
         # A chain of such nodes has pairs of Reshapes between its nodes, which are joined in the end.
         source = node.inputs[0]
         made = f"{node.outputs[0]}/lowered"
-
-        def insert_reshape(name: str, shape: Shape, node: NodeRef = node, made: str = made) -> str:
-            stored = edit.add_integers(node.scope, f"{made}/shape", shape)
-            return edit.insert_before(node, "Reshape", [name, stored], f"{made}/data")
-
         for lowered in steps:
             inputs = [
                 part
@@ -87,18 +80,18 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
                 else edit.add_constant(node.scope, f"{made}/input", part)
                 for part in lowered.inputs
             ]
-            inputs += [insert_reshape(*other) for other in lowered.others]
-            data_name = insert_reshape(source, lowered.shape)
+            inputs += [
+                edit.insert_reshape(node, *other, f"{made}/data") for other in lowered.others
+            ]
+            data_name = edit.insert_reshape(node, source, lowered.shape, f"{made}/data")
             source = edit.insert_before(
                 node, node.op_type, [data_name, *inputs], made, attrs=lowered.attrs
             )
         # The node's own name and output go to the last Reshape.
         _replace_by_reshape(edit, node, source, after)
         changed.append(f"{node.name}: {node.op_type} on fewer axes")
-    if not changed:
-        return state, PassReport(name)
-    state, report = edit.finish_pass(state, name, changed)
-    return _join_reshapes(state), report
+    state, report = edit.finish_pass(state, "ranks", changed)
+    return _join_reshapes(state) if changed else state, report
 
 
 def _join_reshapes(state: FloatState) -> FloatState:

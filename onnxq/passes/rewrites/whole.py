@@ -45,6 +45,8 @@ _MASKING = (
 # range that holds it has steps of .001 in 16 bits; one that holds -3e38 has nothing else.
 _NEVER = 1e3
 _FAR = 64.0
+# Rows of maps of which the HTP computes x · Sigmoid(x) in 16 bits wrongly.
+_WRONG_ROWS = range(9, 13)
 
 
 def write_out_attention(_ctx: RunContext, state: FloatState) -> FloatStep:
@@ -130,12 +132,7 @@ def _find_far_constants(index: GraphIndex, node: NodeRef) -> Iterator[tuple[Edge
     """The inputs that read a constant with values beyond any score, with its values."""
     for edge in node.list_edges():
         value = index.input_value(node, edge.index)
-        if (
-            value is None
-            or value.dtype.kind != "f"
-            or not value.size
-            or np.abs(value).max() <= _NEVER
-        ):
+        if value is None or value.dtype.kind != "f" or np.abs(value).max(initial=0) <= _NEVER:
             continue
         # Scores themselves may be scaled by large numbers, but a mask of ones and zeros by a negative one.
         scales = node.op_type == "Div" or (node.op_type == "Mul" and value.max() > 0)
@@ -204,9 +201,8 @@ def pad_pools(edit: Edit, node: NodeRef) -> Iterator[str]:
     The HTP computes windows that reach beyond the end wrongly, and those with pads right (facts in docs/engines.md). A
     pool that counts pads of its own keeps its form: it would count the others, too.
     """
-    index = edit.index
     pads = (
-        _find_rounded_pads(index, node)
+        _find_rounded_pads(edit.index, node)
         if node.is_onnx("AveragePool") and node.attrs.get("ceil_mode")
         else None
     )
@@ -220,24 +216,36 @@ def _find_rounded_pads(index: GraphIndex, node: NodeRef) -> list[int] | None:
     """The pads with which a pool has its size without rounding up; None where none are alike."""
     kernel = np.asarray(node.attrs["kernel_shape"])
     pads = node.attrs.get("pads") or [0] * (2 * len(kernel))
-    counted = any(pads) and node.attrs.get("count_include_pad", 0)
-    shapes = [index.find_shape(tensor) for tensor in (index.find_input(node, 0), node.result)]
-    if counted or node.padding_mode != "NOTSET":
+    counted = any(pads) and node.attrs.get("count_include_pad")
+    before = index.find_sizes(index.find_input(node, 0))
+    after = index.find_sizes(node.result)
+    if counted or node.padding_mode != "NOTSET" or before is None or after is None:
         return None
-    if any(
-        shape is None or not all(isinstance(size, int) for size in shape[2:]) for shape in shapes
-    ):
-        return None
-    sizes, outputs = (np.asarray(shape[2:]) for shape in shapes if shape is not None)
-    ones = [1] * len(kernel)
-    strides, dilations = (
-        np.asarray(node.attrs.get(name) or ones) for name in ("strides", "dilations")
-    )
+    strides, dilations = (node.attrs.get(name) or [1] for name in ("strides", "dilations"))
     # Windows beyond the end take the place of the pads there, whatever these are.
-    begins = np.asarray(pads[: len(kernel)])
-    ends = (outputs - 1) * strides + (kernel - 1) * dilations + 1 - sizes - begins
+    begins = pads[: len(kernel)]
+    reach = (np.asarray(after[2:]) - 1) * strides + (kernel - 1) * dilations + 1
+    ends = reach - before[2:] - begins
     # ONNX has no window of pads alone.
-    return [*begins.tolist(), *np.maximum(ends, 0).tolist()] if np.all(ends < kernel) else None
+    return [*begins, *np.maximum(ends, 0).tolist()] if np.all(ends < kernel) else None
+
+
+@rewrite_nodes("swishes")
+def flatten_swishes(edit: Edit, node: NodeRef) -> Iterator[str]:
+    """Compute x · Sigmoid(x) of a map of 9 to 12 rows on one row of all its pixels.
+
+    The HTP joins both to one kernel, whose 16-bit form is wrong for so many rows (facts in docs/engines.md).
+    """
+    index = edit.index
+    product = index.find_follower(node, "Mul") if node.is_onnx("Sigmoid") else None
+    sizes = index.find_sizes(node.result) or ()
+    x = node.inputs[0]
+    if product is not None and x in product.inputs and len(sizes) == 4 and sizes[2] in _WRONG_ROWS:
+        pixels = edit.insert_reshape(node, x, [*sizes[:2], 1, -1], f"{x}/row")
+        edit.replace_node(node, "Sigmoid", [pixels])
+        edit.replace_node(product, "Mul", [pixels, node.outputs[0]])
+        edit.append(product, [edit.make_reshape(product, sizes)])
+        yield f"{product.name}: one row of pixels"
 
 
 def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
@@ -263,28 +271,16 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         key = TensorId(x, node.scope)
         # Query, key and value read one tensor, and share the Reshape in front.
         if len(shape) > 2 and key not in matrices:
-            rows = edit.add_integers(node.scope, f"{x}/rows", [-1, op.weight.shape[0]])
-            matrices[key] = edit.insert_before(node, "Reshape", [x, rows], f"{x}/matrix")
+            sizes = [-1, op.weight.shape[0]]
+            matrices[key] = edit.insert_reshape(node, x, sizes, f"{x}/matrix")
         bias = np.broadcast_to(op.bias, op.channels).astype(op.weight.dtype)
         held = edit.add_constant(node.scope, f"{node.name}/bias", bias)
         edit.replace_node(node, "Gemm", [matrices.get(key, x), node.inputs[1], held])
-        if len(shape) == 2:
-            edit.absorb_chain(node, [last])
-        else:
-            matrix = edit.rename_output(node, f"{last.outputs[0]}/matrix")
-            # The Relu or Clip goes in front of the Reshape, where the Gemm's kernel takes it up.
+        edit.absorb_chain(node, [last])
+        if len(shape) > 2:
+            # Behind the Relu or Clip, which the Gemm's kernel takes up.
             clip = index.find_follower(last, "Relu", "Clip")
-            if clip is not None:
-                matrix = edit.insert_before(
-                    clip,
-                    clip.op_type,
-                    [matrix, *clip.inputs[1:]],
-                    f"{clip.outputs[0]}/matrix",
-                    attrs=clip.attrs,
-                )
-            sizes = edit.add_integers(node.scope, f"{last.outputs[0]}/sizes", shape)
-            edit.replace_node(clip or last, "Reshape", [matrix, sizes])
-            if clip is not None:
-                edit.remove_node(last)
+            gemm = replace(node, outputs=last.outputs)
+            edit.append(gemm, [edit.make_reshape(node, shape)], clip)
         changed.append(f"{node.name}: took in {last.name}")
     return edit.finish_pass(state, "biases", changed)

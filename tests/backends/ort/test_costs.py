@@ -409,6 +409,15 @@ def test_groups_of_more_channels_are_computed_faster(engine: str, cpu: str) -> N
     assert min(*rates, *conv.float_gmacs.values(), *conv.line_gmacs.values()) > 0.5
 
 
+@pytest.mark.parametrize("cpu", ["vnni", "avx2"])
+def test_openvino_computes_one_axis_with_its_kernels_for_two(cpu: str) -> None:
+    """The fit had rates of 134 to 56600 in float, so that nets of sound stayed float."""
+    conv = find_target("openvino").costs[cpu].conv
+    rates = list(conv.line_gmacs.values())
+    assert rates == sorted(rates)
+    assert rates[-1] < 1.3 * max(conv.float_gmacs.values())
+
+
 def lstm(units: int, steps: int, batch: int, directions: int = 1) -> OpCase:
     return OpCase(
         op_type="LSTM",

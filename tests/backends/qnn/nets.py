@@ -70,7 +70,7 @@ NETS = {
         u = MatMul(f, wu) ub = Add(u, bu) h = Gelu(ub)
         d = MatMul(h, wd) z = Add(d, f)""",
         "x gamma n q/MatMul/in0 k/MatMul/in0 v/MatMul/in0 f/Add/in1 q,qh,qt k,kh,kt v,vh,vt a mask m e o,ot,of l "
-        "f,f/matrix ub/matrix,ub h d z",
+        "f,f/matrix ub/MatMul,ub h d z",
         {
             "gamma": np.linspace(0.5, 2, 16, dtype=np.float32), "beta": (16,),
             "wq": (16, 16), "wk": (16, 16), "wv": (16, 16), "wo": (16, 16), "wu": (16, 32), "bu": (32,), "wd": (32, 16),

@@ -16,7 +16,7 @@ from onnxq.plan import AttentionKind
 from onnxq.sites import Role
 from tests.backends.graphs import judge, model
 from tests.backends.rtx import is_heavy, kernels, kernels_by_name, list_types, needs_rtx, runs_int8
-from tests.backends.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES, QKV, QKV_WEIGHTS
+from tests.backends.trt_graphs import ATTENTION, ATTENTION_WEIGHTS, C3, CASES, QKV, QKV_ROWS, QKV_WEIGHTS
 
 CONFIG = load_config("trt-int8", {"activations.observer": "minmax", "attention": "float"})
 FORCE_ATTENTION = {"rules": [{"op": "MatMul", "set": {"quantize": True}}]}
@@ -64,8 +64,8 @@ def attention(wish: str = "none") -> onnxq.Result:
 
 
 @cache
-def cut_attention(wish: str = "none") -> onnxq.Result:
-    return quantize(model(QKV, weights=QKV_WEIGHTS), load_config(CONFIG, WISHES[wish]))
+def cut_attention(wish: str = "none", text: str = QKV) -> onnxq.Result:
+    return quantize(model(text, weights=QKV_WEIGHTS), load_config(CONFIG, WISHES[wish]))
 
 
 def pairs(result: onnxq.Result) -> set[str]:
@@ -230,7 +230,7 @@ def test_forced_attention_is_quantized_whole() -> None:
     assert not result.report.refusals
     assert not result.report.left_float
     # The result of a common weight for query, key and value has a pair.
-    assert pairs(cut_attention()) == {"x", "i", "o"}
+    assert pairs(cut_attention()) == pairs(cut_attention(text=QKV_ROWS)) == {"x", "i", "o"}
 
 
 def test_half_of_attention_is_refused() -> None:
@@ -255,10 +255,13 @@ def test_int8_attention_is_one_kernel(tmp_path: Path) -> None:
 @needs_rtx
 @pytest.mark.trt
 @pytest.mark.parametrize("choice", ["float", "quantized"])
-def test_a_common_weight_for_query_key_and_value_runs_in_int8(choice: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "product"), [(QKV, "matmul0"), (QKV_ROWS, "gemm0")], ids=["MatMul", "Gemm"])
+def test_a_common_weight_for_query_key_and_value_runs_in_int8(
+    choice: str, text: str, product: str, tmp_path: Path
+) -> None:
     """Without the pair on the result TensorRT cuts the weight in three and multiplies in float."""
-    made = kernels(cut_attention(choice).model, tmp_path)
-    common = [kernel for kernel in made if is_heavy(kernel) and "matmul0" in kernel.nodes]
+    made = kernels(cut_attention(choice, text).model, tmp_path)
+    common = [kernel for kernel in made if is_heavy(kernel) and product in kernel.nodes]
     assert common
     assert all(runs_int8(kernel) and kernel.kind == "gemm" for kernel in common)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import ModelProto, helper
+from onnx import ModelProto, helper, shape_inference
 
 from onnxq import OnnxqError, quantize
 from onnxq.graph import infer_shapes
@@ -307,6 +307,16 @@ def test_what_enlarges_by_its_stride_is_a_conv_and_a_depth_to_space(nodes: str, 
     result = quantize(before, random_weights({"x": (8, 64, 6, 8)}), overrides={"latency": False, "cpu": "vnni"})
     assert not result.report.refusals
     assert "QLinearConv" in {node.op_type for node in optimize_graph(result.model).graph.node}
+
+
+@pytest.mark.parametrize("activation", ["Relu", "LeakyRelu"])
+def test_no_size_is_declared_that_is_another_one_now(activation: str) -> None:
+    """onnxruntime-web refuses such a model."""
+    nodes = f"m = ConvTranspose<strides=[2,2]>(x, w) y = {activation}(m)"
+    text = f"g (float[1,64,6,8] x) => (float[1,32,12,16] y) {{ {nodes} }}"
+    before = infer_shapes(parse(text, **random_weights({"w": (64, 32, 2, 2)})))
+    after, _ = assert_changed(write_out_upsampling, before)
+    shape_inference.infer_shapes(after, strict_mode=True)
 
 
 @pytest.mark.parametrize(

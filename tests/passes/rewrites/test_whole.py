@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import shape_inference
 
 from onnxq.graph import infer_shapes
 from onnxq.passes.rewrites import whole
@@ -145,7 +146,9 @@ PRODUCTS = {
 @pytest.mark.parametrize(("lines", "head", "out", "others"), PRODUCTS.values(), ids=PRODUCTS)
 def test_a_bias_is_added_before_its_product_is_rounded(lines: str, head: str, out: str, others: dict[str, int]) -> None:
     wanted = {"Gemm": lines.count("MatMul"), **others}
-    _, report = kit.assert_rewritten(whole.fuse_biases, model(lines, head, out, **BIASES), wanted, target="qnn")
+    after, report = kit.assert_rewritten(whole.fuse_biases, model(lines, head, out, **BIASES), wanted, target="qnn")
+    # No size is declared that is another one now.
+    shape_inference.infer_shapes(after, strict_mode=True)
     assert report.changed[0] == f"p/MatMul: took in {'y' if ' y = Add' in lines else 'a'}/Add"
 
 
@@ -210,3 +213,32 @@ def test_an_average_pool_has_pads_in_the_place_of_a_size_rounded_up(options: str
 )
 def test_a_pool_stays_for_which_no_pads_say_the_same(options: str, size: str) -> None:
     kit.assert_untouched(whole.pad_pools, infer_shapes(make_pool(options, size)))
+
+
+SWISH = "s = Sigmoid(x) y = Mul(x, s)"
+
+
+@pytest.mark.parametrize(
+    "lines", [SWISH, "s = Sigmoid(x) z = Mul(s, x) y = Neg(z)", "s = Sigmoid(x) z = Mul(s, x) y = Add(z, x)"]
+)
+def test_x_by_its_sigmoid_of_10_rows_is_of_one_row(lines: str) -> None:
+    proto = model(lines, "float[2,3,10,4] x", "float[2,3,10,4] y")
+    after, report = kit.assert_changed(whole.flatten_swishes, infer_shapes(proto), "qnn")
+    assert len(report.changed) == 1
+    assert Counter(node.op_type for node in after.graph.node)["Reshape"] == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "sizes"),
+    [
+        (SWISH, "2,3,8,10"),
+        (SWISH, "2,3,13,4"),
+        (SWISH, "3,9,10"),
+        (SWISH, "2,3,H,4"),
+        ("a = Neg(x) s = Sigmoid(a) y = Mul(x, s)", "2,3,10,4"),
+        ("s = Sigmoid(x) a = Mul(x, s) y = Add(a, s)", "2,3,10,4"),
+    ],
+)
+def test_a_sigmoid_stays_that_the_npu_computes_right(lines: str, sizes: str) -> None:
+    proto = model(lines, f"float[{sizes}] x", f"float[{sizes}] y")
+    kit.assert_untouched(whole.flatten_swishes, infer_shapes(proto))
