@@ -160,8 +160,13 @@ class _Omission:
 
 
 def _holds_value(node: NodeProto, attr: AttributeProto) -> bool:
-    # A damaged one may have no output to be called by.
-    return node.op_type == "Constant" and attr.name == "value" and bool(node.output)
+    # A damaged one may have no output to be called by, and a number in place of its tensor.
+    return (
+        node.op_type == "Constant"
+        and attr.name == "value"
+        and attr.HasField("t")
+        and bool(node.output)
+    )
 
 
 def locate_tensors(

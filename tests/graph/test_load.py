@@ -192,6 +192,10 @@ FAULTS: dict[str, tuple[Callable[[ModelProto], object], str]] = {
         lambda m: m.graph.node.append(helper.make_node("Constant", [], [], value=m.graph.initializer[0])),
         "Constant.*zero output",
     ),
+    "a constant of a number and a tensor": (
+        lambda m: m.graph.node.append(helper.make_node("Constant", [], ["k"], value=1, other=m.graph.initializer[0])),
+        "Constant",
+    ),
     "a deprecated operator": (
         lambda m: m.CopyFrom(model(DEPRECATED, opset=18, s=np.ones(2, np.float32))),
         "deprecated(.|\n)*export it at another opset",

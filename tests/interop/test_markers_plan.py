@@ -125,6 +125,14 @@ def test_numbers_computed_at_run_time() -> None:
         strip_markers(model)
 
 
+def test_a_marker_that_reaches_no_output() -> None:
+    model = broken()
+    model.graph.node[1].output[0] = "unused"
+    model.graph.node.append(helper.make_node("Neg", ["x"], ["y"]))
+    with pytest.raises(ModelError, match="reaches no output"):
+        strip_markers(model)
+
+
 def test_the_set_of_sites_must_be_that_of_the_quantizers() -> None:
     model = broken()
     with pytest.raises(ModelError, match=r"lost.out: quantizes nothing .*the same holds for lost.in"):
