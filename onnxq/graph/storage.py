@@ -341,9 +341,9 @@ class Spool:
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
                 self._file = OpenFile(folder.path / "weights", flags, folder)
             offset = -(-self._end // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-            os.lseek(self._file.descriptor, offset, os.SEEK_SET)
-            for piece in cut_bytes(array):
-                _write_all(self._file.descriptor, piece)
+            with os.fdopen(self._file.descriptor, "wb", closefd=False) as stream:
+                stream.seek(offset)
+                stream.writelines(cut_bytes(array))
         except OSError as error:
             where = os.environ.get("TMPDIR", tempfile.gettempdir())
             cause = f"cannot take {array.nbytes / 1e6:.0f} MB of a model's weights ({error.strerror or error})"
@@ -351,12 +351,6 @@ class Spool:
             raise OutputError(where, cause, fix, code="Q604") from error
         self._end = offset + array.nbytes
         return StoredArray(self._file, offset, array.dtype, array.shape)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
 
 
 def cut_bytes(array: Array) -> Iterator[bytes]:
@@ -414,7 +408,7 @@ def load_external(
     Raises ModelError for a location that is missing, absolute, outside the model's folder, or too short.
     """
     read: ReadBytes = {}
-    main = {id(tensor): tensor for tensor in proto.graph.initializer} if keep is not None else {}
+    main = {id(tensor): tensor for tensor in proto.graph.initializer}
     for tensor in walk_tensors(proto):
         if not is_external(tensor):
             continue

@@ -328,13 +328,12 @@ def write_out_upsampling(ctx: RunContext, state: FloatState) -> FloatStep:
     nodes = [node for node in index.nodes if node.is_onnx("ConvTranspose")]
     changed: list[str] = []
     # Most networks have none, and rules that name a path walk through the graph.
-    if not nodes:
-        return edit.finish_pass(state, "upsampling", changed)
-    requests = Requests(ctx.config, index)
-    for node in nodes:
-        reads = zip((Role.ACTIVATION, Role.WEIGHT), index.list_reads(node), strict=False)
-        if requests.find_float_rule(node, reads) is None:
-            changed += _write_out_transposed(edit, node)
+    if nodes:
+        requests = Requests(ctx.config, index)
+        for node in nodes:
+            reads = zip((Role.ACTIVATION, Role.WEIGHT), index.list_reads(node), strict=False)
+            if requests.find_float_rule(node, reads) is None:
+                changed += _write_out_transposed(edit, node)
     return edit.finish_pass(state, "upsampling", changed)
 
 
