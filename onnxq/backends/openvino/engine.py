@@ -254,7 +254,7 @@ def _shorten_message(error: Exception) -> str:
 
 
 def _time_built(job: JsonObject, folder: Path) -> JsonObject:
-    """Time the models of a job side by side, each compiled for the sizes of its feeds."""
+    """Time the models of a job side by side, each as applications load it: sizes that are free stay so."""
     import openvino
 
     # All in one process, so that a busy moment hits all of them alike.
@@ -264,8 +264,7 @@ def _time_built(job: JsonObject, folder: Path) -> JsonObject:
     feeds = read_value(folder / FEEDS)
     for name, path in job["engines"].items():
         try:
-            shapes = {key: (value.shape,) for key, value in feeds[name].items()}
-            request = _compile(openvino, Path(path), options, shapes).create_infer_request()
+            request = _compile(openvino, Path(path), options).create_infer_request()
             blocks[name] = _make_block(request, feeds[name])
         except Exception as error:  # the others are timed
             reasons[name] = _shorten_message(error)
@@ -274,7 +273,7 @@ def _time_built(job: JsonObject, folder: Path) -> JsonObject:
 
 
 def _make_block(request: Any, feeds: Any) -> Block:
-    """Runs of one model that last long enough to be measured. request: compiled for the sizes of its feeds."""
+    """Runs of one model that last long enough to be measured."""
 
     def run() -> object:
         # Copies of inputs and outputs are none of the network's time.

@@ -2,8 +2,10 @@
 
 import numpy as np
 import onnx
+import pytest
 
 import onnxq
+from onnxq.backends.openvino import engine
 from onnxq.report.model import REFUSED
 from onnxq.runtime import detect_cpu
 from tests.backends.openvino.graphs import make_net, make_samples, needs_openvino, quantize_all, quantize_net
@@ -81,6 +83,18 @@ def test_models_are_timed_side_by_side_and_compared_by_output() -> None:
     assert [model.eager is not None for model in bench.models] == [True, True]
     diff = onnxq.diff(make_net(), quantize_net().model, data, overrides={"engines": ["openvino"]})
     assert "openvino" in [run.name for run in diff.runs]
+
+
+@pytest.mark.usefixtures("engines_here")
+def test_free_sizes_stay_free_where_models_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As applications load the file: OpenVINO has other kernels for sizes that it knows."""
+    compiled = []
+    compile_model = engine._compile
+    monkeypatch.setattr(engine, "_compile", lambda *given: compiled.append(compile_model(*given)) or compiled[-1])
+    net = model("g (float[N,8] x) => (float[N,8] y) { y = Relu(x) }")
+    onnxq.bench([net], [{"x": np.zeros((3, 8), np.float32)}], overrides={"engine": "openvino", "seconds": 0.1})
+    assert compiled
+    assert all(one.input(0).get_partial_shape().is_dynamic for one in compiled)
 
 
 def test_a_node_that_the_engine_does_not_have_is_named() -> None:
