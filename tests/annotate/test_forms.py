@@ -67,6 +67,7 @@ def label(spec: QuantSpec, numbers: QParams) -> onnx.ModelProto:
     return models.model(text, **numbers, w=weight, s0=np.float32(0.5), z0=np.zeros((), spec.numpy_storage))
 
 
+@pytest.mark.recent_ort
 @settings(max_examples=25, deadline=None)
 @given(labels(), st.sampled_from(FORMS), st.sampled_from(ORT_FORMS), st.integers(0, 2**16))
 def test_every_form_computes_what_numerics_does(drawn, form, before, seed):
@@ -86,6 +87,7 @@ def test_every_form_computes_what_numerics_does(drawn, form, before, seed):
             np.testing.assert_array_equal(answer, expected)
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", models.RUNNING)
 def test_models_of_all_tools_keep_their_answers(make, form):
@@ -114,6 +116,7 @@ def test_native_takes_the_types_that_onnx_has():
     onnx.checker.check_model(found.model, full_check=True)
 
 
+@pytest.mark.recent_ort
 def test_a_narrow_range_stays_one():
     """-7 to 7 of a Clip, not -8: the form holds it where its own type does not."""
     x = np.linspace(-2, 2, 256, dtype=np.float32).reshape(1, 4, 8, 8)

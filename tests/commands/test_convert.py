@@ -54,6 +54,7 @@ def measure_db(exact: np.ndarray, other: np.ndarray) -> float:
     return float(10 * np.log10(np.square(exact).sum() / np.square(exact - other).sum()))
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("to", ["trt", "ort", "openvino", "web"])
 def test_integers_stay_and_answers_with_them(folder: Path, to: str) -> None:
     done = onnxq.convert(folder / "ort.onnx", to, overrides=QUICK)
@@ -104,6 +105,7 @@ def test_a_clip_that_a_range_stood_for_comes_back(tmp_path: Path) -> None:
     assert measure_db(answer(tmp_path / "m.onnx"), answer(floats)) > 30
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("activation", ["Relu(c)", "Clip(c, low, high)"])
 def test_an_activation_on_integers_comes_back(activation: str) -> None:
     rng = np.random.default_rng(0)

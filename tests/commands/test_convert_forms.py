@@ -69,6 +69,7 @@ def test_operators_on_integers_become_pairs(folder: Path, to: str, config: Any) 
     assert stored == {codes.tobytes() for codes in list_weights(done.result.model)}
 
 
+@pytest.mark.recent_ort
 def test_dynamic_operators_stay_dynamic_or_get_ranges(folder: Path) -> None:
     config = onnxq.load_config("ort-dynamic", {"rules": [{"op": "*", "set": {"quantize": True}}]})
     again = convert(folder / "dynamic.onnx", "ort", config)

@@ -134,6 +134,7 @@ def test_each_is_of_its_kind(made: Any) -> None:
         assert output.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
+@pytest.mark.recent_ort
 def test_the_record_is_what_was_found_and_makes_the_files_again(tmp_path: Path) -> None:
     onnx.save(residual(), tmp_path / "cnn.onnx")
     found = onnxq.variants(tmp_path / "cnn.onnx", images(8), overrides={**FAST, "seed": 3}, out=tmp_path / "hub")
@@ -223,6 +224,7 @@ def test_a_metric_is_measured_on_every_file_and_can_say_that_answers_are_lost() 
     assert [one.state for one in found.variants] == [VariantState.MADE, VariantState.LOST]
 
 
+@pytest.mark.recent_ort
 def test_samples_from_a_generator_serve_all() -> None:
     samples = ({"x": one[None]} for one in images(8)["x"])
     found = onnxq.variants(residual(), samples, overrides={**FAST, "only": "int8,q8"})

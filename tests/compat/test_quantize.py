@@ -67,6 +67,7 @@ def test_a_script_runs_with_either_import(script, body, stay_float, said, tmp_pa
     assert reached[OURS] >= reached[THEIRS], reached
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize(
     "name",
     ["quantize_static", "quantize_dynamic", "quantize", "get_qdq_config", "StaticQuantConfig", "DynamicQuantConfig",
@@ -228,6 +229,7 @@ def test_float8_answers_that_onnx_runtime_loses_are_said(body: str, half: bool, 
     assert not lost or body == scripts.ENCODER
 
 
+@pytest.mark.recent_ort
 def test_a_cache_has_its_plan(tmp_path) -> None:
     proto, samples = classifier()
     plan = tmp_path / "cache.json"
@@ -247,6 +249,7 @@ def test_a_cache_has_its_plan(tmp_path) -> None:
         quantize_static(proto, tmp_path / "b.onnx", calibration_cache_path=plan, nodes_to_exclude=["Conv_0"])
 
 
+@pytest.mark.recent_ort
 def test_ranges_that_onnxruntime_wrote_need_no_samples(tmp_path) -> None:
     proto, samples = classifier()
     onnx.save(proto, tmp_path / "m.onnx")
@@ -301,6 +304,7 @@ def read_config(package: Any, proto: onnx.ModelProto | Path, **how: Any) -> dict
     return fields | {name: sorted(fields[name] or ()) for name in ("op_types_to_quantize", "nodes_to_exclude")}
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize(
     "how",
     [
@@ -401,6 +405,7 @@ def test_a_configuration_has_its_arguments_as_attributes() -> None:
     assert (config.per_channel, config.nodes_to_exclude, config.extra_options) == (True, ["a"], None)
 
 
+@pytest.mark.recent_ort
 def test_importing_it_loads_no_more_than_theirs() -> None:
     heavy = ("torch", "pydantic", "onnx_graphsurgeon", "yaml")
     code = f"import sys, onnxq.compat; print(*(name for name in {heavy!r} if name in sys.modules))"

@@ -38,6 +38,7 @@ def test_every_module_is_there() -> None:
         importlib.import_module("onnxq.compat.nothing")
 
 
+@pytest.mark.recent_ort
 def test_names_are_the_very_ones() -> None:
     assert quant_utils.QuantType is quantization.QuantType
     assert calibrate.TensorsData is compat.TensorsData is quantization.TensorsData
@@ -126,6 +127,7 @@ def run_quantizer(**how) -> tuple[list[tuple[str, dict[str, int]]], float, list[
     return kinds, 10 * np.log10(np.sum(right**2) / np.sum((near - right) ** 2)), [str(one.message) for one in caught]
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize(("how", "kind", "least"), [
     ({"bits": 2}, ("MatMulNBits", {"bits": 2, "block_size": 128}), 5),
     ({"bits": 4}, ("MatMulNBits", {"bits": 4, "block_size": 128}), 17),

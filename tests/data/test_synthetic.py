@@ -120,6 +120,7 @@ def test_the_sizes_of_a_decoder_s_inputs_fit_each_other(whole: str, new: str | i
     assert sample["position_ids"].tolist() == [list(range(past, past + count))]
 
 
+@pytest.mark.recent_ort
 def test_a_decoder_that_takes_prompts_without_caches_alone_gets_those() -> None:
     """As onnxruntime-genai's builder writes the mask of MultiHeadAttention."""
     inputs = make_decoder_inputs()

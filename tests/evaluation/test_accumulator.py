@@ -247,6 +247,7 @@ CONFIG: Config = load_config("trt-int8").model_copy(
 )
 
 
+@pytest.mark.recent_ort
 def test_scores_beside_boxes_are_seen_from_quantize_to_diff() -> None:
     """As a whole the output is fine; its scores are not, and promotion goes on until they are."""
     model, data = head(noisy=9.0), samples()

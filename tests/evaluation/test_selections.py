@@ -383,6 +383,7 @@ def test_segments_take_the_choices_made_in_them_and_before() -> None:
     assert not any(math.isinf(one.shared) for one in agreement.results())
 
 
+@pytest.mark.recent_ort
 @settings(max_examples=15, deadline=None)
 @given(shape_nets())
 def test_segments_carry_sizes_ranks_and_sequences(net: ShapeNet) -> None:

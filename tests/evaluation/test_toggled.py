@@ -99,6 +99,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("name", CASES)
 def test_everything_on_is_the_quantized_model_and_everything_off_the_float_one(name: str) -> None:
     plain, quantized, feeds = CASES[name]()

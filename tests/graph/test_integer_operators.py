@@ -58,6 +58,7 @@ def answer(proto: onnx.ModelProto, x: np.ndarray = SAMPLES) -> np.ndarray:
     return np.asarray(Session(proto, optimize=False).run({"x": x})["y"])
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize(
     "options",
     [

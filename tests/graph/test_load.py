@@ -342,6 +342,7 @@ def test_a_graph_without_a_name_and_a_key_of_metadata_twice_are_read() -> None:
     assert [entry.value for entry in loaded.metadata_props] == ["2"]
 
 
+@pytest.mark.recent_ort
 def test_a_domain_is_imported_once_and_always() -> None:
     """ONNX Runtime takes both models; converters stop at the first, onnx.checker at the second."""
     text = "g (float[4] x) => (float[4] y) { [a] h = com.microsoft.Gelu(x) [b] y = ai.onnx.ml.Binarizer(h) }"

@@ -54,6 +54,7 @@ def _run(proto: onnx.ModelProto, x: Any = X) -> Any:
     return Session(proto, optimize=False).run({"x": x})["y"]
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("level", [0, 1, 4])
 @pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize(
@@ -160,6 +161,7 @@ def _table(kind: str, bits: int, zero: bool) -> dict[str, Any]:
     return held if zero else {"q": held["q"], "s": scale}
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize(("kind", "bits"), [("uint8", 2), ("uint8", 4), ("uint8", 8), ("uint4", 4), ("int4", 4)])
 def test_a_lookup_is_a_pair_and_a_gather(kind: str, bits: int, zero: bool) -> None:
@@ -176,6 +178,7 @@ def test_a_lookup_is_a_pair_and_a_gather(kind: str, bits: int, zero: bool) -> No
     np.testing.assert_array_equal(wanted, got)
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("zero", [True, False])
 def test_a_table_that_a_product_reads_too(zero: bool) -> None:
     """As genai's builder ties them: one packed table in the shape of the projection's weight."""

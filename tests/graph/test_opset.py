@@ -172,6 +172,7 @@ def test_maps_grow_as_the_old_operators_let_them(opset: int, node: str, mode: st
         np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.recent_ort
 def test_a_newer_model_is_lowered_with_the_same_numbers() -> None:
     text = "g (float[2,8] x) => (float[2,8] y) { [m] a = MatMul(x, w) [c] b = Celu(a) [t] y = Cast<to = 1>(b) }"
     proto = model(text, opset=28, ir=10, w=np.random.default_rng(0).standard_normal((8, 8)).astype(F))

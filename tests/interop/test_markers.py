@@ -211,6 +211,7 @@ def test_a_quantized_constant_that_is_no_weight(net: Net) -> None:
     assert by_site(check(net, "y", n=3))["add.in1"].role is Role.ACTIVATION
 
 
+@pytest.mark.recent_ort
 def test_half_precision(net: Net) -> None:
     spec = QuantSpec(bits=4, signed=False, symmetric=False)
     x = net.mark(net.input("x", "n", 4, dtype=onnx.TensorProto.FLOAT16), "input:x", spec, 0.3)

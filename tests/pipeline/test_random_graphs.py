@@ -209,6 +209,7 @@ def model(b: Builder, inputs: dict[str, Shape], outputs: list[str], batch: int |
     return proto
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("target", ["ort", "trt"])
 # Each example runs the whole engine: one in five of what the profile has.
 @settings(

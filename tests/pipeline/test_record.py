@@ -333,6 +333,7 @@ def test_the_verdict_counts_largest_scores_of_classes_alone() -> None:
     assert "top-1" not in record.verdict
 
 
+@pytest.mark.recent_ort
 def test_operators_on_integers_have_a_page(tmp_path: Path) -> None:
     """ONNX Runtime's dynamic files hold no pairs, but are read as if they did."""
     from onnxruntime.quantization import quantize_dynamic

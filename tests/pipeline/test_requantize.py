@@ -95,6 +95,7 @@ def test_no_rule_asks_for_more_the_second_time(name: str) -> None:
         quantized(quantize_whole(name).model)
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 def test_a_file_of_onnxruntime_is_refused_too(form: str, tmp_path: Path) -> None:
     proto = by_onnxruntime(tmp_path, form, per_channel=form == "QDQ")
@@ -211,6 +212,7 @@ def test_float_weights_behind_pairs_are_kept_so() -> None:
     assert weight.data_type == TensorProto.FLOAT
 
 
+@pytest.mark.recent_ort
 def test_weight_only_nodes_stay_weight_only() -> None:
     text = "g (float[8,256] x) => (float[8,256] y) { i = Relu(x) a = MatMul(i, w) r = Tanh(a) y = MatMul(r, v) }"
     proto = model(text, weights={"w": (256, 256), "v": (256, 256)})

@@ -87,6 +87,7 @@ SPECS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize(("name", "spec"), SPECS.values(), ids=SPECS)
 def test_another_spec_gets_numbers_of_its_own(held: dict[str, Any], name: str, spec: dict[str, Any]) -> None:
     again = apply(held, respec(name, **spec))

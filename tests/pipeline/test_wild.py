@@ -53,6 +53,7 @@ def test_an_opset_that_onnx_runtime_no_longer_runs_is_refused_in_words() -> None
         onnxq.quantize(network(opset=5), {"x": SAMPLES}, overrides=HOW)
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("target", ["ort", "trt", "virtual"])
 def test_an_opset_without_kernels_for_pairs_is_lowered_and_the_summary_says_so(target: str) -> None:
     opset = onnx.defs.onnx_opset_version()
@@ -66,6 +67,7 @@ def test_an_opset_without_kernels_for_pairs_is_lowered_and_the_summary_says_so(t
     run(result.model, x=SAMPLES[:1])
 
 
+@pytest.mark.recent_ort
 def test_what_is_newer_in_a_narrow_type_is_lowered_in_float32() -> None:
     text = 'g (bfloat16[4,8] x, bfloat16[8,8] z) => (bfloat16[4,8] y) { y = Einsum<equation = "ij,jk->ik">(x, z) }'
     rng = np.random.default_rng(0)

@@ -69,6 +69,7 @@ def test_nothing_can_be_left_out_of_the_piece(tmp_path) -> None:  # type: ignore
     assert -10 * np.log10(noise) == pytest.approx(piece.sqnr_db, abs=0.1)
 
 
+@pytest.mark.recent_ort
 def test_branches_are_single_units_of_a_piece() -> None:
     """The product that parts lies behind an If; the If is taken or left as one node."""
     float_proto = chain()

@@ -102,6 +102,7 @@ def test_what_the_plan_left_float_is_not_required_to_be_quantized(tmp_path, pres
     assert done.exit_code == exit_code, done.output
 
 
+@pytest.mark.recent_ort
 def test_a_weight_that_its_kernel_reads_in_4_bits_is_quantized(tmp_path):
     weight = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
     model = kit.graph("(float[4,256] x) => (float[4,256] y) { y = MatMul(x, w) }", w=weight)

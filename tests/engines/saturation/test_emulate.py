@@ -220,6 +220,7 @@ def test_many_rows_are_taken_in_chunks(monkeypatch):
     assert first.nodes() == second.nodes()
 
 
+@pytest.mark.recent_ort
 def test_integer_operators_become_pairs_with_the_same_answers(file):
     x = kit.samples()
     made = emulate_saturation(file)

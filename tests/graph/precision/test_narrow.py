@@ -129,6 +129,7 @@ def test_pairs_keep_scales_that_the_type_does_not_hold() -> None:
     np.testing.assert_allclose(run(emulate_types(name_nodes(made)), x=x), run(paired(1e-7), x=x), rtol=0.1, atol=2e-7)
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("scale", [0.01, 1e-6])
 def test_pairs_one_behind_the_other(scale: float) -> None:
     """As between operators of 8 and of 16 bits."""
