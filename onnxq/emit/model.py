@@ -106,13 +106,10 @@ def emit_pairs(
         records = {**read_records(proto, index), **writer.records}
         writer.editor.model_metadata({PLAN_KEY: pack_plan(plan), BITS_KEY: json.dumps(records)})
     done = writer.editor.export()
-    rules = {
-        rule.name
-        for rule in target.rules
-        if plan.placement and plan.placement.cpu in rule.pointwise
-    }
+    cpu = plan.placement.cpu if plan.placement else ""
+    rules = {rule.name for rule in target.rules if cpu in rule.pointwise}
     if rules:
-        done = _write_pointwise(done, plan, rules)
+        done = _write_pointwise(done, plan, rules, fixed=cpu == "any")
     if any(site.spec.storage_bits < 8 for site in plan.sites):
         proto = bare_proto(done)
         proto.ir_version = max(proto.ir_version, _PACKED_IR)
@@ -132,10 +129,13 @@ def _check_fit(proto: ModelLike, index: GraphIndex, plan: Plan) -> None:
     check_numbers(plan)
 
 
-def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> ModelLike:
+def _write_pointwise(
+    proto: ModelLike, plan: Plan, rules: Collection[str], *, fixed: bool
+) -> ModelLike:
     """Products by these rules: data [..., K] -> Transpose -> Conv -> Transpose -> [..., N], with weights [N, K, 1 ...].
 
-    Engines whose Convs take channels last leave both Transposes out where shapes are fixed.
+    Engines whose Convs take channels last leave both Transposes out where shapes are fixed. Elsewhere they take longer
+    than the product. fixed: only these.
     """
     index = get_index(proto)
     editor = Editor(proto)
@@ -145,7 +145,7 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
         site for site in plan.sites if site.role.is_weight and site.rule in rules and not site.group
     )
     for node in (index.find_node(edge.node) for site in weights for edge in site.named_consumers):
-        rank = len(index.find_shape(node.result) or ())
+        rank = index.find_rank(node.result) or 0
         pair = index.maker(node, 1, DEQUANTIZE)
         stored = index.find_input(pair, 0)
         codes = index.find_constant(stored)
@@ -153,9 +153,11 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
         taps = [1] * (rank - 2)
         if pair is None or stored is None or codes is None or rank not in _CONV_RANKS:
             continue
+        if fixed and index.find_sizes(node.result) is None:
+            continue
         # A weight that others read as well stays a matrix.
         alone = index.find_sole_reader(stored) and index.find_sole_reader(pair.result)
-        if alone is None or index.maker(node, 0, DEQUANTIZE) is None:
+        if not alone or not index.maker(node, 0, DEQUANTIZE):
             continue
         # [K, N] to [N, K, 1 ...], whose output channels lie along axis 0.
         editor.replace_initializer(stored, codes.T.reshape(*codes.shape[::-1], *taps))
