@@ -37,6 +37,8 @@ from onnxq.spec import FLOAT_TYPES, FloatType
 _PACKED_IR = 10
 # Ranks that the data of Convs have in every engine.
 _CONV_RANKS = (3, 4, 5)
+# Multiplications for each value that is transposed, from which on a Conv is no slower than floats with AVX2 or VNNI.
+_REPAID = 128
 
 
 def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
@@ -109,7 +111,7 @@ def emit_pairs(
     cpu = plan.placement.cpu if plan.placement else ""
     rules = {rule.name for rule in target.rules if cpu in rule.pointwise}
     if rules:
-        done = _write_pointwise(done, plan, rules, fixed=cpu == "any")
+        done = _write_pointwise(done, plan, rules)
     if any(site.spec.storage_bits < 8 for site in plan.sites):
         proto = bare_proto(done)
         proto.ir_version = max(proto.ir_version, _PACKED_IR)
@@ -129,13 +131,11 @@ def _check_fit(proto: ModelLike, index: GraphIndex, plan: Plan) -> None:
     check_numbers(plan)
 
 
-def _write_pointwise(
-    proto: ModelLike, plan: Plan, rules: Collection[str], *, fixed: bool
-) -> ModelLike:
+def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> ModelLike:
     """Products by these rules: data [..., K] -> Transpose -> Conv -> Transpose -> [..., N], with weights [N, K, 1 ...].
 
     Engines whose Convs take channels last leave both Transposes out where shapes are fixed. Elsewhere they take longer
-    than the product. fixed: only these.
+    than small products, which stay.
     """
     index = get_index(proto)
     editor = Editor(proto)
@@ -151,9 +151,9 @@ def _write_pointwise(
         codes = index.find_constant(stored)
         name = node.name
         taps = [1] * (rank - 2)
-        if pair is None or stored is None or codes is None or rank not in _CONV_RANKS:
+        if not pair or not stored or codes is None or rank not in _CONV_RANKS:
             continue
-        if fixed and index.find_sizes(node.result) is None:
+        if index.find_sizes(node.result) is None and codes.size < _REPAID * sum(codes.shape):
             continue
         # A weight that others read as well stays a matrix.
         alone = index.find_sole_reader(stored) and index.find_sole_reader(pair.result)

@@ -77,8 +77,12 @@ def strip_markers(
     folded = fold_constants(stripped)
     is_foldable = _keeps_sites(sites, folded)
     if not is_foldable and not _keeps_sites(sites, stripped):
-        cause = "what one of its markers quantizes reaches no output"
-        raise ModelError(name or "the model", cause, "export it again", code="Q120")
+        raise ModelError(
+            name or "the model",
+            "what one of its markers quantizes reaches no output",
+            "export it again",
+            code="Q120",
+        )
     final = folded if is_foldable else stripped
     plan = _make_plan(final, sites, engine, name, ("constants",) if is_foldable else (), saturation)
     quantized: dict[str, tuple[Site, ...]] = {}

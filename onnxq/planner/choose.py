@@ -124,17 +124,16 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
 
 
 def _warn_of_transposes(problem: PlacementProblem, chosen: NameSet) -> Cautions:
-    """A warning where matrices do not become Convs, which are faster on some CPUs, since their sizes are not fixed."""
-    free = any(
+    """A warning where a product of matrices is slower than one of fixed sizes would be."""
+    # A file for one kind alone is the best that it can have.
+    if problem.config.cpu != "any" or not any(
         op.name in chosen and op.rule.pointwise and problem.ops.index.find_sizes(op.out) is None
         for op in problem.ops
-    )
-    # A file for one kind alone is the best that it can have.
-    if not free or problem.config.cpu != "any":
+    ):
         return ()
     text = (
-        "CPUs of kind avx2 multiply matrices of integers no faster than floats while sizes change from run to run. If "
-        "the model runs there, set the sizes of its inputs (`fix`): then they are convolutions, twice as fast"
+        "matrices are multiplied more slowly on some CPUs while sizes change from run to run: set those of the inputs "
+        "(`fix`), or name the kind of CPU that the model runs on (`cpu`)"
     )
     return (Caution("W103", text),)
 
