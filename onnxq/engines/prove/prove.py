@@ -249,10 +249,12 @@ def _check_saturation(engine: Engine, request: ProveRequest) -> None:
 
 def _inspect_all_nodes(source: ModelSource) -> Inspection:
     """The model's pairs, with every node named and outside functions."""
-    found = inspect_model(source)
-    if found.model.functions:
-        found = replace(inspect_model(inline_functions(found.model)), source=found.source)
-    return found
+    inspection = inspect_model(source)
+    if inspection.model.functions:
+        inspection = replace(
+            inspect_model(inline_functions(inspection.model)), source=inspection.source
+        )
+    return inspection
 
 
 def _check_types(types: Iterable[str], option: str) -> None:

@@ -90,11 +90,11 @@ def test_free_sizes_stay_free_where_models_are_timed(monkeypatch: pytest.MonkeyP
     """As applications load the file: OpenVINO has other kernels for sizes that it knows."""
     compiled = []
     compile_model = engine._compile
-    monkeypatch.setattr(engine, "_compile", lambda *given: compiled.append(compile_model(*given)) or compiled[-1])
+    monkeypatch.setattr(engine, "_compile", lambda *settings: compiled.append(compile_model(*settings)) or compiled[-1])
     net = model("g (float[N,8] x) => (float[N,8] y) { y = Relu(x) }")
     onnxq.bench([net], [{"x": np.zeros((3, 8), np.float32)}], overrides={"engine": "openvino", "seconds": 0.1})
     assert compiled
-    assert all(one.input(0).get_partial_shape().is_dynamic for one in compiled)
+    assert all(network.input(0).get_partial_shape().is_dynamic for network in compiled)
 
 
 def test_a_node_that_the_engine_does_not_have_is_named() -> None:

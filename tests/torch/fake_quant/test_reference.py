@@ -136,7 +136,7 @@ def _through(rounded: Any, value: Any) -> Any:
 
 
 def _clamp(values: Any, low: Any, high: Any) -> Any:
-    """Clamped, with the gradients of values at the ends, which clamp no longer has in torch 2.14."""
+    """The values within bounds; those at the ends have gradients, which clamp no longer gives them in torch 2.14."""
     return torch.where(values < low, low, torch.where(values > high, high, values))
 
 
