@@ -166,7 +166,7 @@ class Taps:
         known = {}
         for value in self._index.inputs:
             # An input of unknown rank has no symbols.
-            for symbol, size in zip(value.shape or (), feeds[value.name].shape, strict=False):
+            for symbol, size in zip(value.dims, feeds[value.name].shape, strict=False):
                 if isinstance(symbol, str):
                     known[symbol] = size
         sizes_of_tensors = {}

@@ -122,7 +122,7 @@ def check_dims(
 
 def _suggest_layout(shape: Sequence[int], value: ValueInfo) -> str:
     """Suggest a transpose for NHWC in place of NCHW or the reverse, the most common mistake."""
-    dims = value.shape or ()
+    dims = value.dims
     for name, order in (("NHWC", (0, 3, 1, 2)), ("NCHW", (0, 2, 3, 1))) if len(dims) == 4 else ():
         sizes = ((shape[axis], dims[k]) for k, axis in enumerate(order) if k)
         fits = [got == want for got, want in sizes if isinstance(want, int)]
@@ -207,7 +207,7 @@ def get_length(value: ValueInfo, inputs: Inputs, shapes: InputShapes) -> int:
     opened = (
         size
         for other in inputs
-        for dim, size in zip((other.shape or ())[1:], shapes[other.name][1:], strict=False)
+        for dim, size in zip(other.dims[1:], shapes[other.name][1:], strict=False)
         if not isinstance(dim, int)
     )
     return max(opened, default=0)

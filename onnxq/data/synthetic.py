@@ -132,7 +132,7 @@ class DecoderInputs:
 
 def name_axis(value: ValueInfo, axis: int) -> str:
     """The symbol of an axis of no fixed size, or "input:axis" where it has none."""
-    dim = (value.shape or ())[axis]
+    dim = value.dims[axis]
     return dim if isinstance(dim, str) else f"{value.name}:{axis}"
 
 
@@ -145,12 +145,12 @@ def find_decoder(inputs: Inputs) -> DecoderInputs | None:
     )
     if not past or ids is None:
         return None
-    length = (ids.shape or ())[1]
+    length = ids.dims[1]
     new = length if isinstance(length, int) else name_axis(ids, 1)
     masks = [
         v
         for v in inputs
-        if _has_tokens(v) and _is_called(v, "mask") and not isinstance((v.shape or ())[1], int)
+        if _has_tokens(v) and _is_called(v, "mask") and not isinstance(v.dims[1], int)
     ]
     # Exporters write "total_sequence_length", "past_sequence_length + 1", "past + sequence", or a symbol of its own.
     whole = {
@@ -180,7 +180,7 @@ def _has_tokens(value: ValueInfo) -> bool:
 
 def _find_past(value: ValueInfo) -> str | None:
     """The axis of the tokens in a cache: of [batch, heads, tokens, size], or with both parts in front."""
-    shape = value.shape or ()
+    shape = value.dims
     if not (value.dtype in _FLOATS and len(shape) in (4, 5) and _is_called(value, "past", "cache")):
         return None
     key = name_axis(value, len(shape) - 2)
@@ -300,9 +300,7 @@ def settle_caches(inputs: Inputs, model: ModelLike) -> Inputs:
     onnxruntime-genai's model builder leaves the size of a head open, since a cache in fewer bits has another one, and
     the length of the ring that holds a window of the last tokens.
     """
-    opened = {
-        value for value in inputs if _find_past(value) and isinstance((value.shape or ())[-1], str)
-    }
+    opened = {value for value in inputs if _find_past(value) and isinstance(value.dims[-1], str)}
     # The shapes that tell it are not in every file.
     index = get_index(infer_shapes(model) if opened else model)
     return [
@@ -317,7 +315,7 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: MaybeTensor) -> Va
         if node.op_type == "Cast":
             return _settle_cache(value, index, node.result)
         heads = node.read_int("num_heads", 0)
-        dims = list(value.shape or ())
+        dims = list(value.dims)
         width = (index.input_shape(node, 0) or (None,))[-1]
         if heads and isinstance(width, int):
             # Queries, keys and values may lie in one row.
@@ -335,7 +333,7 @@ def _find_running(draw: Callable[[int | None, bool], Dataset], session: Session)
     """Find the first dataset whose first sample the model can run."""
     failures: dict[object, str] = {}
     opened = max(
-        (sum(not isinstance(dim, int) for dim in (v.shape or ())[1:]) for v in session.inputs),
+        (sum(not isinstance(dim, int) for dim in v.dims[1:]) for v in session.inputs),
         default=0,
     )
     guesses = [guess for guess in _OTHER_GUESSES if guess**opened <= _MOST_VALUES]
@@ -375,7 +373,7 @@ def _add_lengths(
 
 def _choose_size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int | None) -> int:
     """Choose the size of an axis; guesses are stored in `sizes` by symbol. other: replaces a guess above 1."""
-    dim = (value.shape or ())[axis]
+    dim = value.dims[axis]
     if isinstance(dim, int):
         return dim
     key = name_axis(value, axis)
@@ -386,13 +384,13 @@ def _choose_size(value: ValueInfo, axis: int, sizes: dict[str, int], other: int 
 def _guess_size(value: ValueInfo, axis: int, symbol: str) -> int:
     rank = value.rank
     # [layers, batch, features] is how recurrent networks keep their state.
-    if axis == 0 or (rank == 3 and axis == 1 and isinstance((value.shape or ())[0], int)):
+    if axis == 0 or (rank == 3 and axis == 1 and isinstance(value.dims[0], int)):
         return 1
     for part, size in _SIZES:
         if part in symbol:
             return size
     if rank == 4:
-        channels_last = (value.shape or ())[-1] in CHANNELS
+        channels_last = value.dims[-1] in CHANNELS
         return 3 if axis == (3 if channels_last else 1) else _IMAGE_SIDE
     return 32 if rank == 2 and classify_input(value) == "int" else _OTHER_SIZE
 

@@ -49,7 +49,7 @@ def demand_sizes(index: GraphIndex, given: Profile, engine: str) -> None:
         sizes = given.get(value.name, ())
         if not is_dynamic(value) or len(set(sizes)) == 1:
             continue
-        have = format_shape(value.shape or ()) or "no shape"
+        have = format_shape(value.dims) or "no shape"
         cause = f"{engine} compiles for one size alone, and this input has {'several' if sizes else have}"
         fix = f"fix the sizes in the file (`onnxq quantize` with `fix=…`), or give `shapes='{value.name}:1x…'`"
         raise _fault(f"input {value.name}", cause, fix)
@@ -93,7 +93,7 @@ def _check_sizes(value: ValueInfo, shapes: tuple[Shape, ...]) -> tuple[Shape, ..
     for shape in shapes:
         if not fits_whole(shape, value):
             given = "x".join(map(str, shape))
-            cause = f"{given} does not fit its shape {format_shape(value.shape or ())}"
+            cause = f"{given} does not fit its shape {format_shape(value.dims)}"
             raise _fault(f"shapes: {value.name}", cause)
     if len(shapes) != 3 or not all(a <= b <= c for a, b, c in zip(*shapes, strict=True)):
         raise _fault(

@@ -144,7 +144,7 @@ def find_class_scores(index: GraphIndex) -> dict[str, bool]:
     """
     scores = {}
     for value in index.outputs:
-        shape = value.shape or ()
+        shape = value.dims
         # Seen through the nodes that only pass an output on.
         maker = index.find_producer(index.find_origin(TensorId(value.name), _PASSED))
         if (

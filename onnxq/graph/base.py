@@ -51,9 +51,14 @@ class ValueInfo:
     shape: Dims | None
 
     @property
+    def dims(self) -> Dims:
+        """The sizes; () where the rank is unknown."""
+        return self.shape or ()
+
+    @property
     def rank(self) -> int:
         """The number of axes; 0 where it is unknown."""
-        return len(self.shape or ())
+        return len(self.dims)
 
 
 ValueInfos = tuple[ValueInfo, ...]

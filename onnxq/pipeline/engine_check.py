@@ -13,7 +13,7 @@ from onnxq.engines.prove.judge import count_types
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.compare import ModelErrors, ReferenceRunner
 from onnxq.files import ScratchFolder
-from onnxq.graph import ModelLike, fix_noise, get_index
+from onnxq.graph import ModelLike, fix_noise, fix_sizes, get_index
 from onnxq.passes import FloatState, RunContext
 from onnxq.progress import Task
 from onnxq.report.model import EngineCheck, EngineOutput
@@ -64,8 +64,11 @@ def check_on_engine(
             return replace(account, reason=reason)
         # A file is at fault only where the engine takes the model that it was made of.
         refusal = "it refuses the float model, too"
+        sizes = {name: value.shape for name, value in ctx.samples.first.items()}
         if _takes_model(engine, state.named):
             refusal = "it takes the float model"
+        elif _takes_model(engine, fix_sizes(state.named, sizes)):
+            refusal += ", but takes it with the sizes of the samples: `--fix`"
         return replace(account, reason=reason, refusal=refusal)
     floats = {}
     if not engine.emulated and any(result.sqnr_db < _FAR_DB for result in agree.results()):

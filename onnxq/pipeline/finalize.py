@@ -364,9 +364,7 @@ def _time(
     wide = widen_model(model) if state.types.interface else model
     if not timers:
         return times
-    with ctx.timers.run(
-        "time", f"timing float and quantized model, about {len(timers) * _TIMED_SECONDS} s"
-    ):
+    with ctx.timers.run("time", "timing float and quantized model"):
         for name, timer in timers.items():
             # The reserve was for writing and checking, of which only the writing is left.
             if budget.left() + budget.reserve < _TIMING_SECONDS:

@@ -66,7 +66,7 @@ def settle_sizes(
 
 def _read_shapes(inputs: Iterable[ValueInfo]) -> NamedShapes:
     return {
-        value.name: tuple(_UNNAMED if dim is None else dim for dim in value.shape or ())
+        value.name: tuple(_UNNAMED if dim is None else dim for dim in value.dims)
         for value in inputs
     }
 

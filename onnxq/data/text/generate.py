@@ -113,9 +113,7 @@ class TextInputs:
         empty = {}
         for cache in self.caches:
             value = cache.value
-            shape = [
-                dim if isinstance(dim, int) else rows or self.batch for dim in value.shape or ()
-            ]
+            shape = [dim if isinstance(dim, int) else rows or self.batch for dim in value.dims]
             if cache.axis is not None:
                 shape[cache.axis] = 0
             empty[value.name] = np.zeros(shape, find_input_dtype(value))
@@ -224,7 +222,7 @@ def _pair_caches(caches: Inputs, outputs: Sequence[str]) -> list[tuple[ValueInfo
 
 def _find_axis(value: ValueInfo, batch: int | str | None) -> int | None:
     """The axis of the tokens: the only one of no fixed size beside that of the samples; None without one."""
-    dims = value.shape or ()
+    dims = value.dims
     free = [
         axis
         for axis, dim in enumerate(dims)
