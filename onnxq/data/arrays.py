@@ -5,6 +5,7 @@ Large compressed arrays of an .npz file are read by rows: in C order each is unp
 import io
 import math
 import mmap
+import sys
 import tempfile
 import weakref
 import zipfile
@@ -134,7 +135,7 @@ class ScatteredArray:
         height = max(_PIECE_BYTES // columns[:1].nbytes, 1)
         for top in range(0, len(columns), height):
             rows[top : top + height] = columns[top : top + height, key]
-            if hasattr(mmap, "MADV_DONTNEED"):
+            if sys.platform != "win32":
                 self._mapping.madvise(mmap.MADV_DONTNEED)
         return rows.reshape(*self.shape[:0:-1], *rows.shape[1:]).T
 

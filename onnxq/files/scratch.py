@@ -50,13 +50,13 @@ def make_temporary_name() -> str:
 
 def lock_new_file(descriptor: int, path: Path) -> bool:
     """Lock the file or folder just made at `path`. False if another run removed it as stale before it was locked."""
-    if sys.platform == "win32":
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError:
-        return True  # A file system without locks: nobody else can lock it either, so nobody removes it.
-    return os.path.lexists(path)
+    locked = False
+    if sys.platform != "win32":
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            locked = True
+    # On a file system without locks nobody else can lock it either, so nobody removes it.
+    return not locked or os.path.lexists(path)
 
 
 def remove_stale_files(folder: Path) -> None:
@@ -70,23 +70,22 @@ def remove_stale_files(folder: Path) -> None:
 
 
 def _remove_if_unlocked(path: Path) -> None:
-    if sys.platform == "win32":
-        return
-    try:
-        # A link or a pipe of this name is not ours: neither follow the one nor wait for a writer of the other.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return
-    # Locking fails while the run that made it lives. Whatever cannot be removed is left.
-    with suppress(OSError):
-        status = os.fstat(descriptor)
-        if status.st_uid == os.geteuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if stat.S_ISDIR(status.st_mode):
-                shutil.rmtree(path, ignore_errors=True)
-            elif stat.S_ISREG(status.st_mode):
-                path.unlink()
-    os.close(descriptor)
+    if sys.platform != "win32":
+        try:
+            # A link or a pipe of this name is not ours: neither follow the one nor wait for a writer of the other.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return
+        # Locking fails while the run that made it lives. Whatever cannot be removed is left.
+        with suppress(OSError):
+            status = os.fstat(descriptor)
+            if status.st_uid == os.geteuid():
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if stat.S_ISDIR(status.st_mode):
+                    shutil.rmtree(path, ignore_errors=True)
+                elif stat.S_ISREG(status.st_mode):
+                    path.unlink()
+        os.close(descriptor)
 
 
 # Folders searched by this process. A temporary folder may hold very many files, so each is searched once.

@@ -8,6 +8,7 @@ changes these.
 import math
 import mmap
 import os
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
@@ -289,7 +290,7 @@ class StoredArray:
         length = self.offset - start + self.nbytes
         mapped = mmap.mmap(self.file.descriptor, length, access=mmap.ACCESS_READ, offset=start)
         # Read from start to end, mostly.
-        if hasattr(mmap, "MADV_SEQUENTIAL"):
+        if sys.platform != "win32":
             mapped.madvise(mmap.MADV_SEQUENTIAL)
         count = self.nbytes // self.dtype.itemsize
         flat = np.frombuffer(mapped, self.dtype, count=count, offset=self.offset - start)
@@ -305,7 +306,7 @@ def release_pages(*arrays: Array) -> None:
         while isinstance(base, np.ndarray):
             base = base.base
         mapped = base.obj if isinstance(base, memoryview) else None
-        if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        if isinstance(mapped, mmap.mmap) and sys.platform != "win32":
             mapped.madvise(mmap.MADV_DONTNEED)
 
 

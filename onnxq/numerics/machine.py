@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import cache, lru_cache
 from pathlib import Path
@@ -188,10 +188,9 @@ def trim_memory() -> None:
 
 @lru_cache(maxsize=1)
 def _find_trim() -> Callable[[int], object]:
-    if not sys.platform.startswith("linux"):
-        return lambda _: None
-    try:
-        trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):  # another C library than glibc
-        return lambda _: None
-    return trim
+    if sys.platform == "linux":
+        # Other C libraries than glibc have none.
+        with suppress(OSError, AttributeError):
+            trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
+            return trim
+    return lambda _: None

@@ -6,11 +6,10 @@ fewer samples. Always done: loading, planning, a calibration on some samples, wr
 """
 
 import math
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +18,10 @@ from onnxq.data import Dataset
 from onnxq.passes.journal import Shortage, Shortened, StageCost
 from onnxq.progress import OutOfTime, Progress, Task, silent
 from onnxq.runtime import Feeds
+
+# It is not there on Windows.
+if sys.platform != "win32":
+    import resource
 
 T = TypeVar("T")
 
@@ -201,11 +204,16 @@ class Timers:
 
 def peak_bytes() -> int:
     """Peak resident memory of this process so far."""
-    try:
-        # ru_maxrss still holds the peak of the process this one was forked from.
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("VmHWM:"))) * 1024
-    except (OSError, StopIteration):
+    if sys.platform == "win32":
+        from psutil import Process
+
+        peak = Process().memory_info().peak_wset
+    else:
         # macOS counts bytes, other systems KiB.
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    with suppress(OSError, StopIteration):
+        # On Linux ru_maxrss still holds the peak of the process this one was forked from.
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        peak = int(next(line.split()[1] for line in lines if line.startswith("VmHWM:"))) * 1024
+    return int(peak)

@@ -36,7 +36,8 @@ class _Member:
     """One process and its pipe. at: the piece that it is at, with its position; None while it is idle."""
 
     process: SpawnProcess
-    pipe: Connection
+    # Of another class on Windows.
+    pipe: Any
     at: NumberedPiece[Any] | None = None
 
     def end_process(self) -> None:
