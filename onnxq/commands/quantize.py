@@ -181,7 +181,7 @@ def _make_verdict(report: Report) -> Text:
         facts.insert(0, report.unchecked)
     grade, text = make_verdict(report.figures, report.choices, facts)
     grade = report.grade or grade
-    if grade in GRADES[2:] and not ((promotion and promotion.required) or report.made_up):
+    if grade is GRADES[2] and not ((promotion and promotion.required) or report.made_up):
         text += translate_text("; `min_sqnr=20` leaves float what costs most")
     word = f"{grade.name} by {report.refusers}" if report.refusers else grade.name
     return format_verdict(word, grade.style, text)
