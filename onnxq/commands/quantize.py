@@ -17,7 +17,7 @@ from onnxq.pipeline.record import write_run
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, Text, make_verdict, warn_synthetic
 from onnxq.report.document import ResultFormat, Values, describe_verdict
-from onnxq.report.model import OTHER_CPUS, SYNTHETIC, UNCHANGED, EngineCheck
+from onnxq.report.model import GRADES, OTHER_CPUS, SYNTHETIC, UNCHANGED, EngineCheck
 from onnxq.report.sentences import format_forced, format_precision, format_reasons, format_roles
 from onnxq.report.terminal import (
     Group,
@@ -160,10 +160,10 @@ def _make_verdict(report: Report) -> Text:
         facts.append("on made-up inputs, which are not the task's")
     if report.segments:
         facts.append(f"in the worst of {report.segments} segments")
-    if promotion is not None and promotion.required and not promotion.met:
+    if promotion and promotion.required and not promotion.met:
         facts.append(f"{promotion.asked} does NOT hold")
     facts.append(_describe_size(report))
-    if latency is not None and not math.isnan(latency.ratio):
+    if latency and not math.isnan(latency.ratio):
         facts.append(f"{latency.ratio:.2f}x {'the speed of float' if report.slower else 'faster'}")
     # The outputs are exact then, which would read as a success.
     if report.unchanged:
@@ -181,12 +181,14 @@ def _make_verdict(report: Report) -> Text:
         facts.insert(0, report.unchecked)
     grade, text = make_verdict(report.figures, report.choices, facts)
     grade = report.grade or grade
+    if grade is GRADES[2] and not ((promotion and promotion.required) or report.made_up):
+        text += translate_text("; `min_sqnr=20` leaves float what costs most")
     word = f"{grade.name} by {report.refusers}" if report.refusers else grade.name
     return format_verdict(word, grade.style, text)
 
 
 def _describe_size(report: Report) -> str:
-    if not report.source_bytes or not report.output_bytes:
+    if not (report.source_bytes and report.output_bytes):
         return ""
     ratio = report.source_bytes / report.output_bytes
     return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
@@ -195,8 +197,12 @@ def _describe_size(report: Report) -> str:
 def _explain_size(report: Report) -> str:
     """Why the file is larger than the source, or how it would be smaller; "" where there is nothing to say."""
     if not report.note_bytes:
-        large = 2 * report.output_bytes > report.source_bytes
-        if report.pairs and report.left_float and large and report.has_smaller_mode:
+        if (
+            report.pairs
+            and report.left_float
+            and 2 * report.output_bytes > report.source_bytes
+            and report.has_smaller_mode
+        ):
             return "; `mode: weight-only` makes it smaller, and what stays float no faster"
         return ""
     text = f": {format_bytes(report.note_bytes)} are notes, which `notes='none'` leaves out"
@@ -208,20 +214,24 @@ def _explain_size(report: Report) -> str:
 
 def _make_latency(report: Report) -> Text | None:
     latency = report.latency
-    if latency is None:
+    if not latency:
         return None
     if math.isnan(latency.ratio):
         return Text("not measured")
     cpu = f"on {_CPUS.get(latency.cpu, latency.cpu)}" if latency.cpu else ""
-    run = (
-        "median",
-        format_threads(latency.threads),
-        format_shapes(latency.shapes),
-        cpu,
-        latency.engine,
+    run = ", ".join(
+        filter(
+            None,
+            (
+                "median",
+                format_threads(latency.threads),
+                format_shapes(latency.shapes),
+                cpu,
+                latency.engine,
+            ),
+        )
     )
-    text = f"{latency.describe()} ({', '.join(filter(None, run))})"
-    return Text(text, style="bold red" if report.slower else "")
+    return Text(f"{latency.describe()} ({run})", style="bold red" if report.slower else "")
 
 
 def _make_checks(report: Report) -> RenderableType:
@@ -253,9 +263,7 @@ def _make_checks(report: Report) -> RenderableType:
         rows.append(cells)
     basis = ""
     if report.checked:
-        use = f"held back, nothing was chosen on {'it' if report.checked == 1 else 'them'}"
-        if report.seen:
-            use = f"also used for {report.seen}"
+        use = f"also used for {report.seen}" if report.seen else "held back from every choice"
         samples = report.made_up or f"{format_count(report.checked, 'sample')} ({use})"
         basis = f"against float on {samples}; "
     legend = [f"{basis}{_FILE}: ORT's optimizations off"]

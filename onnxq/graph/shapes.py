@@ -19,7 +19,6 @@ from onnxq.graph.scopes import (
     OWN_DOMAINS,
     iterate_subgraphs,
     list_captures,
-    list_defined,
     replace_items,
     walk_graphs,
     walk_nodes,
@@ -188,7 +187,7 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
     # Shape inference serializes the model; weights would make that slow, and fail over 2 GB.
     light, _ = omit_weights(proto)
     write_stand_ins(light)
-    _repeat_constants(light.graph, {})
+    _prepare_bodies(light.graph)
     try:
         inferred = shape_inference.infer_shapes(
             light, check_type=False, strict_mode=False, data_prop=True
@@ -210,23 +209,21 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
     return result
 
 
-def _repeat_constants(graph: GraphProto, outer: Mapping[str, TensorProto]) -> None:
+def _prepare_bodies(graph: GraphProto) -> None:
     """Give the bodies in a graph copies of the integers around them that they read, such as axes.
 
-    Inference does not look further than the graph of a node for values. outer: initializers of the graphs around.
+    Inference does not look further than the graph of a node for values. Branches of an If lose the shapes that are
+    declared of their results: exporters guess, also the rank.
     """
-    known = {
-        **outer,
-        **{
-            tensor.name: tensor
-            for tensor in graph.initializer
-            if tensor.data_type == TensorProto.INT64
-        },
-    }
     for node in graph.node:
         for _, body in iterate_subgraphs(node):
-            own = list_defined(body)
-            _repeat_constants(
-                body, {name: tensor for name, tensor in known.items() if name not in own}
+            reads = list_captures(body)
+            body.initializer.extend(
+                tensor
+                for tensor in graph.initializer
+                if tensor.data_type == TensorProto.INT64 and tensor.name in reads
             )
-            body.initializer.extend(known[name] for name in list_captures(body) if name in known)
+            _prepare_bodies(body)
+            for value in body.output if node.op_type == "If" else ():
+                if value.type.HasField("tensor_type"):
+                    value.type.tensor_type.ClearField("shape")

@@ -31,6 +31,7 @@ from onnxq.graph.identity import index_named
 from onnxq.graph.storage import count_tensor_bytes
 from onnxq.passes import LOST_DB, FloatState, PlannedState, RunContext
 from onnxq.plan import PlacementMethod, Plan
+from onnxq.planner import EMBEDDING_ROWS
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
 from onnxq.runtime import Feeds, KernelError, Latency, Session, detect_cpu, time_models
 from onnxq.runtime.timing import PRECISION, convert_floats
@@ -303,17 +304,19 @@ def explain_slowness(plan: Plan, title: str) -> str:
         )
     data = [site for site in plan.all_sites if site.role.is_measured]
     if not data:
+        if all(site.rule == EMBEDDING_ROWS for site in plan.all_sites):
+            return "tables alone are quantized, which saves bytes and no time; `embeddings='float'` leaves them"
         text = (
             "weights alone are quantized, which saves bytes and not arithmetic: it pays where few positions are "
             "computed at a time; `bench` times other shapes, and `mode: static` computes in integers"
         )
         shared = any(len(site.named_consumers) > 1 for site in plan.sites)
-        if not shared or not find_target(plan.target).times_itself:
-            return text
-        return (
-            f"{text}; {title} has a kernel for weights that one node reads: with `emit: nbits` and "
-            "`weights: {granularity: block}` others have it, too"
-        )
+        if shared and find_target(plan.target).times_itself:
+            text += (
+                f"; {title} has a kernel for weights that one node reads: with `emit: nbits` and "
+                "`weights: {granularity: block}` others have it, too"
+            )
+        return text
     text = "what runs in integers saves less than quantizing and dequantizing costs on this machine"
     if any(site.spec.dynamic for site in data):
         return f"{text}; scales that stand in the file (`mode: static`) cost less than those of each run"

@@ -458,7 +458,7 @@ class Report:
             effort = "take `effort: balanced`, " if self.effort == "fast" else ""
             text = (
                 f"far from the float model's: output {join_names(lost)}; check the task's own metric, "
-                f"{effort}{find_target(self.target, self.mode).advice}, or keep sensitive nodes float with a rule"
+                f"{effort}{find_target(self.target, self.mode).advice}, or leave float what costs most: `min_sqnr=20`"
             )
             yield Caution("W108", text)
         for engine in self.engines:

@@ -87,7 +87,7 @@ def test_summary_says_everything_once():
         "18.6 MB -> 4.8 MB, 3.9x smaller",
         "5.31 ms -> 2.36 ms, 2.25x faster (median, 1 thread, ids and mask 1x192, x 3)",
         "SQNR as the file says  SQNR as ORT runs it  cosine as the file says  cosine as ORT runs it  one against",
-        "against float on 8 samples (held back, nothing was chosen on them)",
+        "against float on 8 samples (held back from every choice)",
         "118 Q/DQ pairs: 60 activations, 1 bias, 57 weights",
         "Conv 47/49, Add 9/9",
         "and 3 more; `verbose=True` lists them all",

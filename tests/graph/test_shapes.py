@@ -30,6 +30,18 @@ def test_bodies_are_inferred() -> None:
     assert index.find_shape(TensorId("b", "i.then_branch")) == (4,)
 
 
+def test_no_shape_is_taken_from_what_branches_declare_of_their_results() -> None:
+    """torch's older exporter declares that an Identity in place of a Squeeze has one axis."""
+    text = """g (float[R,C] x, bool c) => (float y) {
+        [i] z = If(c) <then_branch = t () => (float a) { [n] a = Squeeze(x) },
+                       else_branch = e () => (float[d] b) { [m] b = Identity(x) }>
+        [j] y = If(c) <then_branch = u () => (float[M] k) { [o] k = Reshape(z, flat) },
+                       else_branch = v () => (float[M] k) { [p] k = Identity(z) }> }"""
+    index = GraphIndex(infer_shapes(model(text, flat=np.array([-1]))))
+    tensors = TensorId("b", "i.else_branch"), TensorId("z"), TensorId("k", "j.else_branch")
+    assert [index.find_shape(tensor) for tensor in tensors] == [("R", "C"), None, None]
+
+
 def test_bodies_are_inferred_by_constants_around_them() -> None:
     proto = model(
         """g (float[1,4,1] x, bool c) => (float[M] y) {

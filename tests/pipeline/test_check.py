@@ -101,10 +101,12 @@ def plans() -> dict[str, Plan]:
     """Plans of one network by their mode."""
     static, weights = (quantize(residual(), images(), mode=mode).plan for mode in ("static", "weight-only"))
     choice = PlacementChoice(method=PlacementMethod.MEASURED)
+    table = replace(weights.sites[0], rule="embedding-rows")
     (edge, *_) = weights.sites[0].named_consumers
     shared = replace(weights, sites=(replace(weights.sites[0], consumers=(edge, replace(edge, node="other"))),))
     return {
         "static": static, "weight-only": weights, "shared": shared, "measured": replace(static, placement=choice),
+        "tables": replace(weights, sites=(table,)),
     }  # fmt: skip
 
 
@@ -113,6 +115,7 @@ ADVICE = {
     "weight-only": "saves bytes and not arithmetic",
     "shared": "with `emit: nbits`",
     "measured": "it was the fastest of the placements timed",
+    "tables": "`embeddings='float'` leaves them",
 }
 
 
@@ -123,6 +126,8 @@ def test_what_is_said_of_a_slower_model_fits_its_plan(plans: dict[str, Plan], mo
     # Placements of pairs on activations are timed, of which weights alone have none.
     assert ("placement='measured'" in text) == (mode == "static")
     assert ("nbits" in text) == (mode == "shared")
+    # In mode static, too, tables may be all that is quantized.
+    assert ("mode: static" in text) == (mode in ("weight-only", "shared"))
     assert "nbits" not in explain_slowness(replace(plans["shared"], target="openvino"), "OpenVINO")
 
 

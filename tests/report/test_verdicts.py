@@ -14,7 +14,7 @@ from onnxq.annotate import WeightSums
 from onnxq.commands.results import show
 from onnxq.engines.saturation.measure import NodeCost, OutputCost, SaturationCost
 from onnxq.evaluation.agreement import ChoiceAgreement
-from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
+from onnxq.passes.journal import Outcome, PassReport, Promotion, Shortage, Shortened
 from onnxq.plan import KeepReason, KeptFloat32, PrecisionPlan
 from onnxq.planner.precision.reasons import round_figure
 from onnxq.report import model, sentences
@@ -87,6 +87,15 @@ REPORT = model.Report(
     latency=model.LatencyRatio(float_ms=2.0, int8_ms=1.0),
 )  # fmt: skip
 FIGURES = "y has 31.0 dB against float as ORT runs it"
+NEAR = "y has 15.0 dB against float as ORT runs it"
+POOR = replace(
+    REPORT,
+    checks=(replace(REPORT.checks[0], sqnr_db=(15.0, 15.0)),),
+    latency=None,
+    promotion=Promotion(
+        asked="at least 20 dB at every output", unit="dB", met=False, value=15.0, least=20.0, required=True
+    ),
+)
 REFUSING = model.EngineCheck(engine="OpenVINO", reason="no kernel", refusal="it takes the float model")
 
 
@@ -102,6 +111,14 @@ REFUSING = model.EngineCheck(engine="OpenVINO", reason="no kernel", refusal="it 
          "unchecked: nothing was checked; 2.0x smaller"),
         (replace(REPORT, latency=None, made_up="8 made-up inputs, seed 0"),
          f"good: {FIGURES}; on made-up inputs, which are not the task's; 2.0x smaller"),
+        (replace(POOR, promotion=None), f"degraded: {NEAR}; 2.0x smaller; `min_sqnr=20` leaves float what costs most"),
+        # Of a broken one W108 says so.
+        (replace(POOR, promotion=None, checks=(replace(REPORT.checks[0], sqnr_db=(5.0, 5.0)),)),
+         "broken: y has 5.0 dB against float as ORT runs it; 2.0x smaller"),
+        # Where that was asked for, or there are no samples to do it by.
+        (POOR, f"degraded: {NEAR}; at least 20 dB at every output does NOT hold; 2.0x smaller"),
+        (replace(POOR, promotion=None, made_up="8 made-up inputs, seed 0"),
+         f"degraded: {NEAR}; on made-up inputs, which are not the task's; 2.0x smaller"),
         (replace(REPORT, pairs=0, latency=None, left_float=(LeftFloat("a", "no faster"),)),
          "unchanged: int8 would not pay, so that nothing is quantized; 2.0x smaller"),
         # Whatever it says as the file says.
