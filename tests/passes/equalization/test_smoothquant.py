@@ -18,9 +18,9 @@ from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.passes.equalization import smoothquant
 from onnxq.passes.equalization.passes import observe_channels
 from onnxq.plan import Plan, SitePlan
-from onnxq.progress import silent
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
+from tests.passes.context import make_context
 from tests.passes.kit import assert_same, in_branch, ops, parse
 
 F = np.float32
@@ -218,8 +218,16 @@ def dataset(x: np.ndarray, proto: onnx.ModelProto = MODEL, **more: Any) -> Datas
     return load_data({"x": x, **more}, GraphIndex(proto).inputs, DataConfig())
 
 
-def observe(channels: dict[TensorId, int], samples: Dataset, proto: onnx.ModelProto = MODEL, **options: Any) -> Any:
-    return observe_channels(proto, channels, samples, progress=silent, title="", **options)
+def observe(
+    channels: dict[TensorId, int],
+    samples: Dataset,
+    proto: onnx.ModelProto = MODEL,
+    batch: int | None = None,
+    memory_limit: int | None = None,
+    **options: Any,
+) -> Any:
+    ctx = replace(make_context(samples, data={"batch": batch}), memory_limit=memory_limit)
+    return observe_channels(ctx, proto, channels, samples, "", **options)
 
 
 def values(count: int = 10) -> np.ndarray:
