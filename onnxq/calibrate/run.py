@@ -13,6 +13,7 @@ from onnxq.calibrate.parts import (
     freeze_readers,
     make_keys,
     make_part,
+    make_watch,
     merge_observers,
     observe_in_chunks,
     observe_samples,
@@ -139,14 +140,11 @@ def observe_part(
         cause = "no activation has a scale that is fixed beforehand: there is nothing to calibrate"
         raise PlanError(plan.model, cause, "quantize without parts", code="Q405")
     # Without the constants, which are looked at once, by `calibrate`.
-    fresh = Watch()
-    for tensor, requests in watch.readers.items():
-        for want in requests:
-            fresh.add(want, tensor)
+    readers = freeze_readers(watch, proto)
+    fresh = make_watch(readers)
     some = dataset.part(positions)
     # All parts are run alike: by the samples of the whole.
     _observe_tensors(proto, fresh, some, len(dataset), batch, memory_limit, crew, progress)
-    readers = freeze_readers(fresh, proto)
     return make_part(
         make_keys(hash_model(proto), readers, dataset), readers, fresh, dataset, positions
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.arrays import as_int32
+from onnxq.arrays import as_float32, as_int32
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import make_samples
 from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, drop_unset, match_names
@@ -216,7 +216,7 @@ def _scale_tokens(state: FloatState, found: Iterable[FoundWeight], config: Confi
         return state
     # Once for a tensor, whichever of its layers the checkpoint says it of: all of them read the same tokens.
     steps = {
-        tensor: np.array([source.data.steps])
+        tensor: as_float32([source.data.steps])
         for match in found
         for source in match.sources
         if source.data is not None and source.data.steps
@@ -347,9 +347,7 @@ def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
     raised = 0 if site.spec.signed else 128
     for entry, edge in zip(data, readers, strict=False):
         assert entry is not None
-        numbers = QParams(
-            np.asarray(entry.scale, np.float32), as_int32(entry.zero + raised), _ORIGIN
-        )
+        numbers = QParams(as_float32(entry.scale), as_int32(entry.zero + raised), _ORIGIN)
         own = replace(site, qparams=numbers)
         if len(scales) == 1:
             yield own

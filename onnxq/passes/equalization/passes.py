@@ -90,12 +90,26 @@ SCALINGS: Note[tuple[Scaling | Rotation, ...]] = Note("equalization")
 # The layers that read tokens with scales, by name.
 TOKEN_LAYERS: Note[Names] = Note("token layers")
 # In the order in which they are found and repeated.
-_WRITERS: dict[str, Callable[[ModelLike, cross_layer.Factors], ModelLike]] = {
+_WRITERS: dict[str, Callable[[ModelLike, smoothquant.Factors], ModelLike]] = {
     CROSS_LAYER: cross_layer.write_scales,
     ABSORPTION: cross_layer.write_shifts,
     SMOOTHQUANT: smoothquant.write_smoothing,
     TOKEN_SCALES: write_token_scales,
 }
+
+
+def write_factors(
+    ids: Mapping[TensorId, str], state: FloatState, name: str, factors: smoothquant.Factors
+) -> FloatState:
+    """The state with the factors in its model's weights, and with the record of them for the plan.
+
+    ids: structural identities in the model that the plan will be applied to, before any scaling.
+    """
+    records = [
+        Scaling(name=name, tensor=tensor, factors=s, anchor=ids.get(tensor, ""))
+        for tensor, s in factors.items()
+    ]
+    return _record(state, _WRITERS[name](state.model, factors), records)
 
 
 def _record(
@@ -255,8 +269,8 @@ def equalize_layers(ctx: EqualizeContext, state: FloatState) -> FloatStep:
 
 
 def _drop_needless(
-    ctx: EqualizeContext, state: FloatState, factors: cross_layer.Factors
-) -> cross_layer.Factors:
+    ctx: EqualizeContext, state: FloatState, factors: smoothquant.Factors
+) -> smoothquant.Factors:
     """The factors; {} where the quantized outputs are as good as float already."""
     score = score_equalized(ctx, state) if factors else None
     return factors if score is None or score < _GOOD_DB else {}
@@ -381,17 +395,13 @@ def _write(
     ctx: EqualizeContext,
     state: FloatState,
     name: str,
-    factors: cross_layer.Factors,
+    factors: smoothquant.Factors,
     lines: Sequence[str],
 ) -> FloatStep:
     """The state with the factors written, and the report, which says so where they change the function."""
     if not factors:
         return state, PassReport(name, tuple(lines), outcome=Outcome.NO_GAIN)
-    records = [
-        Scaling(name=name, tensor=tensor, factors=s, anchor=ctx.base.ids.get(tensor, ""))
-        for tensor, s in factors.items()
-    ]
-    after = _record(state, _WRITERS[name](state.model, factors), records)
+    after = write_factors(ctx.base.ids, state, name, factors)
     report = check_equivalent(ctx, after, PassReport(name, (f"{len(factors)} tensors", *lines)))
     return (after if report.outcome is Outcome.KEPT else state), report
 

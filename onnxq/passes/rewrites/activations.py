@@ -313,13 +313,13 @@ def _combine_terms(op: str, terms: list[Poly]) -> Poly | None:
     if op in _COMBINING:
         combined: Poly = _COMBINING[op](left, right)
         return combined
-    number = right[0]
+    number = float(right[0])
     # Division by x, and x in the exponent, are no polynomials.
     if len(right) > 1 or not number:
         return None
     if op == "Div":
         return left / number
-    return polypow(left, number) if number in (1.0, 2.0, 3.0) else None
+    return polypow(left, int(number)) if number in (1.0, 2.0, 3.0) else None
 
 
 def _is_multiple(poly: Poly) -> bool:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from onnxq.backends import Candidate, Shapes, Target
+from onnxq.backends import Candidate, Target
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.graph.base import COUNTING_OPS, DEQUANTIZE, LAYOUT_OPS, MICROSOFT, QUANTIZE
 from onnxq.graph.precision.narrow import (
@@ -67,8 +67,7 @@ class PrecisionProblem:
     """Everything that the choice of float types depends on.
 
     index: of the prepared float32 model, with inferred types. plan: its pairs. kind: the narrow type. errors: by
-    tensor, {} where nothing could be run. shapes: of computed tensors. io: the type of float inputs and outputs. opset:
-    that of the file.
+    tensor, {} where nothing could be run. io: the type of float inputs and outputs. opset: that of the file.
     """
 
     index: GraphIndex
@@ -77,7 +76,6 @@ class PrecisionProblem:
     requests: Requests
     engine: Target
     errors: Mapping[TensorId, TensorErrors]
-    shapes: Shapes = field(default_factory=dict)
     io: Mapping[str, int] = field(default_factory=dict)
     opset: int = 19
 
@@ -206,9 +204,7 @@ class ReasonSearch:
         fixed = False in binding.inputs and True not in binding.inputs
         if not binding.able and (fixed or problem.list_writes(node)):
             self._keep_wide(node.name, KeepReason.ONNX)
-        detail = problem.engine.refuse_narrow(
-            Candidate(node, problem.index, problem.shapes), problem.kind
-        )
+        detail = problem.engine.refuse_narrow(Candidate(node, problem.index, {}), problem.kind)
         if detail:
             self._keep_wide(node.name, KeepReason.KERNEL, detail=detail)
         rule = problem.requests.find_wide_rule(node)
