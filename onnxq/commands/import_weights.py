@@ -347,7 +347,9 @@ def _scale_data(site: SitePlan, found: list[FoundWeight]) -> Iterator[SitePlan]:
     raised = 0 if site.spec.signed else 128
     for entry, edge in zip(data, readers, strict=False):
         assert entry is not None
-        numbers = QParams(np.asarray(entry.scale, np.float32), as_int32(entry.zero + raised), _ORIGIN)
+        numbers = QParams(
+            np.asarray(entry.scale, np.float32), as_int32(entry.zero + raised), _ORIGIN
+        )
         own = replace(site, qparams=numbers)
         if len(scales) == 1:
             yield own

@@ -11,6 +11,8 @@ placement of its own until all lose alike (a supported point of the Pareto front
 Optimization", 2005, chapter 3); the cut that loses least on its worst kind is taken.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,7 @@ from types import MappingProxyType
 
 from onnxq.backends import Output
 from onnxq.backends.costs import Cost, MachineCosts, OpCase
-from onnxq.planner.problem import QuantizableOp, QuantizableOps
+from onnxq.planner.problem import PlacementProblem, QuantizableOp, QuantizableOps
 from onnxq.sites import Caution, Cautions, Names, NameSet, TensorId
 
 # Whether an operator runs in integers, for those whose side is settled.
@@ -174,6 +176,11 @@ class CutProblem:
     ops: QuantizableOps
     dynamic: bool = False
     apart: NameSet = frozenset()
+
+    @classmethod
+    def of_placement(cls, problem: PlacementProblem) -> CutProblem:
+        """The choice of a placement problem."""
+        return cls(problem.ops, problem.engine.dynamic, problem.apart)
 
     def compute_costs(self, cpu: MachineCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""

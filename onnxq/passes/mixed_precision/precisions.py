@@ -360,7 +360,7 @@ class ProgramBuilder:
             return
         costs = self._costs
         # As the minimum cut of the planner sees them, with more than two sides.
-        for use in CutProblem(self.problem.ops, self.engine.dynamic, self.problem.apart).uses:
+        for use in CutProblem.of_placement(self.problem).uses:
             readers = [name for name in use.readers if name in self._operators]
             maker = use.maker if use.maker in self._operators else None
             integers = tuple(Condition(name, self._static) for name in readers)
