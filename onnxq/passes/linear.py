@@ -125,8 +125,7 @@ class Linear:
     @property
     def has_plain_bias(self) -> bool:
         """True when it has a bias, or can take one, that may be any row of numbers: a Gemm's C is scaled by beta."""
-        scaled = self.node.op_type == "Gemm" and self.node.read_float("beta", 1.0) != 1.0
-        return self.bias_edge is not None and not scaled
+        return self.bias_edge is not None and self.node.read_float("beta", 1.0) == 1.0
 
     @property
     def is_padded(self) -> bool:

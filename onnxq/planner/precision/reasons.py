@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from onnxq.backends import Candidate, Target
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import GraphIndex, NodeRef, walk_from
 from onnxq.graph.base import COUNTING_OPS, DEQUANTIZE, LAYOUT_OPS, MICROSOFT, QUANTIZE
 from onnxq.graph.precision.narrow import (
     CONTROL,
@@ -257,18 +257,17 @@ class ReasonSearch:
             number = float(value.item())
             if not 0 < abs(number) < _ZERO * self.kind.smallest:
                 continue
-            waiting = [node]
-            while waiting:
-                maker = waiting.pop()
-                self._keep_wide(maker.name, KeepReason.SMALL, number)
-                readers = [
-                    reader
-                    for result in self.problem.list_writes(maker)
-                    for reader in self.index.readers(result)
-                ]
-                waiting += [
-                    one for one in readers if one.op_type in _DIVIDING and one.name not in self.kept
-                ]
+            for kept in walk_from([node], self._list_dividing):
+                self._keep_wide(kept.name, KeepReason.SMALL, number)
+
+    def _list_dividing(self, node: NodeRef) -> list[NodeRef]:
+        """The nodes that read what a node makes on its way to a quotient, but those with a reason of their own."""
+        return [
+            reader
+            for result in self.problem.list_writes(node)
+            for reader in self.index.readers(result)
+            if reader.op_type in _DIVIDING and reader.name not in self.kept
+        ]
 
     def _passes_mask(self, node: NodeRef) -> bool:
         """True where a mask among the inputs of this node is a mask in its result."""
