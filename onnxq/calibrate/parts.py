@@ -196,10 +196,7 @@ def observe_chunk(task: ObserveTask) -> list[Observer]:
         # Observers of the caller's own are registered by their module; that of a script has been run already.
         if module not in sys.modules and module != "__main__":
             import_module(module)
-    watch = Watch()
-    for tensor, wants in task.readers:
-        for want in wants:
-            watch.add(want, tensor)
+    watch = make_watch(task.readers)
     tensors = tuple(tensor for tensor, _ in task.readers)
     taps = _open_taps(task.model, tensors, task.memory_limit, task.lay_out)
     if taps.tensors:
@@ -237,6 +234,15 @@ def freeze_readers(watch: Watch, proto: ModelLike) -> Readers:
         ),
     )
     return tuple((tensor, tuple(watch.readers[tensor])) for tensor in ordered)
+
+
+def make_watch(readers: Readers) -> Watch:
+    """Observers of these tensors, which have seen nothing."""
+    watch = Watch()
+    for tensor, wants in readers:
+        for want in wants:
+            watch.add(want, tensor)
+    return watch
 
 
 def list_wants(readers: Readers) -> list[Want]:

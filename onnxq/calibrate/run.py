@@ -3,20 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from onnxq.calibrate import parts
 from onnxq.calibrate.constants import Numbers, bias_numbers, find_tensor, weight_numbers
-from onnxq.calibrate.parts import (
-    Part,
-    Want,
-    Watch,
-    check_keys,
-    check_samples,
-    freeze_readers,
-    make_keys,
-    make_part,
-    merge_observers,
-    observe_in_chunks,
-    observe_samples,
-)
+from onnxq.calibrate.parts import Part, Want, Watch
 from onnxq.calibrate.taps import LEAST_LAID_OUT, Taps
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
@@ -63,10 +52,12 @@ def calibrate(
             cause = "has no scale, and there are no samples"
             raise PlanError(next(iter(wants)), cause, "give samples, `data=…`", code="Q405")
         if observed is not None:
-            readers = freeze_readers(watch, proto)
-            check_keys(observed, make_keys(hash_model(proto), readers, dataset), "this run")
-            check_samples(observed, dataset)
-            merge_observers(watch, observed.wants, observed.observers)
+            readers = parts.freeze_readers(watch, proto)
+            parts.check_keys(
+                observed, parts.make_keys(hash_model(proto), readers, dataset), "this run"
+            )
+            parts.check_samples(observed, dataset)
+            parts.merge_observers(watch, observed.wants, observed.observers)
             unseen = tap_tensors(proto, watch.readers, only=True).refusals
         else:
             unseen = _observe_tensors(
@@ -99,14 +90,14 @@ def _observe_tensors(
 ) -> Refusals:
     """Update the observers of tensors by samples, of `total` in all. Returns why some tensors cannot be observed."""
     lay_out = total >= LEAST_LAID_OUT
-    tensors = [tensor for tensor, _ in freeze_readers(watch, proto)]
+    tensors = [tensor for tensor, _ in parts.freeze_readers(watch, proto)]
     taps = Taps(proto, tensors, memory_limit, lay_out=lay_out)
     if not taps.tensors:
         return taps.refusals
     if crew is None or crew.plain:
-        observe_samples(taps, watch, samples, batch=batch, progress=progress)
+        parts.observe_samples(taps, watch, samples, batch=batch, progress=progress)
     else:
-        observe_in_chunks(
+        parts.observe_in_chunks(
             crew,
             proto,
             watch,
@@ -139,16 +130,13 @@ def observe_part(
         cause = "no activation has a scale that is fixed beforehand: there is nothing to calibrate"
         raise PlanError(plan.model, cause, "quantize without parts", code="Q405")
     # Without the constants, which are looked at once, by `calibrate`.
-    fresh = Watch()
-    for tensor, requests in watch.readers.items():
-        for want in requests:
-            fresh.add(want, tensor)
+    readers = parts.freeze_readers(watch, proto)
+    fresh = parts.make_watch(readers)
     some = dataset.part(positions)
     # All parts are run alike: by the samples of the whole.
     _observe_tensors(proto, fresh, some, len(dataset), batch, memory_limit, crew, progress)
-    readers = freeze_readers(fresh, proto)
-    return make_part(
-        make_keys(hash_model(proto), readers, dataset), readers, fresh, dataset, positions
+    return parts.make_part(
+        parts.make_keys(hash_model(proto), readers, dataset), readers, fresh, dataset, positions
     )
 
 

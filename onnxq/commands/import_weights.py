@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.arrays import as_int32
+from onnxq.arrays import as_float32, as_int32
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import make_samples
 from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, drop_unset, match_names
@@ -216,7 +216,7 @@ def _scale_tokens(state: FloatState, found: Iterable[FoundWeight], config: Confi
         return state
     # Once for a tensor, whichever of its layers the checkpoint says it of: all of them read the same tokens.
     steps = {
-        tensor: np.array([source.data.steps])
+        tensor: as_float32([source.data.steps])
         for match in found
         for source in match.sources
         if source.data is not None and source.data.steps

@@ -7,7 +7,6 @@ converted:   tensor -> its pair -> QuantizeLinear -> DequantizeLinear -> one rea
 constant:    integers -> [Cast ->] DequantizeLinear -> readers
 """
 
-import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +16,7 @@ import numpy as np
 import onnx
 from numpy.typing import ArrayLike
 
-from onnxq.arrays import Array, as_float32, as_int64
+from onnxq.arrays import Array, as_float32, as_int64, hash_parts, view_content
 from onnxq.calibrate.constants import dequantize_constant, find_tensor, quantize_constant
 from onnxq.errors import PlanError
 from onnxq.graph import TENSOR_TYPES, Editor, GraphIndex, ModelLike
@@ -261,8 +260,8 @@ class PairWriter:
         self, site: SitePlan, qparams: QParams, codes: Array, tensor: TensorId
     ) -> PairNames:
         """Names of the integers, scale and zero point of a captured weight, stored once for equal numbers."""
-        arrays = (np.asarray(qparams.scale), np.asarray(qparams.zero_point), codes)
-        key = (tensor, site.spec, *(hashlib.sha256(array.tobytes()).digest() for array in arrays))
+        arrays = (qparams.scale, qparams.zero_point, codes)
+        key = (tensor, site.spec, hash_parts(*map(view_content, arrays)))
         if key not in self.outside:
             own = replace(site, site=tensor)
             name = self._add_part(own, "quantized", codes, site.spec.storage)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxq.arrays import hash_parts
 from onnxq.errors import OutputError
 from onnxq.files import ScratchFolder, describe_os_error, hold_lock, replace_files
 
@@ -83,7 +84,7 @@ def fetch_entry(
     name: file name with {} for a hash of the key: `lib{}.so`. force: build in any case.
     Other processes that request the same key wait and use the first one's build.
     """
-    identity = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:16]
+    identity = hash_parts(json.dumps(dict(key), sort_keys=True))[:16]
     path = (place or kernels_folder()) / name.format(identity)
 
     def same(other: Key) -> bool:

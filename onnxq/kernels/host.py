@@ -2,7 +2,6 @@
 
 import atexit
 import ctypes
-import hashlib
 import logging
 import os
 import platform
@@ -12,6 +11,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from onnxq.arrays import hash_parts
 from onnxq.errors import MissingDependencyError, OnnxqError, OutputError
 from onnxq.kernels import cache as store
 from onnxq.kernels import sources
@@ -194,7 +194,7 @@ def _load_library(path: Path) -> ctypes.CDLL:
 def _hash_cpu() -> str:
     """Hash the processor features that -march=native depends on: machines that share a home folder may differ."""
     about = f"{platform.machine()} {platform.processor()} {' '.join(sorted(_read_features()))}"
-    return hashlib.sha256(about.encode()).hexdigest()[:16]
+    return hash_parts(about)[:16]
 
 
 @cache

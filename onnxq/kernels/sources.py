@@ -2,12 +2,13 @@
 them as child processes.
 """
 
-import hashlib
 import subprocess
 from functools import cache
 from importlib.machinery import PathFinder
+from itertools import chain
 from pathlib import Path
 
+from onnxq.arrays import hash_parts
 from onnxq.errors import MissingDependencyError
 from onnxq.sites import Names
 
@@ -39,10 +40,7 @@ def read_sources(names: Names) -> dict[str, str]:
 
 def hash_sources(names: Names) -> str:
     """Hash the names and texts of sources."""
-    whole = hashlib.sha256()
-    for name, text in read_sources(names).items():
-        whole.update(f"{name}\0{text}\0".encode())
-    return whole.hexdigest()[:32]
+    return hash_parts(*chain.from_iterable(read_sources(names).items()))[:32]
 
 
 def identify_sources(kind: str, names: Names) -> dict[str, str]:

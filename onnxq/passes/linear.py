@@ -36,12 +36,13 @@ def compute_batchnorm_scale(
     return a, as_float64(bias) - as_float64(mean) * a
 
 
-def per_channel(value: Array, rank: int, axis: int, channels: int) -> Array64 | None:
+def per_channel(value: Array | None, rank: int, axis: int, channels: int) -> Array64 | None:
     """A constant that broadcasts onto a tensor [.., channels at `axis`, ..] of `rank` without changing its shape.
 
-    Returns [channels] or [] as float64; None when it varies along another axis or would raise the rank.
+    Returns [channels] or [] as float64; None when it varies along another axis or would raise the rank, and for what
+    is no constant of floats.
     """
-    if value.ndim > rank:
+    if value is None or not is_float(value) or value.ndim > rank:
         return None
     shape = (1,) * (rank - value.ndim) + value.shape
     if any(dim != 1 for k, dim in enumerate(shape) if k != axis % rank):
@@ -124,8 +125,7 @@ class Linear:
     @property
     def has_plain_bias(self) -> bool:
         """True when it has a bias, or can take one, that may be any row of numbers: a Gemm's C is scaled by beta."""
-        scaled = self.node.op_type == "Gemm" and self.node.read_float("beta", 1.0) != 1.0
-        return self.bias_edge is not None and not scaled
+        return self.bias_edge is not None and self.node.read_float("beta", 1.0) == 1.0
 
     @property
     def is_padded(self) -> bool:
@@ -217,10 +217,7 @@ def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
     reader = index.find_reader(out, "Add")
     if reader is not None:
         add, k = reader
-        value = index.input_value(add, 1 - k)
-        column = (
-            None if value is None or not is_float(value) else per_channel(value, rank, -1, channels)
-        )
+        column = per_channel(index.input_value(add, 1 - k), rank, -1, channels)
         if column is not None:
             last = add
             bias_edge = add.make_edge(1 - k)
@@ -260,8 +257,6 @@ def list_followers(index: GraphIndex, op: Linear, kinds: NameSet) -> Followers:
 
 def _read_step(index: GraphIndex, op: Linear, node: NodeRef, k: int) -> Affine:
     value = index.input_value(node, 1 - k)
-    if value is None or not is_float(value):
-        return None
     column = per_channel(value, op.rank, op.channel_axis, op.channels)
     return None if column is None else read_arithmetic(node.op_type, column, k)
 

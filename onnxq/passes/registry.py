@@ -10,13 +10,8 @@ from onnxq.graph.scopes import replace_items, walk_graphs, walk_nodes
 from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, never, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
 from onnxq.passes.journal import PassReport
+from onnxq.passes.mixed_precision import float_parts
 from onnxq.passes.mixed_precision.activation_bits import ACTIVATION_BITS, WIDE_ACTIVATIONS
-from onnxq.passes.mixed_precision.float_parts import (
-    ATTENTION,
-    ATTENTION_AGAIN,
-    FLOAT_TYPES,
-    chooses_types,
-)
 from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC_SCALES, FLOAT_OPS, SENSITIVE_OPS
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
@@ -65,7 +60,9 @@ _CONDITIONS = {
 }
 # ONNX Runtime's LayerNormFusion takes in a Cast to float32 in front of a norm written out, and then refuses the node of
 # two types that it made (opset 17 and later): beside other float types norms are single nodes for every target.
-_REQUIRED = {"layernorm": lambda ctx, state: state.types.narrow or chooses_types(ctx, state)}
+_REQUIRED = {
+    "layernorm": lambda ctx, state: state.types.narrow or float_parts.chooses_types(ctx, state)
+}
 REWRITES = tuple(
     Pass(
         name,
@@ -126,16 +123,16 @@ PASSES: tuple[Pass[Any, Any], ...] = (
     SENSITIVE_OPS,
     # Widths and places of pairs before weights are rounded for them.
     WEIGHT_BITS,
-    ATTENTION,
+    float_parts.ATTENTION,
     *ROUNDING,
     ACTIVATION_BITS,
-    ATTENTION_AGAIN,
+    float_parts.ATTENTION_AGAIN,
     # Judged beside the errors that are left, and before a request for accuracy is met.
     EMBEDDINGS,
     # Last, as it pays in speed for what all others could not mend; weights are then rounded for what is left.
     PROMOTION,
     ROUNDING_AGAIN,
-    FLOAT_TYPES,
+    float_parts.FLOAT_TYPES,
 )
 # All that `skip` may name: the passes, and a part of one.
 SKIPPABLE = frozenset((AUGMENTED, *(entry.name for entry in PASSES)))

@@ -24,6 +24,7 @@ if sys.platform != "win32":
     import resource
 
 T = TypeVar("T")
+Clock = Callable[[], float]
 
 # Writing and checking, as a multiple of what loading and preparing took, and at least so many seconds.
 _END = 2.0
@@ -40,7 +41,7 @@ class TimeBudget:
     """
 
     seconds: float | None = None
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = time.monotonic
     shortened: list[Shortened] = field(default_factory=list)
     reserve: float = _LEAST_END
     begun: float = field(init=False)
@@ -86,7 +87,7 @@ class TimeBudget:
             yield None
             return
         try:
-            yield _watch_clock(progress, self.clock, self.clock() + seconds)
+            yield _Watch(progress, self.clock, self.clock() + seconds)
         except OutOfTime:
             self.note(name, Shortage.GIVEN_UP, seconds=seconds)
 
@@ -104,19 +105,17 @@ class TimeBudget:
         fewer = samples
         # Each try knows the pace of the one before, and has half of what is left.
         for _ in range(3):
-            count = [0, 0]
             share = self.left() / 2
             if share < _USELESS or len(fewer) <= 1:
                 break
+            watch = _Watch(progress, self.clock, self.clock() + share)
             try:
-                done_all = work(
-                    fewer, _watch_clock(progress, self.clock, self.clock() + share, count)
-                )
+                done_all = work(fewer, watch)
                 self._note_samples(name, len(fewer), len(samples))
                 return done_all
             except OutOfTime:
                 # As many as were done in this half, for half of what is left; fewer by a fifth, as the pace varies.
-                done = len(fewer) * count[0] / max(count[1], 1)
+                done = len(fewer) * watch.done / max(watch.total, 1)
                 fewer = samples.take(
                     max(1, int(done * max(self.left() / 2, 0.0) / share * 0.8)), seed
                 )
@@ -149,35 +148,34 @@ class TimeBudget:
         self.shortened.append(Shortened(name, how, self.seconds or 0.0, seconds, samples))
 
 
-def _watch_clock(
-    progress: Progress, clock: Callable[[], float], deadline: float, count: list[int] | None = None
-) -> Progress:
-    """A progress that watches the clock. count: [steps done, steps in all] so far, kept up to date."""
+@dataclass
+class _Watch:
+    """A progress that watches the clock. done, total: the steps so far, of all its tasks."""
+
+    progress: Progress
+    clock: Clock
+    deadline: float
+    done: int = 0
+    total: int = 0
 
     @contextmanager
-    def watching(description: str, total: int | None = None) -> Iterator[Task]:
-        if count is not None:
-            count[1] += total or 0
-        with progress(description, total) as task:
-            yield _Watched(task, clock, deadline, count)
-
-    return watching
+    def __call__(self, description: str, total: int | None = None) -> Iterator[Task]:
+        self.total += total or 0
+        with self.progress(description, total) as task:
+            yield _WatchedTask(self, task)
 
 
 @dataclass(frozen=True)
-class _Watched:
+class _WatchedTask:
+    watch: _Watch
     task: Task
-    clock: Callable[[], float]
-    deadline: float
-    count: list[int] | None
 
     def advance(self, steps: int = 1) -> None:
         """Count, then look at the clock."""
         self.task.advance(steps)
-        if self.count is not None:
-            self.count[0] += steps
+        self.watch.done += steps
         # Only here: work that cannot report a step cannot be stopped either.
-        if self.clock() > self.deadline:
+        if self.watch.clock() > self.watch.deadline:
             raise OutOfTime
 
 

@@ -1,7 +1,6 @@
 """The command's own check: answers on held-back samples, and time beside the float model's."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
@@ -31,7 +30,7 @@ from onnxq.graph.identity import index_named
 from onnxq.graph.storage import count_tensor_bytes
 from onnxq.passes import LOST_DB, FloatState, PlannedState, RunContext
 from onnxq.plan import PlacementMethod, Plan
-from onnxq.planner import EMBEDDING_ROWS
+from onnxq.planner import EMBEDDING_ROWS, list_weighted
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
 from onnxq.runtime import Feeds, KernelError, Latency, Session, detect_cpu, time_models
 from onnxq.runtime.timing import PRECISION, convert_floats
@@ -429,17 +428,12 @@ def count_ops(index: GraphIndex, plan: Plan) -> tuple[OpCount, ...]:
 
 def _find_quantized_nodes(index: GraphIndex, plan: Plan) -> set[str]:
     """Nodes whose float operands all come through a pair."""
-    read = defaultdict(set)
-    for site in plan.all_sites:
-        for edge in site.find_readers(index):
-            read[edge.node].add(edge.index)
-    quantized = {
-        edge.node for site in plan.all_sites if site.role.is_weight for edge in site.named_consumers
-    }
+    read = {edge for site in plan.all_sites for edge in site.find_readers(index)}
+    quantized = list_weighted(plan.all_sites)
     for node in index.nodes:
-        data = index.list_computed(node).keys()
+        data = [node.make_edge(k) for k in index.list_computed(node)]
         # One computed operand beside a weight that stayed float: half quantized is not quantized.
         half = node.op_type in WEIGHTED_OPS and len(data) < 2
-        if data and not half and data <= read[node.name]:
+        if data and not half and read.issuperset(data):
             quantized.add(node.name)
     return quantized

@@ -11,7 +11,7 @@ from onnxq.planner.build import (
 )
 from onnxq.planner.choose import Choice, Forced, weigh_forced
 from onnxq.planner.match import fit_plan
-from onnxq.planner.place import find_float_nodes
+from onnxq.planner.place import find_float_nodes, list_weighted
 from onnxq.planner.precision.choose import (
     add_precision,
     choose_types,
@@ -44,6 +44,7 @@ __all__ = [
     "find_suspects",
     "find_type_opset",
     "fit_plan",
+    "list_weighted",
     "state_placement",
     "weigh_forced",
 ]

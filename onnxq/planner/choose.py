@@ -62,7 +62,7 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
 
 def predict_times(problem: PlacementProblem, chosen: NameSet) -> list[float]:
     """Microseconds of the network on each kind of CPU, with these operators in integers."""
-    cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
+    cut = CutProblem.of_placement(problem)
     return [cut.time_us(cut.compute_costs(kind), chosen) for kind in problem.costs.values()]
 
 
@@ -93,7 +93,7 @@ def choose_by_cost(problem: PlacementProblem, *, sized: bool) -> Choice:
     if not sized:
         # Sizes of made-up inputs say nothing of those that the network will get.
         sides = {**{op.name: True for op in ops if op.rule.compute}, **sides}
-    cut = CutProblem(ops, problem.engine.dynamic, problem.apart)
+    cut = CutProblem.of_placement(problem)
     balance = _balance(problem, cut, sides)
     yielding = {name for name, why in reasons.items() if why.rule in problem.engine.yielding}
     if sized and yielding:

@@ -11,6 +11,8 @@ placement of its own until all lose alike (a supported point of the Pareto front
 Optimization", 2005, chapter 3); the cut that loses least on its worst kind is taken.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,7 @@ from types import MappingProxyType
 
 from onnxq.backends import Output
 from onnxq.backends.costs import Cost, MachineCosts, OpCase
-from onnxq.planner.problem import QuantizableOp, QuantizableOps
+from onnxq.planner.problem import PlacementProblem, QuantizableOp, QuantizableOps
 from onnxq.sites import Caution, Cautions, Names, NameSet, TensorId
 
 # Whether an operator runs in integers, for those whose side is settled.
@@ -175,6 +177,11 @@ class CutProblem:
     dynamic: bool = False
     apart: NameSet = frozenset()
 
+    @classmethod
+    def of_placement(cls, problem: PlacementProblem) -> CutProblem:
+        """The choice of a placement problem."""
+        return cls(problem.ops, problem.engine.dynamic, problem.apart)
+
     def compute_costs(self, cpu: MachineCosts) -> PlacementCosts:
         """The costs of operators and pairs on a kind of CPU."""
         quantize = {
@@ -238,13 +245,25 @@ class CutProblem:
         return tuple(use for use in uses if use is not None)
 
     def _find_op_cost(self, op: QuantizableOp, cpu: MachineCosts) -> Cost:
-        cost = _predict_op_cost(self.ops, op, cpu)
+        """Predicted float and int8 time of an operator, its folded activation included."""
+        candidate = op.candidate
+        case = OpCase(
+            op_type=op.node.op_type,
+            inputs=tuple(candidate.shape_of(tensor) for _, tensor in op.data),
+            output=candidate.output_shape(),
+            weight=None if op.rule.weight is None else candidate.shape(op.rule.weight),
+            group=op.node.groups,
+            kernel=tuple(candidate.attr("kernel_shape", ())),
+            strides=tuple(candidate.attr("strides", ())),
+            activation=op.activation.op_type if op.activation is not None else "",
+            pointwise=bool(op.rule.pointwise),
+        )
+        cost = cpu.predict_node(case)
         if op.name not in self.apart:
             return cost
-        shapes = (op.candidate.shape_of(tensor) for _, tensor in op.data)
         own = sum(
             cpu.predict_quantize(None if shape is None else math.prod(shape), dynamic=True)
-            for shape in shapes
+            for shape in case.inputs
         )
         return Cost(cost.float_us, cost.int8_us + own)
 
@@ -272,23 +291,6 @@ class CutProblem:
             # Without any, the edge to the sink keeps the operator float.
             if readers or fixed.get(op.name) is not True:
                 net.add_edge(op.name, readers[0] if readers else _SINK, _INFINITE)
-
-
-def _predict_op_cost(ops: QuantizableOps, op: QuantizableOp, cpu: MachineCosts) -> Cost:
-    """Predicted float and int8 time of an operator, its folded activation included."""
-    candidate = op.candidate
-    case = OpCase(
-        op_type=op.node.op_type,
-        inputs=tuple(candidate.shape_of(tensor) for _, tensor in op.data),
-        output=candidate.output_shape(),
-        weight=None if op.rule.weight is None else candidate.shape(op.rule.weight),
-        group=op.node.groups,
-        kernel=tuple(candidate.attr("kernel_shape", ())),
-        strides=tuple(candidate.attr("strides", ())),
-        activation=op.activation.op_type if op.activation is not None else "",
-        pointwise=bool(op.rule.pointwise),
-    )
-    return cpu.predict_node(case)
 
 
 def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: NameSet) -> TensorUse | None:

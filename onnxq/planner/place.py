@@ -383,10 +383,14 @@ def _read_range(match: Match, spec: QuantSpec, bound: Bound) -> QParams | None:
 _GUARDED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "AveragePool", "Softmax")
 
 
+def list_weighted(sites: Iterable[SitePlan]) -> set[str]:
+    """The names of the nodes that read a quantized weight."""
+    return {edge.node for site in sites if site.role.is_weight for edge in site.named_consumers}
+
+
 def find_float_nodes(index: GraphIndex, sites: Iterable[SitePlan], engine: Target) -> Names:
     """Nodes the plan leaves float though the engine might not."""
-    weights = [site for site in sites if site.role.is_weight]
-    int8 = {edge.node for site in weights for edge in site.named_consumers}
+    int8 = list_weighted(sites)
     # The NPU computes a Log between pairs of others in integers, though it is left float (0 dB).
     ops = {*engine.misreads, *(_GUARDED if engine.quantizes_alone else ())}
     return tuple(node.name for node in index.nodes if node.op_type in ops and node.name not in int8)

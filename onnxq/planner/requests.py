@@ -120,39 +120,41 @@ class Requests:
             default = default.model_copy(update=changed)
         if not role.is_weight and self.config.mode == "dynamic":
             default = default.model_copy(update={"dynamic": True})
-        match = Match(default)
-        for k, rule in enumerate(self.config.rules):
-            if rule.set.concerns_pairs and any(
-                self._selects_tensor(rule, role, tensor, node) for node in nodes
-            ):
-                self.applied.add(k)
-                # A rule for float asks for nothing else: the rest of its request is never read.
-                match = Match(default if rule.set.float else rule.apply(default, role), rule)
-                break
+        rule = self._find_rule(role, tensor, nodes)
+        match = Match(default if rule is None else _apply_rule(rule, default, role), rule)
         # Such as LSTM: ONNX Runtime's integer kernel of it quantizes its data in each run.
         kinds = find_target(self.config.target).dynamic_ops
         single = bool(nodes) and (nodes[0].op_type in kinds or nodes[0].name in self.looped)
-        fixed = match.rule is not None and match.rule.set.dynamic is False
+        fixed = rule is not None and rule.set.dynamic is False
         if role.is_weight or fixed or not single:
             return match
         return replace(match, request=match.request.model_copy(update={"dynamic": True}))
 
     def match_table(self, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The request for a table of embeddings. Rules for all weights do not mean it, unless they leave them float."""
+        rule = self._find_rule(Role.WEIGHT, tensor, nodes, table=True)
+        if rule is None:
+            return Match(_TABLES.get(self.config.embeddings, _TABLES["int8"]))
+        default = _TABLES["int4" if rule.set.bits == 4 else "int8"]
+        request = _apply_rule(rule, default, Role.WEIGHT)
+        # Tables are quantized for small files, so 4 bits are packed unless the rule names a storage.
+        packed = request.bits == 4 and rule.set.storage is None
+        return Match(request.model_copy(update={"storage": "int4"}) if packed else request, rule)
+
+    def _find_rule(
+        self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef], *, table: bool = False
+    ) -> Rule | None:
+        """The first rule that decides on a tensor of these nodes, which counts as applied. table: it must mean some."""
         for k, rule in enumerate(self.config.rules):
-            if not (rule.set.concerns_pairs and (_is_specific(rule) or rule.set.float)):
-                continue
-            if any(self._selects_tensor(rule, Role.WEIGHT, tensor, node) for node in nodes):
+            meant = not table or _is_specific(rule) or rule.set.float
+            if (
+                rule.set.concerns_pairs
+                and meant
+                and any(self._selects_tensor(rule, role, tensor, node) for node in nodes)
+            ):
                 self.applied.add(k)
-                default = _TABLES["int4" if rule.set.bits == 4 else "int8"]
-                request = default if rule.set.float else rule.apply(default, Role.WEIGHT)
-                # Tables are quantized for small files, so 4 bits are packed unless the rule names a
-                # storage.
-                packed = request.bits == 4 and rule.set.storage is None
-                return Match(
-                    request.model_copy(update={"storage": "int4"}) if packed else request, rule
-                )
-        return Match(_TABLES.get(self.config.embeddings, _TABLES["int8"]))
+                return rule
+        return None
 
     def make_spec(self, match: Match, role: Role, node: NodeRef) -> QuantSpec:
         """The spec that a request means for one input of a node. ConfigError when its granularity has no axis here."""
@@ -281,6 +283,11 @@ class Requests:
 
     def _list_readers(self, node: NodeRef) -> list[NodeRef]:
         return [reader for tensor in node.results for reader in self.graph.readers(tensor)]
+
+
+def _apply_rule(rule: Rule, default: TensorConfig, role: Role) -> TensorConfig:
+    """The request of a rule. One for float asks for nothing else: the rest of its request is never read."""
+    return default if rule.set.float else rule.apply(default, role)
 
 
 def _is_specific(rule: Rule) -> bool:

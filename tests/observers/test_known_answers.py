@@ -104,12 +104,6 @@ def test_mse_finds_the_thresholds_of_theory(bits: int, gauss: float, laplace: fl
         assert (high - low) / 2 == pytest.approx(alpha, rel=0.04)
 
 
-def test_mse_of_relu_keeps_half_a_distribution() -> None:
-    low, high = _range("mse", _asymmetric(4), np.maximum(_gauss(), 0))
-    assert low == 0.0
-    assert high == pytest.approx(aciq_alpha("gaussian", 30), rel=0.03)
-
-
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("name", ["laplace", "student", "relu", "shifted"])
 def test_mse_costs_no_more_than_a_fine_search_over_the_values_themselves(name: str, bits: int) -> None:
@@ -142,22 +136,6 @@ def test_mse_of_fp8_keeps_outliers_that_int8_clips() -> None:
     assert _cost(values, *found, quant) <= 1.01 * least
     assert max(-found[0], found[1]) > 0.9 * top
     assert _range("mse", SIGNED, values)[1] < 0.7 * top
-
-
-def test_mse_lets_one_far_outlier_go_but_not_many() -> None:
-    values = _gauss()
-    values[0] = 60.0
-    low, high = _range("mse", _asymmetric(4), values)
-    assert -3.5 < low < -2
-    assert high < 5
-    values[: N // 50] = 60.0
-    assert _range("mse", _asymmetric(4), values)[1] > 55
-
-
-def test_mse_knows_the_mass_at_the_ends_of_clipped_values() -> None:
-    values = np.clip(6 * _gauss(), 0, 6)
-    assert (values == 6).mean() > 0.1
-    assert _range("mse", UNSIGNED, values)[1] == pytest.approx(6, rel=0.01)
 
 
 # KL --------------------------------------------------------------------------------------------------------------

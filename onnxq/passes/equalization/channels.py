@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from onnxq.arrays import Mask
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.linear import Linear, find_linear
+from onnxq.passes.rewrites.single_nodes import find_pad_value
 from onnxq.sites import MaybeTensor, Names, TensorId
 
 Flags = Mask
@@ -229,16 +230,10 @@ def scale_clip(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def scale_pad(flow: ScaledChannels, node: NodeRef) -> bool:
     """Reflected values are those of the channel; a constant must be one that every factor leaves, 0."""
-    if node.attrs.get("mode", "constant") == "constant":
-        value = flow.index.read_scalar(node, 2)
-        if value is not None:
-            zero = value[0] == 0.0
-        else:
-            zero = flow.index.find_input(node, 2) is None and not node.attrs.get("value", 0.0)
-        # Any other constant stands for one value behind the pad, whatever its channel is multiplied
-        # by.
-        if not zero:
-            return False
+    constant = node.attrs.get("mode", "constant") == "constant"
+    # Any other constant stands for one value behind the pad, whatever its channel is multiplied by.
+    if constant and find_pad_value(flow.index, node) != 0.0:
+        return False
     return pass_scales(flow, node)
 
 

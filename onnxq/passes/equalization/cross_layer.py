@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from onnxq.arrays import Array64, Floats, Mask, as_float32, as_float64
+from onnxq.arrays import Array64, Mask, as_float32, as_float64
 from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, get_index
 from onnxq.passes.equalization.channels import (
@@ -29,7 +29,7 @@ from onnxq.passes.equalization.channels import (
     find_scaled_channels,
     list_shift_sources,
 )
-from onnxq.passes.equalization.smoothquant import ChannelStatistics
+from onnxq.passes.equalization.smoothquant import ChannelStatistics, Factors
 from onnxq.passes.linear import Linear
 from onnxq.passes.patterns import Edit
 from onnxq.planner.sums import read_constant
@@ -81,7 +81,6 @@ def _normalize_factors(s: Array64, alive: Mask, groups: Labels) -> Array64:
     return as_float64(as_float32(out))
 
 
-Factors = Mapping[TensorId, Floats]
 # Below this a factor moves nothing that eight bits could tell.
 _WORTH = 1.05
 
@@ -223,7 +222,7 @@ def compute_shifts(low: Array64, high: Array64) -> Array64:
 
 def _measure_width(low: Array64, high: Array64) -> float:
     """Width of the range that one scale has to cover; it always contains zero."""
-    return float(max(high.max(initial=0.0), 0.0) - min(low.min(initial=0.0), 0.0))
+    return float(high.max(initial=0.0) - low.min(initial=0.0))
 
 
 def list_shift_axes(proto: ModelLike) -> dict[TensorId, int]:

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.arrays import as_float32
 from onnxq.calibrate.taps import LEAST_LAID_OUT, Taps
 from onnxq.config import Config, Rule, RuleSet, match_names
 from onnxq.data import Dataset, read_mask
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.evaluation.trials import measure_models
 from onnxq.graph import ModelLike, get_index, infer_shapes, is_large_model
-from onnxq.passes.base import EqualizeContext, Pass, Stage, has_real_samples
+from onnxq.passes.base import EqualizeContext, Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.equalization import cross_layer, rotation, smoothquant
 from onnxq.passes.equalization.smoothquant import ChannelStatistics, RunningStatistics
 from onnxq.passes.equalization.token_scales import find_token_layers, write_token_scales
@@ -30,22 +29,19 @@ from onnxq.passes.state import FloatState, FloatStep, Note
 from onnxq.plan import Plan, Rotation, Scaling
 from onnxq.planner.recognize import Recognized
 from onnxq.planner.rewritten import Anchors
-from onnxq.progress import Progress
 from onnxq.runtime import Session
 from onnxq.sites import Names, Role, TensorId
 from onnxq.spec import RULED
 
 
 def observe_channels(
+    ctx: SampledContext,
     proto: ModelLike,
     axes: Mapping[TensorId, int],
     dataset: Dataset,
-    progress: Progress,
     title: str,
     *,
     rows: int = 0,
-    batch: int | None = None,
-    memory_limit: int | None = None,
 ) -> dict[TensorId, ChannelStatistics]:
     """Low and high end of each channel along `axes`, and `rows` of its rows spread over the samples.
 
@@ -54,13 +50,14 @@ def observe_channels(
     """
     if not axes:
         return {}
-    taps = Taps(proto, list(axes), memory_limit, lay_out=len(dataset) >= LEAST_LAID_OUT)
+    taps = Taps(proto, list(axes), ctx.memory_limit, lay_out=len(dataset) >= LEAST_LAID_OUT)
     if not taps.tensors:
         return {}
+    batch = ctx.config.data.batch
     groups = taps.form_groups(dataset.batches(batch))
-    share = -(-rows // len(dataset)) if rows else 0
+    share = -(-rows // len(dataset))
     running: dict[TensorId, RunningStatistics] = {}
-    with progress(title, len(groups) * len(dataset)) as task:
+    with ctx.progress(title, len(groups) * len(dataset)) as task:
         for group in groups:
             last = -1
             for part, tensor, value in taps.run(group, dataset.batches(batch), dataset.split_batch):
@@ -93,7 +90,7 @@ SCALINGS: Note[tuple[Scaling | Rotation, ...]] = Note("equalization")
 # The layers that read tokens with scales, by name.
 TOKEN_LAYERS: Note[Names] = Note("token layers")
 # In the order in which they are found and repeated.
-_WRITERS: dict[str, Callable[[ModelLike, cross_layer.Factors], ModelLike]] = {
+_WRITERS: dict[str, Callable[[ModelLike, smoothquant.Factors], ModelLike]] = {
     CROSS_LAYER: cross_layer.write_scales,
     ABSORPTION: cross_layer.write_shifts,
     SMOOTHQUANT: smoothquant.write_smoothing,
@@ -102,23 +99,25 @@ _WRITERS: dict[str, Callable[[ModelLike, cross_layer.Factors], ModelLike]] = {
 
 
 def write_factors(
-    ids: Mapping[TensorId, str], state: FloatState, name: str, factors: cross_layer.Factors
+    ids: Mapping[TensorId, str], state: FloatState, name: str, factors: smoothquant.Factors
 ) -> FloatState:
     """The state with the factors in its model's weights, and with the record of them for the plan.
 
     ids: structural identities in the model that the plan will be applied to, before any scaling.
     """
-    single = {tensor: as_float32(s) for tensor, s in factors.items()}
     records = [
         Scaling(name=name, tensor=tensor, factors=s, anchor=ids.get(tensor, ""))
-        for tensor, s in single.items()
+        for tensor, s in factors.items()
     ]
-    model = infer_shapes(_WRITERS[name](state.model, single))
-    return _record(replace(state, model=model), records)
+    return _record(state, _WRITERS[name](state.model, factors), records)
 
 
-def _record(state: FloatState, scalings: Sequence[Scaling | Rotation]) -> FloatState:
-    return SCALINGS.write(state, (*(SCALINGS.find(state) or ()), *scalings))
+def _record(
+    state: FloatState, model: ModelLike, scalings: Sequence[Scaling | Rotation]
+) -> FloatState:
+    """The state with a scaled model, and with the records of its scalings for the plan."""
+    records = (*(SCALINGS.find(state) or ()), *scalings)
+    return SCALINGS.write(replace(state, model=infer_shapes(model)), records)
 
 
 def replay_scalings(
@@ -258,7 +257,8 @@ def equalize_layers(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     fixed = _list_ruled(ctx, state)
     enough = len(ctx.data.calibration) >= _SAMPLES
     axes = cross_layer.list_channel_axes(state.model, fixed) if enough else {}
-    observed = _observe(ctx, state, axes, "equalizing")
+    samples = ctx.data.calibration.take(_MOST)
+    observed = observe_channels(ctx, state.model, axes, samples, "equalizing")
     largest = {tensor: statistics.largest for tensor, statistics in observed.items()}
     # All or none: channels that share a factor need the values of every tensor they are in.
     factors = cross_layer.compute_factors(
@@ -269,8 +269,8 @@ def equalize_layers(ctx: EqualizeContext, state: FloatState) -> FloatStep:
 
 
 def _drop_needless(
-    ctx: EqualizeContext, state: FloatState, factors: cross_layer.Factors
-) -> cross_layer.Factors:
+    ctx: EqualizeContext, state: FloatState, factors: smoothquant.Factors
+) -> smoothquant.Factors:
     """The factors; {} where the quantized outputs are as good as float already."""
     score = score_equalized(ctx, state) if factors else None
     return factors if score is None or score < _GOOD_DB else {}
@@ -278,7 +278,9 @@ def _drop_needless(
 
 def absorb_biases(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """Channels centred, and their means absorbed by the biases behind them, Nagel et al. 2019."""
-    observed = _observe(ctx, state, cross_layer.list_shift_axes(state.model), "absorbing")
+    axes = cross_layer.list_shift_axes(state.model)
+    samples = ctx.data.calibration.take(_MOST)
+    observed = observe_channels(ctx, state.model, axes, samples, "absorbing")
     shifts = _drop_needless(ctx, state, cross_layer.choose_shifts(state.model, observed))
     lines = [f"{tensor}: channels centred" for tensor in shifts]
     return _write(ctx, state, ABSORPTION, shifts, lines)
@@ -289,9 +291,8 @@ def smooth_activations(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     plan = ctx.place(state, ctx.progress)
     # Of MatMul and Gemm, whose channels are the last axis of their input.
     axes = {group.tensor: -1 for group in smoothquant.find_quantized_groups(state.model, plan)}
-    batch = ctx.config.data.batch
     samples = ctx.data.calibration
-    observed = _observe(ctx, state, axes, "smoothing", samples, rows=_ROWS, batch=batch)
+    observed = observe_channels(ctx, state.model, axes, samples, "smoothing", rows=_ROWS)
     return _write(
         ctx, state, SMOOTHQUANT, *smoothquant.compute_smoothing_factors(state.model, plan, observed)
     )
@@ -312,7 +313,7 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
         rotations = [replace(draft, seed=seed) for draft in possible]
         model, copied = rotation.write_rotations(state.model, rotations)
         records = [replace(one, anchor=ctx.base.ids.get(one.tensor, "")) for one in rotations]
-        after = _record(replace(state, model=infer_shapes(model)), records)
+        after = _record(state, model, records)
         score = score_rotated(ctx, after)
         # Of those that are not taken nothing is kept in memory.
         ctx.base.scores.pop(id(after.model))
@@ -390,28 +391,11 @@ def has_rotations(ctx: EqualizeContext, state: FloatState) -> bool:
     return has_free_values(ctx, state) and rotation.has_residual_stream(state.model)
 
 
-def _observe(
-    ctx: EqualizeContext,
-    state: FloatState,
-    axes: Mapping[TensorId, int],
-    title: str,
-    samples: Dataset | None = None,
-    rows: int = 0,
-    batch: int | None = None,
-) -> dict[TensorId, ChannelStatistics]:
-    """`observe_channels` within the memory of the run. samples: by default some of those for calibration."""
-    some = ctx.data.calibration.take(_MOST) if samples is None else samples
-    limit = ctx.memory_limit
-    return observe_channels(
-        state.model, axes, some, ctx.progress, title, rows=rows, batch=batch, memory_limit=limit
-    )
-
-
 def _write(
     ctx: EqualizeContext,
     state: FloatState,
     name: str,
-    factors: cross_layer.Factors,
+    factors: smoothquant.Factors,
     lines: Sequence[str],
 ) -> FloatStep:
     """The state with the factors written, and the report, which says so where they change the function."""

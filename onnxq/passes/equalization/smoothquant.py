@@ -44,9 +44,8 @@ AWQ_ALPHAS = (0.15, 0.25, 0.35, 0.5, 0.65)
 # Share of the largest channel below which a channel counts as empty, of its largest value and of its mean magnitude.
 _DEAD_PEAK = 1e-6
 _DEAD_MEAN = 1e-4
-Array32 = Floats
 # (s [channels], alpha, error with them, error without scaling); errors are noise over signal.
-Choice = tuple[Array32, float, float, float]
+Choice = tuple[Floats, float, float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +55,11 @@ class SmoothedWeight:
     orders: the 16-bit sums that its integers must keep.
     """
 
-    weight: Array32
+    weight: Floats
     spec: QuantSpec
     orders: SumOrders = ()
 
-    def round_scaled(self, s: Array32) -> Array32:
+    def round_scaled(self, s: Floats) -> Floats:
         """The weight times s [inputs], quantized and dequantized."""
         # Rows are inputs here, so a factor a channel goes along axis 0.
         weight = self.weight * s[:, None]
@@ -74,7 +73,7 @@ class ChannelStatistics:
 
     low: Array64
     high: Array64
-    rows: Array32
+    rows: Floats
 
     @property
     def largest(self) -> Array64:
@@ -114,7 +113,7 @@ class RunningStatistics:
         return ChannelStatistics(self.low, self.high, rows)
 
 
-def compute_smoothing(largest: Array64, weights: Sequence[Array], alpha: float) -> Array32:
+def compute_smoothing(largest: Array64, weights: Sequence[Array], alpha: float) -> Floats:
     """SmoothQuant's s, [channels]. largest: max |X_c|; weights: [channels, outputs] each."""
     # All layers that read the activation share s, so the largest weight of any of them counts.
     columns = as_float64(np.max([np.abs(w).max(axis=1) for w in weights], axis=0))
@@ -129,7 +128,7 @@ def compute_smoothing(largest: Array64, weights: Sequence[Array], alpha: float) 
     return as_float32(s)
 
 
-def compute_awq_scaling(rows: Array32, alpha: float) -> Array32:
+def compute_awq_scaling(rows: Floats, alpha: float) -> Floats:
     """AWQ's s, [channels]; rows: [n, channels] of the activation."""
     size = np.abs(rows).mean(axis=0, dtype=np.float64)
     if not size.max(initial=0.0) > 0:
@@ -143,14 +142,13 @@ def measure_layer_error(
     statistics: ChannelStatistics,
     weights: Sequence[SmoothedWeight],
     spec: QuantSpec,
-    s: Array32,
-    exact: Sequence[Array] | None = None,
+    s: Floats,
+    exact: Sequence[Array],
 ) -> float:
     """Mean noise-to-signal ratio of the layers' outputs, with activations (by `spec`) and weights quantized.
 
-    exact: the float outputs; None: compute them.
+    exact: the float outputs.
     """
-    exact = [statistics.rows @ layer.weight for layer in weights] if exact is None else exact
     # A range always holds zero, which quantizers keep exact.
     low = min(float(np.min(statistics.low / s)), 0.0)
     high = max(float(np.max(statistics.high / s)), 0.0)
@@ -162,7 +160,7 @@ def measure_layer_error(
     return float(np.mean(ratios))
 
 
-def measure_weights_error(rows: Array32, weights: Sequence[SmoothedWeight], s: Array32) -> float:
+def measure_weights_error(rows: Floats, weights: Sequence[SmoothedWeight], s: Floats) -> float:
     """Mean noise-to-signal ratio of the layers' outputs, with only the weights quantized."""
     ratios = []
     for layer in weights:
@@ -186,7 +184,7 @@ def search_smoothing_exponent(
     )
 
 
-def search_awq_exponent(rows: Array32, weights: Sequence[SmoothedWeight]) -> Choice:
+def search_awq_exponent(rows: Floats, weights: Sequence[SmoothedWeight]) -> Choice:
     """The best of AWQ_ALPHAS for some rows [n, channels] of the activation."""
     return _choose_exponent(
         {alpha: compute_awq_scaling(rows, alpha) for alpha in AWQ_ALPHAS},
@@ -194,7 +192,7 @@ def search_awq_exponent(rows: Array32, weights: Sequence[SmoothedWeight]) -> Cho
     )
 
 
-def _choose_exponent(factors: dict[float, Array32], measure: Callable[[Array32], float]) -> Choice:
+def _choose_exponent(factors: dict[float, Floats], measure: Callable[[Floats], float]) -> Choice:
     """The exponent whose factors leave the least error; of equal ones the first."""
     # Plain rounding is no candidate but the mark that callers compare the gain with.
     plain = measure(np.ones_like(next(iter(factors.values()))))
@@ -242,8 +240,7 @@ def find_groups(index: GraphIndex) -> tuple[SmoothingGroup, ...]:
         if op.owns_constants(index):
             makers[op.last.result] = op
         x = index.find_input(node, 0)
-        w = index.find_input(node, 1)
-        owned = w is not None and index.is_owned(w)
+        owned = index.is_owned(index.find_input(node, 1))
         if x is not None and owned and x.scope == node.scope and not node.transposes_data:
             layers[x].append(op)
     groups = []
@@ -392,8 +389,6 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
 
     Raises PlanError for a tensor that no layer reads so, or with another number of channels.
     """
-    if not factors:
-        return proto
     groups = {group.tensor: group for group in find_groups(get_index(proto))}
     for tensor, s in factors.items():
         if tensor not in groups or groups[tensor].channels != s.size:

@@ -4,13 +4,14 @@ s = max|X| / steps along the last axis, at each run, as int8 checkpoints of lang
 -steps and steps whatever X is, so that its pair has the constant scale 1, and integer kernels run between the two.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
 from onnxq.arrays import Floats
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, NodeRefs
+from onnxq.passes.equalization.smoothquant import Factors
 from onnxq.passes.patterns import Edit, Step
 from onnxq.sites import TensorId
 
@@ -18,7 +19,7 @@ from onnxq.sites import TensorId
 _LEAST = np.array(2.0**-14, np.float32)
 
 
-def write_token_scales(proto: ModelLike, steps: Mapping[TensorId, Floats]) -> ModelLike:
+def write_token_scales(proto: ModelLike, steps: Factors) -> ModelLike:
     """The model with tokens of these tensors divided by their scales for layers, whose results are multiplied.
 
     steps: of each tensor, one number. Raises PlanError for a tensor that no layer reads so.

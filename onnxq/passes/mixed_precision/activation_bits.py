@@ -65,7 +65,7 @@ def widen_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         changed = plan is not state.plan
         return replace(state, plan=plan), PassReport(WIDEN, (line,) if changed else ())
     narrow = state.plan
-    wide = _list_widths(ctx)[-1]
+    wide = max(ctx.config.activation_bits)
     names = _list_free(state)
     # Finer inputs make finer biases, which must not overflow: weights are scaled anew.
     bare = narrow.with_sites(
@@ -94,7 +94,7 @@ def _find_most(fewest: int, largest: int, holds: Callable[[int], bool]) -> int:
 def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """As many operators as may be in the fewest bits, at twice the noise of the wide plan."""
     wide_plan = state.plan
-    least, *_, most = _list_widths(ctx)
+    least, *_, most = sorted(ctx.config.activation_bits)
     narrow_plan = _NARROW.find(state)
     if narrow_plan is None:
         return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
@@ -150,10 +150,6 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     line = _describe_widths(work, order[low:], best, least, most)
     report = PassReport(NAME, (line,), outcome=Outcome.KEPT if low else Outcome.NO_GAIN)
     return _NARROW.erase(replace(state, plan=best, problem=problem)), report
-
-
-def _list_widths(ctx: SampledContext) -> list[int]:
-    return sorted(ctx.config.activation_bits)
 
 
 def _list_free(state: PlacedState) -> Names:

@@ -7,7 +7,6 @@ promotion is planned anew with its rules, and its cost and gain are read off the
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -23,7 +22,7 @@ from onnxq.passes.base import SampledContext
 from onnxq.passes.mixed_precision.float_parts import PLAIN
 from onnxq.passes.state import PlacedState
 from onnxq.plan import BiasPlan, PlacementMethod, Plan, SitePlan
-from onnxq.planner import Choice, OnnxPlacement, bind_sums
+from onnxq.planner import Choice, OnnxPlacement, bind_sums, list_weighted
 from onnxq.planner.cut import CutProblem, PlacementCosts
 from onnxq.sites import Edge, LeftFloat, Names, NameSet, Refusal, Role, Site, Unquantized
 from onnxq.spec import QuantSpec
@@ -165,7 +164,7 @@ class Ways:
         """For each kind of CPU: microseconds by the operators in integers; those of the plan, and of float."""
         problem = self.problem
         clocks = []
-        cut = CutProblem(problem.ops, problem.engine.dynamic, problem.apart)
+        cut = CutProblem.of_placement(problem)
         for kind in problem.costs.values():
             costs = cut.compute_costs(kind)
             clock = partial(cut.time_us if problem.engine.costs else _sum_float_times, costs)
@@ -234,20 +233,15 @@ def list_quantized_ops(problem: OnnxPlacement, plan: Plan) -> Names:
 
 def find_integer_ops(problem: OnnxPlacement, plan: Plan) -> NameSet:
     """All operators whose weight, or whose every activation, is quantized."""
-    weights = {
-        edge.node for site in plan.sites if site.role.is_weight for edge in site.named_consumers
-    }
-    read = defaultdict(set)
-    for site in plan.all_sites:
-        if site.role.is_measured:
-            for edge in site.find_readers(problem.ops.index):
-                read[edge.node].add(edge.index)
+    index = problem.ops.index
+    measured = (site for site in plan.all_sites if site.role.is_measured)
+    read = {edge for site in measured for edge in site.find_readers(index)}
     whole = {
         op.name
         for op in problem.ops
-        if op.weight is None and {edge.index for edge, _ in op.data} <= read.get(op.name, set())
+        if op.weight is None and all(edge in read for edge, _ in op.data)
     }
-    return frozenset(whole | weights)
+    return frozenset(whole | list_weighted(plan.sites))
 
 
 def _sum_float_times(costs: PlacementCosts, chosen: NameSet) -> float:
@@ -290,9 +284,7 @@ def keep_corrections(
 
     A correction makes up for the rounding of a weight; in float it would be an error of its own.
     """
-    computing = {
-        edge.node for site in sites if site.role.is_weight for edge in site.named_consumers
-    }
+    computing = list_weighted(sites)
     return tuple(
         bias for bias in plan.biases if computing.intersection(find_owners(index, bias.edge))
     )

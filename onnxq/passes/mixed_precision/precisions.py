@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Array
-from onnxq.backends import Output, Target, find_target, list_costs
+from onnxq.backends import Output, Target, list_costs
 from onnxq.config import Config, Rule, RuleSet
 from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import FloatOutputs
@@ -230,11 +230,6 @@ class ProgramBuilder:
         return self.own.state.problem
 
     @cached_property
-    def engine(self) -> Target:
-        """The target."""
-        return find_target(self.own.state.plan.target, self.problem.config.mode)
-
-    @cached_property
     def _operators(self) -> dict[str, QuantizableOp]:
         """Those that compute and have a choice, then those that go with them."""
         ops = self.problem.ops
@@ -248,7 +243,7 @@ class ProgramBuilder:
     @cached_property
     def _static(self) -> NameSet:
         """The precisions whose operators read and write the integers of the configuration's own pairs."""
-        if self.engine.dynamic or self.problem.config.mode == "weight-only":
+        if self.problem.engine.dynamic or self.problem.config.mode == "weight-only":
             return frozenset()
         return frozenset(
             one.precision.name for one in self.measured if not one.precision.activations
@@ -281,11 +276,11 @@ class ProgramBuilder:
             # No figure: the constant is the float one, rounded to itself.
             noise = weights.weights.get(op.name, 0.0)
             time = cost.int8_us
-            if one.precision.activations or self.engine.dynamic:
+            if one.precision.activations or self.problem.engine.dynamic:
                 noise += self._read_noise(op, one)
             if one.precision.activations.get("dynamic"):
                 time = self._dynamic_costs.ops[op.name].int8_us
-            elif lacks_kernel(self.engine, one.sites.get(op.name, ()), op.node.op_type):
+            elif lacks_kernel(self.problem.engine, one.sites.get(op.name, ()), op.node.op_type):
                 time = cost.float_us + sum(
                     self._costs.quantize.get(t, 0) + self._costs.dequantize.get(t, 0)
                     for _, t in op.data
@@ -309,8 +304,8 @@ class ProgramBuilder:
 
     def _predict_costs(self, apart: NameSet) -> PlacementCosts:
         """The mean of kinds of CPU, and of engines, where there are several."""
-        cut = CutProblem(self.problem.ops, self.engine.dynamic, apart)
-        tables = list_costs(self.engine, self.cpu)
+        cut = CutProblem(self.problem.ops, self.problem.engine.dynamic, apart)
+        tables = list_costs(self.problem.engine, self.cpu)
         return add_costs([(cut.compute_costs(table), 1 / len(tables)) for table in tables.values()])
 
     def _count_bytes(self, op: QuantizableOp, one: MeasuredPrecision) -> float:
@@ -360,7 +355,7 @@ class ProgramBuilder:
             return
         costs = self._costs
         # As the minimum cut of the planner sees them, with more than two sides.
-        for use in CutProblem(self.problem.ops, self.engine.dynamic, self.problem.apart).uses:
+        for use in CutProblem.of_placement(self.problem).uses:
             readers = [name for name in use.readers if name in self._operators]
             maker = use.maker if use.maker in self._operators else None
             integers = tuple(Condition(name, self._static) for name in readers)

@@ -257,27 +257,27 @@ def spend_budget(weights: Sequence[WeightChoice], average: float) -> list[int]:
     bits = [weight.bits for weight in weights]
     elements = sum(weight.elements for weight in weights)
     room = average * elements - sum(weight.elements * weight.bits for weight in weights)
+
+    def measure_gain(step: tuple[int, int, int]) -> float:
+        """Gain per bit, since weights differ in size: the relaxed knapsack takes items in this order."""
+        k, width, cost = step
+        weight = weights[k]
+        # 6 dB a bit: a quarter of the power.
+        power = 4.0 ** (weight.bits - bits[k]) - 4.0 ** (weight.bits - width)
+        return weight.error * power / cost
+
     while True:
-        # Gain per bit, since weights differ in size: the relaxed knapsack takes items in this
-        # order.
-        best: tuple[float, int, int, int] | None = None
-        for k, weight in enumerate(weights):
-            for width in weight.widths:
-                cost = (width - bits[k]) * weight.elements
-                # One that no longer fits is passed over; a smaller weight may fit still.
-                if cost > room or cost <= 0:
-                    continue
-                # 6 dB a bit: a quarter of the power.
-                gain = (
-                    weight.error
-                    * (4.0 ** (weight.bits - bits[k]) - 4.0 ** (weight.bits - width))
-                    / cost
-                )
-                if best is None or gain > best[0]:
-                    best = gain, k, width, cost
-        if best is None or best[0] <= 0:
+        steps = (
+            (k, width, (width - bits[k]) * weight.elements)
+            for k, weight in enumerate(weights)
+            for width in weight.widths
+        )
+        # One that no longer fits is passed over; a smaller weight may fit still.
+        fitting = [step for step in steps if 0 < step[2] <= room]
+        best = max(fitting, key=measure_gain, default=None)
+        if best is None or measure_gain(best) <= 0:
             return bits
-        _, k, width, cost = best
+        k, width, cost = best
         room -= cost
         bits[k] = width
 

@@ -9,10 +9,14 @@ int8: hard-swish chain 2.3, HardSwish 2.7; GELU by Erf 2.0, Gelu 2.4; SiLU chain
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
+from numpy.polynomial.polynomial import polyadd, polymul, polypow, polysub
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.arrays import are_finite
@@ -26,8 +30,8 @@ from onnxq.sites import MaybeTensor, TensorId
 
 # Gelu's two forms, Hendrycks and Gimpel 2016 (https://arxiv.org/abs/1606.08415): x/2·(1 + erf(x/√2)), and
 # x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))).
-_ERF = {1: 1 / math.sqrt(2)}
-_TANH = {1: math.sqrt(2 / math.pi), 3: math.sqrt(2 / math.pi) * 0.044715}
+_ERF = (0.0, 1 / math.sqrt(2))
+_TANH = (0.0, math.sqrt(2 / math.pi), 0.0, math.sqrt(2 / math.pi) * 0.044715)
 # How far a constant may stand from its mathematical value by rounding (relative): a unit in the last place of these
 # types; of float32 some.
 _TOLERANCES: Mapping[int, float] = {TensorProto.FLOAT16: 1e-3, TensorProto.BFLOAT16: 8e-3}
@@ -203,34 +207,27 @@ def _recognise(
         return _recognise_clamp(anchor, tail, product, tol)
     if not product:
         return None
-    behind = {0: tail.shift, 1: tail.scale}
-    halves = is_close(behind, {0: 0.5, 1: 0.5}, tol)
+    behind = (tail.shift, tail.scale)
+    halves = is_close(behind, (0.5, 0.5), tol)
     if anchor.kind == "Erf" and halves and is_close(tail.poly, _ERF, tol):
         return _Single("Gelu", 20)
     if anchor.kind == "Tanh" and halves and is_close(tail.poly, _TANH, tol):
         return _Single("Gelu", 20, {"approximate": "tanh"})
-    plain = is_close(behind, {1: 1.0}, tol)
-    if anchor.kind == "Sigmoid" and plain and set(tail.poly) <= {1} and dtype == TensorProto.FLOAT:
+    plain = is_close(behind, (0.0, 1.0), tol) and _is_multiple(tail.poly)
+    if anchor.kind == "Sigmoid" and plain and dtype == TensorProto.FLOAT:
         # The slope as ORT's kernel holds it, in float32.
         return _Single("QuickGelu", 1, {"alpha": float(np.float32(tail.poly[1]))}, "com.microsoft")
     return None
 
 
 def _recognise_clamp(anchor: _Anchor, tail: Tail, product: bool, tol: float) -> _Single | None:
-    poly = {p: anchor.slope * v for p, v in tail.poly.items()}
-    poly[0] = poly.get(0, 0.0) + anchor.offset
-    ends = {0: tail.scale * anchor.low, 1: tail.scale * anchor.high}
-    if set(poly) != {0, 1} or not is_close(ends, {1: 1.0}, tol) or abs(tail.shift) > tol:
+    ends = (tail.scale * anchor.low, tail.scale * anchor.high, tail.shift)
+    if len(tail.poly) != 2 or not is_close(ends, (0.0, 1.0), tol):
         return None
-    alpha = tail.scale * poly[1]
-    beta = tail.scale * poly[0]
+    beta, alpha = tail.scale * polyadd(anchor.slope * tail.poly, [anchor.offset])
     if product:
         # HardSwish is x · clamp(x / 6 + 0.5, 0, 1).
-        return (
-            _Single("HardSwish", 14)
-            if is_close({0: beta, 1: alpha}, {0: 0.5, 1: 1 / 6}, tol)
-            else None
-        )
+        return _Single("HardSwish", 14) if is_close((beta, alpha), (0.5, 1 / 6), tol) else None
     # A plain clip, or there already.
     if not alpha or not beta or tail.last.op_type == "HardSigmoid":
         return None
@@ -243,7 +240,8 @@ def _recognise_clamp(anchor: _Anchor, tail: Tail, product: bool, tol: float) -> 
 # a polynomial P with constant coefficients in front of it, and scalar arithmetic, perhaps a product with x, behind it.
 # Read as formulas, every spelling of an activation looks the same: `read_polynomial` reads the front, `_list_tails` the
 # back; `fuse_activations` knows which numbers make which activation.
-Poly = dict[int, float]
+# A polynomial by its coefficients, that of the lowest power first.
+Poly = NDArray[np.floating[Any]]
 # Of Gelu's approximation by tanh; no other activation has as many.
 _MAX_DEGREE = 3
 # Nodes in a row: an activation written out has six or seven, and a search without an end would be of whole networks.
@@ -272,11 +270,11 @@ class Used:
 def read_polynomial(
     index: GraphIndex, at: MaybeTensor, x: TensorId, used: Used, depth: int = 0
 ) -> Poly | None:
-    """`at` as {power: coefficient} in x, up to x³; None when it is anything else."""
+    """`at` as a polynomial in x, up to x³; None when it is anything else."""
     if at is None or depth > _MAX_DEPTH:
         return None
     if at == x:
-        return {1: 1.0}
+        return _X
     node = index.find_onnx_producer(at, "Add", "Sub", "Mul", "Div", "Pow", "Neg")
     if node is None or node.scope != used.scope:
         return None
@@ -284,58 +282,55 @@ def read_polynomial(
     largest = 0
     for k in range(len(node.inputs)):
         value, rank = index.read_scalar(node, k) or (None, 0)
-        term = {0: value} if value is not None else None
-        if term is None:
-            term = read_polynomial(index, index.find_input(node, k), x, used, depth + 1)
+        term = (
+            read_polynomial(index, index.find_input(node, k), x, used, depth + 1)
+            if value is None
+            else np.array([value])
+        )
         if term is None:
             return None
         terms.append(term)
         largest = max(largest, rank)
     # Of constants alone it says nothing about x, whatever else may be computed from it.
-    if all(set(term) <= {0} for term in terms):
+    if all(len(term) == 1 for term in terms):
         return None
     result = _combine_terms(node.op_type, terms)
-    if result is not None:
-        used.add_node(node, largest)
+    if result is None or len(result) > _MAX_DEGREE + 1:
+        return None
+    used.add_node(node, largest)
     return result
+
+
+# The variable itself.
+_X = np.array([0.0, 1.0])
+_COMBINING = {"Add": polyadd, "Sub": polysub, "Mul": polymul}
 
 
 def _combine_terms(op: str, terms: list[Poly]) -> Poly | None:
     if op == "Neg":
-        return {power: -value for power, value in terms[0].items()}
+        return -terms[0]
     left, right = terms
-    if op in ("Add", "Sub"):
-        sign = 1.0 if op == "Add" else -1.0
-        return {p: left.get(p, 0.0) + sign * right.get(p, 0.0) for p in sorted({*left, *right})}
-    if op == "Mul":
-        return _multiply(left, right)
+    if op in _COMBINING:
+        combined: Poly = _COMBINING[op](left, right)
+        return combined
+    number = float(right[0])
     # Division by x, and x in the exponent, are no polynomials.
-    if set(right) != {0}:
+    if len(right) > 1 or not number:
         return None
     if op == "Div":
-        return {p: value / right[0] for p, value in left.items()} if right[0] else None
-    if right[0] not in (1.0, 2.0, 3.0):
-        return None
-    power: Poly | None = left
-    for _ in range(int(right[0]) - 1):
-        power = None if power is None else _multiply(power, left)
-    return power
+        return left / number
+    return polypow(left, int(number)) if number in (1.0, 2.0, 3.0) else None
 
 
-def _multiply(left: Poly, right: Poly) -> Poly | None:
-    result: Poly = {}
-    for p, a in left.items():
-        for q, b in right.items():
-            result[p + q] = result.get(p + q, 0.0) + a * b
-    return result if max(result) <= _MAX_DEGREE else None
+def _is_multiple(poly: Poly) -> bool:
+    """True for x times a number."""
+    return len(poly) == 2 and not poly[0]
 
 
-def is_close(poly: Poly, wanted: Poly, tol: float) -> bool:
-    """True when every coefficient is the wanted one within `tol`, relative to its own size (absolute for zeros)."""
-    return all(
-        abs(poly.get(p, 0.0) - wanted.get(p, 0.0)) <= tol * (abs(wanted.get(p, 0.0)) or 1.0)
-        for p in {*poly, *wanted}
-    )
+def is_close(values: Iterable[float], wanted: Iterable[float], tol: float) -> bool:
+    """True when every number is the wanted one within `tol`, relative to its own size (absolute for zeros)."""
+    pairs = zip_longest(values, wanted, fillvalue=0.0)
+    return all(abs(value - other) <= tol * (abs(other) or 1.0) for value, other in pairs)
 
 
 def list_bases(index: GraphIndex, at: TensorId, scope: str) -> list[TensorId]:
@@ -373,7 +368,7 @@ def _list_tails(index: GraphIndex, anchor: _Anchor) -> list[Tail]:
 
     Without a factor the argument is written in the anchor's own; callers choose another base if they like.
     """
-    tails = [Tail(anchor.node, 1.0, 0.0, None, {1: 1.0}, anchor.used)]
+    tails = [Tail(anchor.node, 1.0, 0.0, None, _X, anchor.used)]
     for _ in range(_MAX_DEPTH):
         following = _follow(index, tails[-1], anchor.inner)
         if following is None:
@@ -419,7 +414,7 @@ def _follow_product(
         used = _add_node(state.used, node, 0)
         poly = read_polynomial(index, inner, x, used)
         factor = read_polynomial(index, other, x, used)
-        if poly is not None and factor is not None and set(factor) <= {1}:
+        if poly is not None and factor is not None and _is_multiple(factor):
             size = factor[1]
             return Tail(node, state.scale * size, state.shift * size, x, poly, used)
     return None

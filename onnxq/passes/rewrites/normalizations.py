@@ -104,7 +104,7 @@ def _write_constants(edit: Edit, op: Linear, weight: Array | None, bias: Array64
         return False
     edit.set_constant(op.node.make_edge(1), weight)
     edit.set_constant(edge, narrow)
-    if op.node.op_type == "Gemm" and op.node.read_float("beta", 1.0) != 1.0:
+    if op.node.read_float("beta", 1.0) != 1.0:
         # The bias holds it now.
         edit.set_attrs(op.node, {"beta": 1.0})
     return True

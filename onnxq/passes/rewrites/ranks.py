@@ -8,6 +8,7 @@ axes that both have, or one repeats itself along. Reshapes behind each other are
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -220,16 +221,12 @@ def _lower_pointwise(index: GraphIndex, node: NodeRef, after: Shape) -> list[_Lo
     sizes = [(1,) * (len(after) - len(shape)) + shape for shape in shapes if shape is not None]
     if len(sizes) < 2:
         return []
-    runs: list[list[int]] = []
-    last = None
-    for axis, size in enumerate(after):
-        if size == 1:
-            continue
-        repeated = sizes[0][axis] < size, sizes[1][axis] < size
-        if repeated != last:
-            runs.append([])
-            last = repeated
-        runs[-1].append(axis)
+
+    def repeats(axis: int) -> list[bool]:
+        return [shape[axis] < after[axis] for shape in sizes]
+
+    axes = [axis for axis, size in enumerate(after) if size != 1]
+    runs = [list(run) for _, run in groupby(axes, repeats)]
     if len(runs) > _MOST_AXES or index.has_constant(node, 0):
         return []
     left, right = (tuple(_count_values(shape, [run]) for run in runs) for shape in sizes)

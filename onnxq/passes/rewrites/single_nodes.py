@@ -288,7 +288,7 @@ def _match_pad(index: GraphIndex, node: NodeRef) -> tuple[NodeRefs, Amounts] | N
     # They pad neither batch nor channels, and crop nothing.
     if any(amounts[k] for k in (0, 1, half, half + 1)) or min(spatial) < 0:
         return None
-    value = _find_pad_value(index, node)
+    value = find_pad_value(index, node)
     pads_alike = all(_pads_with(reader, value, spatial) for reader in readers)
     return (readers, spatial) if pads_alike else None
 
@@ -335,7 +335,7 @@ def pad_amounts(index: GraphIndex, node: NodeRef, rank: int | None) -> Amounts |
     return tuple(full.reshape(-1).tolist())
 
 
-def _find_pad_value(index: GraphIndex, node: NodeRef) -> float:
+def find_pad_value(index: GraphIndex, node: NodeRef) -> float:
     """A Pad's constant value: given, left out or an attribute of old opsets; NaN for a computed one."""
     if index.find_input(node, 2) is None:
         return node.read_float("value", 0.0)

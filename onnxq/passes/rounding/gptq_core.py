@@ -20,7 +20,7 @@ round_within_sums  GPTQ for weights whose 16-bit sums may overflow. Weights that
                    bits, mean of three seeds: 26.5 dB without the limit, 26.1 so; with one bit less, 23.6.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -73,7 +73,7 @@ class RoundingProblem:
     """One weight to be rounded, as a matrix for each group.
 
     weight: [groups, rows, K], as stored or re-fitted. scale, zero: one for every weight, of the same shape, whether per
-    tensor, channel or block. limits: (qmin, qmax). factor: makes the factorization of the second moments of the input.
+    tensor, channel or block. limits: (qmin, qmax). feedback: the factorization of the second moments of the input.
     partner: [K], the column that shares a 16-bit sum with each, or -1; None: no sum can overflow. least: [groups,
     rows], the least factor allowed for the scale of a row; None: any. factors: of scales, for a strategy that searches
     them, the first of which is allowed for every row. thorough: a longer search.
@@ -83,16 +83,11 @@ class RoundingProblem:
     scale: Array
     zero: Array
     limits: tuple[int, int]
-    factor: Callable[[], ErrorFeedback]
+    feedback: ErrorFeedback
     partner: Integers | None = None
     least: Array | None = None
     factors: Sequence[float] = (1.0,)
     thorough: bool = False
-
-    @property
-    def feedback(self) -> ErrorFeedback:
-        """The factorization of the second moments, which is made once."""
-        return self.factor()
 
 
 # Quantized values of a weight.

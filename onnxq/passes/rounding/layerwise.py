@@ -62,15 +62,12 @@ class LayerwiseRunner:
         self._threads = share_cores(len(feeds))
         self._cutter = Cutter(proto)
         self._nodes = list(self._cutter.nodes.values())
-        self._places: dict[str, int] = {}
+        nodes = list(enumerate(self._nodes))
+        self._places = {inner.name: k for k, node in nodes for inner in _list_nodes(node)}
         # Of tensors: the node that makes each, and the last that reads it.
         self._made = {name: -1 for sample in feeds[:1] for name in sample}
-        self._last: dict[str, int] = {}
-        for k, node in enumerate(self._nodes):
-            self._places |= {inner.name: k for inner in _list_nodes(node)}
-            for name in list_reads(node):
-                self._last[name] = k
-            self._made.update(dict.fromkeys(node.output, k))
+        self._made |= {name: k for k, node in nodes for name in node.output}
+        self._last = {name: k for k, node in nodes for name in list_reads(node)}
         # Where questions are answered, and where the values are.
         self._at = self._ran = 0
         # Places passed by, to run to when a value is asked for: the pieces are the same then as without passing by.

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from onnxq.arrays import Array, as_float32
+from onnxq.calibrate.constants import Numbers
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, attach_weights, ensure_opset
 from onnxq.numerics import limit_sums
@@ -38,7 +39,6 @@ from onnxq.plan import BiasPlan, Plan, SitePlan
 from onnxq.planner.sums import count_saturating
 from onnxq.runtime import Feeds
 from onnxq.sites import Edge, Lines, NameSet, Role, Site
-from onnxq.spec import QParams
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class ExternalRounding:
 
     block: str
     levels: Mapping[Site, Array]
-    numbers: Mapping[Site, QParams] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=dict)
     biases: Mapping[Edge, Array] = field(default_factory=dict)
 
 
@@ -99,26 +99,21 @@ def apply_rounding(plan: Plan, block: ExternalRounding) -> tuple[Plan, Lines]:
                 "hand in what it has",
                 code="Q408",
             )
-        sites[site], moved = _keep_sums(_replace_values(old, block))
-        lines += [f"{block.block}: {site}: {moved}"] if moved else []
+        new = _replace_values(old, block)
+        assert new.values is not None
+        _, sums = count_saturating(new.values, new.sum_orders)
+        if sums:
+            # The rounder knows why it chose them, so they are what to stay near to, not the float weight.
+            new = replace(new, values=limit_sums(new.values, new.values, new.sum_orders))
+            lines.append(
+                f"{block.block}: {site}: {sums} sums of its integers would overflow 16 bits: moved to the nearest"
+            )
+        sites[site] = new
     kept = tuple(bias for bias in plan.biases if bias.edge not in block.biases)
     biases = tuple(BiasPlan(edge=edge, values=as_float32(v)) for edge, v in block.biases.items())
     return replace(
         plan, sites=tuple(sites[site.site] for site in plan.sites), biases=(*kept, *biases)
     ), tuple(lines)
-
-
-def _keep_sums(site: SitePlan) -> tuple[SitePlan, str]:
-    """The site with integers that keep its 16-bit sums, and how many did not ("": none)."""
-    assert site.values is not None
-    _, sums = count_saturating(site.values, site.sum_orders)
-    if not sums:
-        return site, ""
-    # The rounder knows why it chose them, so they are what to stay near to, not the float weight.
-    kept = limit_sums(site.values, site.values, site.sum_orders)
-    return replace(
-        site, values=kept
-    ), f"{sums} sums of its integers would overflow 16 bits: moved to the nearest"
 
 
 def _replace_values(old: SitePlan, block: ExternalRounding) -> SitePlan:

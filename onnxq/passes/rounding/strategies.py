@@ -6,7 +6,6 @@ second moments is rounded to nearest, as calibration leaves it.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -153,7 +152,7 @@ def pose_weight(
         scale=scale,
         zero=zero,
         limits=(site.spec.qmin, site.spec.qmax),
-        factor=partial(statistics.factor_moments, damping, agreed=strategy.agreed),
+        feedback=statistics.factor_moments(damping, agreed=strategy.agreed),
         partner=_find_partners(operator, site),
         # As factors of the present scale, which is what strategies search over.
         least=(least / qparams.scale).reshape(target.shape[:2]) if rows_have_scales else None,

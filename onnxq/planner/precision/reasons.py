@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from onnxq.backends import Candidate, Shapes, Target
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.backends import Candidate, Target
+from onnxq.graph import GraphIndex, NodeRef, walk_from
 from onnxq.graph.base import COUNTING_OPS, DEQUANTIZE, LAYOUT_OPS, MICROSOFT, QUANTIZE
 from onnxq.graph.precision.narrow import (
     CONTROL,
@@ -67,8 +67,7 @@ class PrecisionProblem:
     """Everything that the choice of float types depends on.
 
     index: of the prepared float32 model, with inferred types. plan: its pairs. kind: the narrow type. errors: by
-    tensor, {} where nothing could be run. shapes: of computed tensors. io: the type of float inputs and outputs. opset:
-    that of the file.
+    tensor, {} where nothing could be run. io: the type of float inputs and outputs. opset: that of the file.
     """
 
     index: GraphIndex
@@ -77,7 +76,6 @@ class PrecisionProblem:
     requests: Requests
     engine: Target
     errors: Mapping[TensorId, TensorErrors]
-    shapes: Shapes = field(default_factory=dict)
     io: Mapping[str, int] = field(default_factory=dict)
     opset: int = 19
 
@@ -206,9 +204,7 @@ class ReasonSearch:
         fixed = False in binding.inputs and True not in binding.inputs
         if not binding.able and (fixed or problem.list_writes(node)):
             self._keep_wide(node.name, KeepReason.ONNX)
-        detail = problem.engine.refuse_narrow(
-            Candidate(node, problem.index, problem.shapes), problem.kind
-        )
+        detail = problem.engine.refuse_narrow(Candidate(node, problem.index, {}), problem.kind)
         if detail:
             self._keep_wide(node.name, KeepReason.KERNEL, detail=detail)
         rule = problem.requests.find_wide_rule(node)
@@ -261,18 +257,17 @@ class ReasonSearch:
             number = float(value.item())
             if not 0 < abs(number) < _ZERO * self.kind.smallest:
                 continue
-            waiting = [node]
-            while waiting:
-                maker = waiting.pop()
-                self._keep_wide(maker.name, KeepReason.SMALL, number)
-                readers = [
-                    reader
-                    for result in self.problem.list_writes(maker)
-                    for reader in self.index.readers(result)
-                ]
-                waiting += [
-                    one for one in readers if one.op_type in _DIVIDING and one.name not in self.kept
-                ]
+            for kept in walk_from([node], self._list_dividing):
+                self._keep_wide(kept.name, KeepReason.SMALL, number)
+
+    def _list_dividing(self, node: NodeRef) -> list[NodeRef]:
+        """The nodes that read what a node makes on its way to a quotient, but those with a reason of their own."""
+        return [
+            reader
+            for result in self.problem.list_writes(node)
+            for reader in self.index.readers(result)
+            if reader.op_type in _DIVIDING and reader.name not in self.kept
+        ]
 
     def _passes_mask(self, node: NodeRef) -> bool:
         """True where a mask among the inputs of this node is a mask in its result."""

@@ -18,9 +18,9 @@ from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.passes.equalization import smoothquant
 from onnxq.passes.equalization.passes import observe_channels
 from onnxq.plan import Plan, SitePlan
-from onnxq.progress import silent
 from onnxq.sites import Edge, Role, TensorId
 from onnxq.spec import PerBlock, PerChannel, QuantSpec
+from tests.passes.context import make_context
 from tests.passes.kit import assert_same, in_branch, ops, parse
 
 F = np.float32
@@ -157,11 +157,10 @@ def outliers() -> tuple[smoothquant.ChannelStatistics, tuple[smoothquant.Smoothe
 def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
     seen, readers = outliers()
     s, alpha, error, plain = smoothquant.search_smoothing_exponent(seen, readers, U8)
-    largest, weights = np.maximum(-seen.low, seen.high), [r.weight for r in readers]
-    by_alpha = {
-        a: smoothquant.measure_layer_error(seen, readers, U8, smoothquant.compute_smoothing(largest, weights, a))
-        for a in smoothquant.SMOOTHING_ALPHAS
-    }
+    weights = [r.weight for r in readers]
+    exact = [seen.rows @ w for w in weights]
+    factors = {a: smoothquant.compute_smoothing(seen.largest, weights, a) for a in smoothquant.SMOOTHING_ALPHAS}
+    by_alpha = {a: smoothquant.measure_layer_error(seen, readers, U8, f, exact) for a, f in factors.items()}
     assert error == min(by_alpha.values()) == by_alpha[alpha]
     assert error < plain / 10
     assert np.prod(s.astype(float)) == pytest.approx(1.0, rel=1e-3)
@@ -218,8 +217,16 @@ def dataset(x: np.ndarray, proto: onnx.ModelProto = MODEL, **more: Any) -> Datas
     return load_data({"x": x, **more}, GraphIndex(proto).inputs, DataConfig())
 
 
-def observe(channels: dict[TensorId, int], samples: Dataset, proto: onnx.ModelProto = MODEL, **options: Any) -> Any:
-    return observe_channels(proto, channels, samples, progress=silent, title="", **options)
+def observe(
+    channels: dict[TensorId, int],
+    samples: Dataset,
+    proto: onnx.ModelProto = MODEL,
+    batch: int | None = None,
+    memory_limit: int | None = None,
+    **options: Any,
+) -> Any:
+    ctx = replace(make_context(samples, data={"batch": batch}), memory_limit=memory_limit)
+    return observe_channels(ctx, proto, channels, samples, "", **options)
 
 
 def values(count: int = 10) -> np.ndarray:

@@ -82,7 +82,7 @@ def pose(
     **more: Any,
 ) -> RoundingProblem:
     """The problem of these arrays, each [groups, rows, K]."""
-    return RoundingProblem(w, scale, zero, limits, lambda: feedback, partner=partner, **more)
+    return RoundingProblem(w, scale, zero, limits, feedback, partner=partner, **more)
 
 
 def round_with_feedback(w: Array, feedback: ErrorFeedback, *arrays: Any) -> NDArray[np.int32]:
