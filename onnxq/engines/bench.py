@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxq.annotate import read_plan_note
-from onnxq.arrays import InputShapes
+from onnxq.arrays import InputShapes, map_shapes
 from onnxq.backends import Engine, find_backend, find_engine
 from onnxq.backends.building import build_engine, check_library
 from onnxq.backends.engine import ENGINE, BuildState, EngineTimes, Job, TimedModel, Timing, Untimed
@@ -157,7 +157,7 @@ def bench_models(
         device=times.device,
         provider=config.runtime.provider if "provider" in engine.takes else "",
         untimed=untimed,
-        shapes={name: tuple(value.shape) for name, value in feeds.items()},
+        shapes=map_shapes(feeds),
         data=dataset.describe(),
         synthetic=dataset.synthetic,
         warnings=warnings,

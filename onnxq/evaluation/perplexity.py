@@ -15,7 +15,7 @@ from onnxq.errors import DataError
 from onnxq.progress import Progress
 from onnxq.runtime import Session
 from onnxq.runtime.timing import count_block_runs, measure_rounds, summarize_rounds, time_runs
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import show_as_summary
 
 Caches = dict[str, Array]
 # Logits of one model held at a time: 64 MB of float32.
@@ -49,6 +49,7 @@ class LanguageScore:
     generation: float | None = None
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
     """Models on one text, the first of which others are compared with.
@@ -56,9 +57,6 @@ class Perplexity:
     tokens: predicted, in all windows. length: tokens of a window. prompts: that texts were generated after, of
     `generate` tokens each. data: name of the text. device: kind of CPU, or the provider.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     models: tuple[LanguageScore, ...]
     windows: int

@@ -10,6 +10,7 @@ from onnxq.backends import load_config
 from onnxq.calibrate.contents import note_contents
 from onnxq.config import Config, write_config
 from onnxq.errors import ConfigError
+from onnxq.evaluation.accumulator import db_to_noise
 from onnxq.evaluation.metric import AccuracyRequest
 from onnxq.graph import ModelSource
 from onnxq.passes import EqualizeContext, build_file
@@ -140,6 +141,6 @@ def _read_limits(config: Config, request: AccuracyRequest) -> Limits:
     return Limits(
         size=search.max_size or math.inf,
         time=search.max_latency or math.inf,
-        noise=math.inf if request.min_sqnr is None else 10 ** (-request.min_sqnr / 10),
+        noise=math.inf if request.min_sqnr is None else db_to_noise(request.min_sqnr),
         metric=-math.inf if request.metric is None else request.max_drop.least(request.float_value),
     )

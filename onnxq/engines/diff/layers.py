@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array, Arrays, Interval
+from onnxq.arrays import Array, Arrays, Interval, part_by_size
 from onnxq.backends.engine import Runner, SessionRunner
 from onnxq.data import Dataset
 from onnxq.engines.diff.measure import Level, Tallies, Tally, diverges, find_level
@@ -281,7 +281,7 @@ def compare_layers(
     names = {runner.name for runner in others}
     # Three runs of ORT (float, without and with optimizations) hold tensors beside those of the others.
     share = memory_limit // (3 + len(names))
-    groups = list(group_by_size(inner.index.model, made, dataset[0], share))
+    groups = group_by_size(inner.index.model, made, dataset[0], share)
     with progress("comparing layers", len(groups) * len(dataset)) as task:
         for group in groups:
             work.read_group(group, dataset, others, threads, task.advance)
@@ -290,22 +290,16 @@ def compare_layers(
 
 def group_by_size(
     proto: ModelLike, made: Sequence[MatchedTensor], feeds: Feeds, limit: int
-) -> Iterator[list[MatchedTensor]]:
+) -> list[Sequence[MatchedTensor]]:
     """The tensors in groups that, of the size they have in this sample, stay within the limit."""
     tensors = [TensorId(one.tensor) for row in made for one in row.counterparts]
     shapes = Shapes(proto, tensors).of(feeds)
-    group: list[MatchedTensor] = []
-    used = 0
-    for row in made:
-        # An estimate: four bytes, as most of them are float32.
-        size = sum(4 * math.prod(shapes.get(TensorId(one.tensor), ())) for one in row.counterparts)
-        if group and used + size > limit:
-            yield group
-            group = []
-            used = 0
-        group.append(row)
-        used += size
-    yield group
+    # An estimate: four bytes, as most of them are float32.
+    sizes = [
+        sum(4 * math.prod(shapes.get(TensorId(one.tensor), ())) for one in row.counterparts)
+        for row in made
+    ]
+    return [made[part] for part in part_by_size(sizes, limit)]
 
 
 def read_optimized_tensor(
