@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from onnxq.annotate import WeightSums
-from onnxq.engines.saturation.measure import SaturationCost
+from onnxq.engines.saturation import SaturationCost
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.plan import KeepReason, KeptFloat32, PlacementMethod, Plan, PrecisionPlan, SitePlan
 from onnxq.planner import Forced

@@ -35,6 +35,7 @@ from onnxq.interop.checkpoints.base import (
     CheckpointFormat,
     CheckpointWeight,
     InputScale,
+    StoredTensor,
     WeightCodes,
     describe_form,
     fault,
@@ -42,7 +43,6 @@ from onnxq.interop.checkpoints.base import (
     list_weights,
     unpack_words,
 )
-from onnxq.interop.checkpoints.tensors import StoredTensor
 from onnxq.sites import JsonObject
 
 # In the configuration's `checkpoint_format`: zero points are stored as they are.
