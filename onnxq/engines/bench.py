@@ -170,9 +170,9 @@ def _read_models(models: Mapping[str, ModelSource], libraries: Names) -> list[_E
     for name, source in models.items():
         proto = add_libraries(load_model(source).proto, libraries)
         entries.append(_Entry(name, source, GraphIndex(name_nodes(proto))))
-    wanted = {value.name for value in entries[0].index.inputs}
+    wanted = entries[0].index.input_names
     for entry in entries[1:]:
-        own = {value.name for value in entry.index.inputs}
+        own = entry.index.input_names
         if own != wanted:
             cause = f"it has other inputs than {entries[0].name}: {', '.join(sorted(own ^ wanted))}"
             raise ModelError(entry.name, cause, "time models of one network together", code="Q114")

@@ -75,6 +75,9 @@ class UnusedLine:
     nearest: Names = ()
 
 
+UnusedLines = tuple[UnusedLine, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScaleTable:
     """The content of a file. header: what the tool says of itself there, such as "TRT-8601-EntropyCalibration2"."""
@@ -88,7 +91,7 @@ class ScaleTable:
     # Names that the tool gives to tensors without an ONNX node; None: none.
     own_names: re.Pattern[str] | None = None
     # Entries that no pair stands for, each with the reason.
-    skipped: tuple[UnusedLine, ...] = ()
+    skipped: UnusedLines = ()
     # Name of the format, by which a backend may claim it.
     kind: str = ""
     # How entries are counted: in lines of the file, or one by one.

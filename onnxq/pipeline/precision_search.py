@@ -38,7 +38,7 @@ from onnxq.passes.mixed_precision.promotion_search import Rescaling, bisect_nois
 from onnxq.pipeline import check
 from onnxq.pipeline.quantize_model import calibrate_run, draft_placement, list_passes
 from onnxq.progress import silent
-from onnxq.report.record import FrontPoint, bound_db
+from onnxq.report.record import FrontPoint, FrontPoints, bound_db
 from onnxq.runtime import detect_cpu
 
 # Choices made anew at the limits, after the first measurements.
@@ -411,7 +411,7 @@ class PrecisionSearch:
             (getattr(self._predict_costs(p), name), getattr(p.measured, name)) for p in self.points
         )
 
-    def list_front(self, taken: _Point) -> tuple[FrontPoint, ...]:
+    def list_front(self, taken: _Point) -> FrontPoints:
         """All that was measured, from small to large."""
         kinds = [precision.name for precision in self.precisions]
         front = []

@@ -37,9 +37,14 @@ from onnxq.pipeline.finalize import Result, count_bytes
 from onnxq.planner import state_placement
 from onnxq.planner.choose import compare_times, predict_times
 from onnxq.progress import Progress
-from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
 from onnxq.report.model import list_figures, make_verdict
-from onnxq.report.page import write_page
+from onnxq.report.page import (
+    write_graph,
+    write_markdown,
+    write_mermaid,
+    write_node_data,
+    write_page,
+)
 from onnxq.report.record import (
     Advice,
     Figures,

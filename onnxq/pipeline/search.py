@@ -21,7 +21,7 @@ from onnxq.pipeline.precision_search import Limits, PrecisionSearch, open_timer
 from onnxq.pipeline.quantize_model import open_context, prepare_run
 from onnxq.progress import Progress
 from onnxq.report import Report
-from onnxq.report.record import FrontPoint, make_axes
+from onnxq.report.record import FrontPoint, FrontPoints, make_axes
 from onnxq.report.terminal import format_bytes
 from onnxq.wording import show_as_summary
 
@@ -35,7 +35,7 @@ class SearchResult:
     """
 
     result: Result
-    front: tuple[FrontPoint, ...]
+    front: FrontPoints
     asked: str
     met: bool
     rules: str

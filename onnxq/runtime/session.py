@@ -19,7 +19,7 @@ from onnxq.files import AnyPath, ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, save_model
 from onnxq.graph.convert import fix_noise
 from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
-from onnxq.graph.scopes import collect_reads, walk_graphs
+from onnxq.graph.scopes import collect_reads, walk_nodes
 from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
 from onnxq.sites import EngineOptions, Names, NameSet, drop_repeats
@@ -374,7 +374,7 @@ def find_runnable_opset(opset: int) -> int:
 
 def _name_nodes(model: ModelLike) -> NameSet | None:
     """The names of its nodes; None where some have none, and ORT may have named them."""
-    names = frozenset(node.name for _, graph in walk_graphs(model.graph) for node in graph.node)
+    names = frozenset(node.name for node in walk_nodes(model.graph))
     return None if "" in names or model.functions else names
 
 

@@ -126,7 +126,7 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
 
 def _find_data_nodes(index: GraphIndex) -> set[str]:
     """The main graph's nodes that depend on an input; the rest is weights, whatever is computed from them first."""
-    tensors = {value.name for value in index.inputs}
+    tensors = index.input_names
     found = set()
     for node in index.nodes:
         if not node.scope and (index.subgraphs(node.name) or tensors.intersection(node.inputs)):
@@ -232,10 +232,9 @@ def open_inner(
         made = add_libraries(
             name_nodes(optimize_graph(index.model, layout=False)), list_libraries(index.model)
         )
-        inner.fused = GraphIndex(made)
         inner.notes.extend(_find_layout_notes(index.model, made, feeds, threads))
+        inner.fused = GraphIndex(made)
     except (OnnxqError, OSError, ValueError) as error:
-        inner.fused = None
         fix = "the outputs are compared all the same"
         reason = f"the graph ORT makes cannot be read back ({error})"
         inner.skipped.append(Refusal(f"layers {label_run(ON)}", reason, fix, code="R111"))
@@ -309,7 +308,7 @@ def read_optimized_tensor(
 
     An output comes from a run, another tensor from the graph that the fusions left.
     """
-    if counterpart.tensor in {value.name for value in index.outputs}:
+    if counterpart.tensor in index.output_names:
         return counterpart.read(Session(index.model).run(feeds))
     if inner is None or inner.fused is None or counterpart.tensor not in inner.survivors:
         return None
