@@ -68,7 +68,7 @@ def check_on_engine(
         if _takes_model(engine, state.named):
             refusal = "it takes the float model"
         elif _takes_model(engine, fix_sizes(state.named, map_shapes(ctx.samples.first))):
-            refusal += ", but takes it with the sizes of the samples: `--fix`"
+            refusal += ", but takes it with the sizes of the samples: `fix=…`"
         return replace(account, reason=reason, refusal=refusal)
     floats = {}
     if not engine.emulated and any(result.sqnr_db < _FAR_DB for result in agree.results()):

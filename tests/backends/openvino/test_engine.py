@@ -124,7 +124,7 @@ def test_sizes_to_fix_are_named_where_the_engine_takes_the_model_with_them() -> 
     net = model(text, w=rng.standard_normal((8, 8, 1, 1)).astype(np.float32))
     samples = [{"x": rng.standard_normal((1, 8, 4, 4)).astype(np.float32)} for _ in range(6)]
     (alarm,) = [alarm for alarm in quantize_all(net, samples).report.alarms() if alarm.code == "W148"]
-    assert str(alarm).endswith("it refuses the float model, too, but takes it with the sizes of the samples: `--fix`")
+    assert str(alarm).endswith("it refuses the float model, too, but takes it with the sizes of the samples: `fix=…`")
 
 
 def test_answers_are_compared_on_the_choices_of_the_float_model() -> None:
