@@ -66,8 +66,7 @@ def apply(
     """
     with open_run(model, config, overrides, Command.APPLY, out=out, force=force) as chosen:
         result = _carry_out(model, plan, data, chosen, progress)
-        with progress("writing"):
-            return write_result(result, chosen, out, force)
+        return write_result(result, chosen, out, force, progress)
 
 
 def _carry_out(

@@ -120,8 +120,7 @@ def convert(
                     code="Q312",
                 )
             done = retarget(source, data, chosen, progress=progress)
-            with progress("writing"):
-                result = write_result(done.result, chosen, out, force)
+            result = write_result(done.result, chosen, out, force, progress)
             kernels = _compare_kernels(source, result, chosen, progress)
             return Conversion(
                 result=result, to=to, sites=done.sites, kernels=kernels, answers=done.answers

@@ -37,8 +37,7 @@ def search(
     """
     with open_run(model, config, overrides, Command.SEARCH, out=out, force=force) as chosen:
         outcome = search_precisions(model, data, chosen, progress=progress)
-        with progress("writing"):
-            result = write_result(outcome.result, chosen, out, force)
+        result = write_result(outcome.result, chosen, out, force, progress)
         outcome = replace(outcome, result=result)
         _write_forms(outcome, chosen, force)
         if chosen.output.report:

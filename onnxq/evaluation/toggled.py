@@ -232,7 +232,7 @@ class _ToggleWork(ConstantSwitches):
 
     def _is_in_both(self, chain: Chain) -> bool:
         """True for a pair, or a dequantized constant, that the float model came with too: it is on in both."""
-        if chain.dequantize is None or not all(self._is_known(node) for node in chain.nodes):
+        if chain.dequantize is None or not all(map(self._is_known, chain.nodes)):
             return False
         return chain.quantize is not None or (
             chain.source is not None and self.index.is_constant(chain.source)
