@@ -116,7 +116,7 @@ def group_options(params: Sequence[click.Parameter], command: str) -> dict[str, 
     # All titles in their order; those without options are left out of the help.
     groups: dict[str, Parameters] = {title: [] for title in ("Options", *_TITLES.values(), _OTHERS)}
     for param in params:
-        name = str(param.name)
+        name = param.name
         title = _TITLES.get(sections[name], "Options") if name in sections else _OTHERS
         groups["Options" if name in _FIRST else title].append(param)
     return groups

@@ -131,7 +131,7 @@ def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> SizeProfile:
     found: SizeProfile = {}
     for feeds in samples:
         for name in (value.name for value in index.inputs):
-            shape = tuple(feeds[name].shape)
+            shape = feeds[name].shape
             low, first, high = found.get(name, (shape, shape, shape))
             found[name] = (tuple(map(min, low, shape)), first, tuple(map(max, high, shape)))
     return found

@@ -90,9 +90,9 @@ def _open_runner(engine: Engine, name: str, model: ModelLike) -> Iterator[tuple[
     """Build a model for an engine; gives what runs it, and the folder of what the engine wrote."""
     with (
         ScratchFolder() as folder,
-        engine.open_runner(name, model, Job(), Path(folder)) as runner,
+        engine.open_runner(name, model, Job(), folder) as runner,
     ):
-        yield runner, Path(folder)
+        yield runner, folder
 
 
 def _list_outputs(

@@ -10,12 +10,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array, Arrays, Interval, part_by_size
+from onnxq.arrays import Array, Arrays, Interval, RunValues, part_by_size
 from onnxq.backends.engine import Runner, SessionRunner
 from onnxq.data import Dataset
 from onnxq.engines.diff.measure import Level, Tallies, Tally, diverges, find_level
@@ -245,7 +244,7 @@ def _find_layout_notes(
     quantized: ModelLike, fused: ModelLike, feeds: Feeds, threads: int
 ) -> Iterator[str]:
     # Proof that the graph read back stands for ORT's own run: its outputs must be those of that run.
-    actual: dict[str, Any] = dict(Session(quantized, threads=threads).run(feeds))
+    actual: RunValues = Session(quantized, threads=threads).run(feeds)
     read = Session(fused, optimize=False, threads=threads).run(feeds)
     for name, value in actual.items():
         if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or name not in read:
