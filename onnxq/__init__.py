@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from onnxq.engines.prove.proof import Proof as Proof
     from onnxq.errors import OnnxqError as OnnxqError
     from onnxq.evaluation.perplexity import Perplexity as Perplexity
-    from onnxq.evaluation.profile import Profile as Profile
+    from onnxq.evaluation.sensitivity import Profile as Profile
     from onnxq.interop import ExportedScales as ExportedScales
     from onnxq.interop import Imported as Imported
     from onnxq.interop import Marked as Marked
@@ -93,7 +93,7 @@ _NAMES = {
     "engines.prove.proof": "Proof",
     "errors": "OnnxqError",
     "evaluation.perplexity": "Perplexity",
-    "evaluation.profile": "Profile",
+    "evaluation.sensitivity": "Profile",
     "interop": "ExportedScales Imported Marked strip_markers",
     "pipeline.finalize": "Result",
     "pipeline.search": "SearchResult",

@@ -89,6 +89,11 @@ def are_scales(values: Array) -> bool:
     return bool((np.isfinite(values) & (values > 0)).all())
 
 
+def map_shapes(arrays: Arrays) -> dict[str, Shape]:
+    """The shapes of arrays by their names."""
+    return {name: array.shape for name, array in arrays.items()}
+
+
 def part_by_size(sizes: Sequence[int], most: int) -> list[slice]:
     """Runs of neighbours whose sizes add up to `most` at most, or of one alone that is larger."""
     starts = [0]

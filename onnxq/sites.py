@@ -74,6 +74,8 @@ Names = tuple[str, ...]
 NameSet = frozenset[str]
 # Of a text for people: notes, an account, the end of a log.
 Lines = tuple[str, ...]
+# With a number each: how many there are, or a type.
+NumberedNames = tuple[tuple[str, int], ...]
 # An object of a JSON or YAML file, as it is read or to be written.
 JsonObject = dict[str, Any]
 # Values of the configuration by their keys, as files, command lines and callers give them.
@@ -149,7 +151,7 @@ Unquantized = Refusal | LeftFloat
 UnquantizedNodes = tuple[Unquantized, ...]
 
 
-def split_unquantized(entries: Iterable[Unquantized]) -> tuple[Refusals, tuple[LeftFloat, ...]]:
+def split_unquantized(entries: Iterable[Unquantized]) -> tuple[Refusals, LeftFloats]:
     """Separate refusals from float nodes; of several entries for one subject the first is kept."""
     first: dict[str, Unquantized] = {}
     for entry in entries:
@@ -176,4 +178,5 @@ class Caution(str):
 
 
 Refusals = tuple[Refusal, ...]
+LeftFloats = tuple[LeftFloat, ...]
 Cautions = tuple[Caution, ...]

@@ -237,7 +237,7 @@ class ModelCommand(click.Command):
         """Read the command line. Empty words are refused: most are a shell's variables that were never set."""
         rest = super().parse_args(ctx, args)
         for param in self.params:
-            value = ctx.params.get(str(param.name))
+            value = ctx.params.get(param.name)
             if "" in (value if isinstance(value, tuple) else (value,)):
                 raise click.BadParameter("it is empty.", ctx, param)
         return rest
@@ -266,7 +266,7 @@ class ModelCommand(click.Command):
             for field in fields(TextView)
             if field.name in arguments
         }
-        overrides = {str(param.name): arguments.pop(str(param.name)) for param in self.overrides}
+        overrides = {param.name: arguments.pop(param.name) for param in self.overrides}
         if overrides:
             arguments["config"] = overrides.pop("config")
             settings = dict(overrides.pop("settings"))

@@ -34,6 +34,9 @@ ARGUMENTS = {
 _PARAMETER = re.compile(r"`(\w+)=([^`]*)`")
 
 
+Parameters = list[click.Parameter]
+
+
 class Parsed(click.ParamType):  # type: ignore[type-arg]
     """A value that `parse` reads. It raises ValueError, in words for people, for text that does not fit."""
 
@@ -61,7 +64,7 @@ def define_option(
     return click.Option(names.split(), help=text, **settings)
 
 
-def make_options(command: str) -> list[click.Parameter]:
+def make_options(command: str) -> Parameters:
     """The options of a `Command`, by its name, that are the configuration's. Not given they are None or ()."""
     # Here, since commands without them need no configuration.
     from onnxq.config import Command, list_options, parse_setting
@@ -100,9 +103,7 @@ _TITLES = {
 _OTHERS = "Output and help"
 
 
-def group_options(
-    params: Sequence[click.Parameter], command: str
-) -> dict[str, list[click.Parameter]]:
+def group_options(params: Sequence[click.Parameter], command: str) -> dict[str, Parameters]:
     """The parameters by their titles in --help, those that people need first before all others.
 
     command: of `Command`, by its name.
@@ -113,11 +114,9 @@ def group_options(
         option.name: option.path.rpartition(".")[0] for option in list_options(Command[command])
     }
     # All titles in their order; those without options are left out of the help.
-    groups: dict[str, list[click.Parameter]] = {
-        title: [] for title in ("Options", *_TITLES.values(), _OTHERS)
-    }
+    groups: dict[str, Parameters] = {title: [] for title in ("Options", *_TITLES.values(), _OTHERS)}
     for param in params:
-        name = str(param.name)
+        name = param.name
         title = _TITLES.get(sections[name], "Options") if name in sections else _OTHERS
         groups["Options" if name in _FIRST else title].append(param)
     return groups

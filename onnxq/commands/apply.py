@@ -13,9 +13,9 @@ from onnxq.graph.identity import hash_topology
 from onnxq.passes import FloatState, RunContext, Timers, build_file
 from onnxq.passes.equalization.passes import replay_scalings
 from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, open_run
+from onnxq.pipeline.both_models import renew_numbers
 from onnxq.pipeline.finalize import Result, finalize_run, write_result
 from onnxq.pipeline.prepared import list_preparations, load_state, read_data
-from onnxq.pipeline.stale_numbers import renew_numbers
 from onnxq.plan import Plan, check_specs, from_json
 from onnxq.planner import Existing, fit_plan
 from onnxq.progress import Progress, silent
@@ -66,8 +66,7 @@ def apply(
     """
     with open_run(model, config, overrides, Command.APPLY, out=out, force=force) as chosen:
         result = _carry_out(model, plan, data, chosen, progress)
-        with progress("writing"):
-            return write_result(result, chosen, out, force)
+        return write_result(result, chosen, out, force, progress)
 
 
 def _carry_out(

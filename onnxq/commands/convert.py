@@ -14,7 +14,7 @@ from onnxq.graph.light import is_large_model, measure_size
 from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, name_file, open_run
 from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.quantized_source import QuantizedSource, read_quantized
-from onnxq.pipeline.retarget import Answers, Kept, MovedSite, retarget, warn_integers
+from onnxq.pipeline.retarget import Answers, Kept, MovedSites, retarget, warn_integers
 from onnxq.plan import Plan
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, ResultFormat, Text, terminal
@@ -61,7 +61,7 @@ class Conversion:
 
     result: Result
     to: str
-    sites: tuple[MovedSite, ...] = ()
+    sites: MovedSites = ()
     kernels: KernelChange | None = None
     answers: Answers | None = None
 
@@ -120,8 +120,7 @@ def convert(
                     code="Q312",
                 )
             done = retarget(source, data, chosen, progress=progress)
-            with progress("writing"):
-                result = write_result(done.result, chosen, out, force)
+            result = write_result(done.result, chosen, out, force, progress)
             kernels = _compare_kernels(source, result, chosen, progress)
             return Conversion(
                 result=result, to=to, sites=done.sites, kernels=kernels, answers=done.answers

@@ -132,8 +132,8 @@ def import_weights(
             model, config, options, Command.IMPORT_WEIGHTS, out=out, force=force
         ) as chosen:
             imported = _import(opened, model, data, chosen, progress)
-            with progress("writing"):
-                return replace(imported, result=write_result(imported.result, chosen, out, force))
+            result = write_result(imported.result, chosen, out, force, progress)
+            return replace(imported, result=result)
 
 
 def _choose_form(checkpoint: Checkpoint, overrides: Overrides) -> JsonObject:

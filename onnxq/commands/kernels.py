@@ -29,7 +29,7 @@ def build(
 ) -> Kernels:
     """Compile the kernels. archs: GPUs to compile for. out: a folder for machines of the same kind."""
     built = build_kernels(archs, output=name_folder(out), force=force, progress=progress)
-    return Kernels(tuple(built), for_gpus=bool(archs))
+    return Kernels(built, for_gpus=bool(archs))
 
 
 def find_missing_kernels(result: Kernels) -> MissingDependencyError | None:

@@ -12,7 +12,6 @@ from onnxq.evaluation.perplexity import (
     Decoder,
     LanguageScore,
     Perplexity,
-    choose_prompts,
     compare_texts,
     describe_errors,
     sum_errors,
@@ -77,7 +76,9 @@ def _measure(
     with progress("reading the text", count) as task:
         errors = sum_errors(decoders, count_items(windows, task))
     texts = {}
-    prompts = choose_prompts(choose_windows(path, tokenizer, length, options.prompts, seed))
+    beginnings = choose_windows(path, tokenizer, length, options.prompts, seed)
+    # Their first halves.
+    prompts = [window.ids[: max(len(window.ids) // 2, 1)] for window in beginnings]
     if options.generate:
         texts = compare_texts(decoders, prompts, options.generate, progress)
     prompt = {}

@@ -7,8 +7,7 @@ from onnxq.commands.apply import read_plan
 from onnxq.config import Command, Config
 from onnxq.data import load_data
 from onnxq.errors import ConfigError
-from onnxq.evaluation.profile import KINDS, GroupCost, Profile
-from onnxq.evaluation.sensitivity import measure_sensitivity
+from onnxq.evaluation.sensitivity import KINDS, GroupCost, Profile, measure_sensitivity
 from onnxq.files import AnyPath
 from onnxq.passes.base import RunContext
 from onnxq.pipeline import Configuration, ModelSource, Overrides, load_both, name_file, open_run

@@ -89,8 +89,7 @@ def quantize(
                 code="Q317",
             )
         result = quantize_model.quantize(model, data, chosen, progress=progress)
-        with progress("writing"):
-            result = write_result(result, chosen, out, force)
+        result = write_result(result, chosen, out, force, progress)
         if chosen.output.report:
             write_run(model, result, data, chosen, force, progress)
         return result

@@ -12,7 +12,7 @@ from onnxq.pipeline.record import write_run
 from onnxq.pipeline.search import SearchResult, search_precisions
 from onnxq.progress import Progress, silent
 from onnxq.report import Parts, RenderableType, ResultFormat, Text, TextView, make_table
-from onnxq.report.record import FrontPoint
+from onnxq.report.record import FrontPoints
 from onnxq.report.terminal import format_bytes, format_decibel, format_figure, format_milliseconds
 
 
@@ -37,8 +37,7 @@ def search(
     """
     with open_run(model, config, overrides, Command.SEARCH, out=out, force=force) as chosen:
         outcome = search_precisions(model, data, chosen, progress=progress)
-        with progress("writing"):
-            result = write_result(outcome.result, chosen, out, force)
+        result = write_result(outcome.result, chosen, out, force, progress)
         outcome = replace(outcome, result=result)
         _write_forms(outcome, chosen, force)
         if chosen.output.report:
@@ -74,7 +73,7 @@ def _make_parts(found: SearchResult, view: TextView) -> Parts:
     yield Text()
 
 
-def make_front(front: tuple[FrontPoint, ...]) -> RenderableType:
+def make_front(front: FrontPoints) -> RenderableType:
     """Make the table of what was measured, beside what was expected of it."""
     columns = ["", "operators", "SQNR", "expected", "size", "expected"]
     timed = any(point.latency_ms is not None for point in front)

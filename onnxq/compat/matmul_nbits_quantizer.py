@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from onnxq.compat.calibrate import read_samples
 from onnxq.compat.options import (
     CallLists,
     CompatOption,
+    Names,
     OptionTable,
     Overrides,
     convert_options,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     import onnx
 
 __getattr__ = hand_on("matmul_nbits_quantizer")
-Names = Sequence[str] | None
 # Bits -> storage of symmetric and of asymmetric weights. MatMulNBits packs 2 bits from a type that opset 21 has.
 _STORAGE = {2: ("int2", "uint2"), 4: ("int4", "uint4"), 8: ("int8", "uint8")}
 _PACKED = {2: ("int4", "uint4")}

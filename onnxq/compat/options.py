@@ -20,6 +20,8 @@ from onnxq.spec import FLOAT8
 if TYPE_CHECKING:
     from onnxq.compat.overrides import TensorOverrides
 
+# Of operators, nodes or providers; None: all, or the usual ones.
+Names = Sequence[str] | None
 Overrides = dict[str, Any]
 # Of the values of an argument, by their names there.
 Meanings = Mapping[str, Overrides]
@@ -61,9 +63,9 @@ class UnaskedMethod(Unasked, Enum):
 class CallLists:
     """The lists of a call that say what to quantize; None or empty: everything."""
 
-    op_types: Sequence[str] | None = None
-    nodes: Sequence[str] | None = None
-    excluded: Sequence[str] | None = None
+    op_types: Names = None
+    nodes: Names = None
+    excluded: Names = None
     tensors: TensorOverrides | None = None
 
 

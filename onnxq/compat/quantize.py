@@ -6,7 +6,7 @@ by the tables of options.py; docs/from-onnxruntime.md lists all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from onnxq.compat.options import (
     WHOLE_ARGUMENTS,
     WHOLE_EXTRAS,
     CallLists,
+    Names,
     Overrides,
     UnaskedFlag,
     UnaskedMethod,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from onnxq.pipeline.finalize import Result
     from onnxq.plan import Plan
 
-Names = Sequence[str] | None
 Extras = Settings | None
 # Overrides of every call: its caller runs the file with ONNX Runtime, whatever it was made for.
 _OF_ALL: Overrides = {"latency": False, "verify.optimized": True}
@@ -79,7 +79,7 @@ def quantize_static(
     nodes_to_exclude: Names = None,
     use_external_data_format: bool = False,
     calibrate_method: Any = UnaskedMethod.MinMax,
-    calibration_providers: Sequence[str] | None = None,
+    calibration_providers: Names = None,
     extra_options: Extras = None,
     calibration_cache_path: str | Path | None = None,
 ) -> Result:
@@ -256,7 +256,7 @@ class StaticQuantConfig:
     per_channel: bool = False
     reduce_range: bool = False
     use_external_data_format: bool = False
-    calibration_providers: Sequence[str] | None = None
+    calibration_providers: Names = None
     extra_options: Extras = None
 
 
@@ -299,7 +299,7 @@ def get_qdq_config(
     keep_removable_activations: bool = False,
     min_real_range: float | None = None,
     tensor_quant_overrides: Extras = None,
-    calibration_providers: Sequence[str] | None = None,
+    calibration_providers: Names = None,
     op_types_to_quantize: Names = None,
     nodes_to_exclude: Names | Callable[[onnx.ModelProto, onnx.NodeProto], bool] = None,
     extra_options: Extras = None,
@@ -308,11 +308,10 @@ def get_qdq_config(
 
     What onnxruntime fills in beside them, the types of operators and two extra options, is there to be read.
     """
-    from onnxq.graph import load_model
-    from onnxq.graph.scopes import walk_all_graphs
+    from onnxq.graph import load_model, walk_all_nodes
 
     model = load_model(model_input)
-    nodes = [node for _, graph in walk_all_graphs(model.proto) for node in graph.node]
+    nodes = list(walk_all_nodes(model.proto))
     if callable(nodes_to_exclude):
         excluded = [node.name for node in nodes if nodes_to_exclude(model.proto, node)]
     else:

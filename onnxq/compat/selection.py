@@ -10,7 +10,7 @@ from onnxq.compat.options import PLACED, CallLists, Unasked, warn_meaningless
 from onnxq.compat.overrides import OverriddenGraph, Rule
 from onnxq.errors import suggest_names
 from onnxq.graph import ModelSource, load_model, name_nodes
-from onnxq.graph.scopes import walk_all_graphs, walk_graphs
+from onnxq.graph.scopes import walk_all_graphs, walk_nodes
 from onnxq.pipeline.finalize import Result
 from onnxq.report.sentences import format_forced
 from onnxq.sites import Caution, LeftFloat, Refusal, Unquantized
@@ -111,7 +111,7 @@ def describe_floats(result: Result, named: Sequence[onnx.NodeProto]) -> Iterator
     floats: list[Unquantized] = [*report.refusals, *report.left_float]
     known = {entry.subject for entry in floats}
     # Preparation may have folded some of the named nodes into their neighbours.
-    there = {node.name for _, graph in walk_graphs(result.light.graph) for node in graph.node}
+    there = {node.name for node in walk_nodes(result.light.graph)}
     sites = result.plan.all_sites
     paired = {site.tensor.name for site in sites if site.tensor is not None}
     # Tensors that passes made, e.g. scaled ones, have readers whose own inputs have no pair.

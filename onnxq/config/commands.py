@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, PlainValidator
 
 from onnxq.config.values import (
     DEFAULT_TARGET,
+    MAKING,
     Command,
     File,
     Files,
@@ -51,7 +52,7 @@ _Drop = Annotated[float | str, PlainValidator(_check_drop)]
 class AccuracyConfig(Section):
     """The accuracy that a result must have. The costliest parts are promoted until it does."""
 
-    commands = Command.QUANTIZE | Command.SEARCH
+    commands = MAKING
     min_sqnr: float | None = option(
         None,
         "Least SQNR of every output against float, in dB; sites are promoted until it holds.",
@@ -255,21 +256,18 @@ class SearchConfig(Section):
         "",
         "Also write the configuration that the result is made by, with a rule for each precision.",
         name="rules_out",
-        flags="rules",
         metavar="OUT.yaml",
     )
     csv: File = option(
         "",
         "Also write the table of what was measured.",
         name="csv_out",
-        flags="csv",
         metavar="OUT.csv",
     )
     plot: File = option(
         "",
         "Also draw what was measured; needs matplotlib.",
         name="plot_out",
-        flags="plot",
         metavar="OUT.png",
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from onnxq.config.values import Command, Ends, File, Files, Section, Size, option
+from onnxq.config.values import MAKING, Command, Ends, File, Files, Section, Size, option
 
 # Pixels per side: a larger image does not fit into memory.
 _Pixels = Annotated[int, Field(ge=1, le=2**16)]
@@ -58,16 +58,19 @@ class ImageConfig(Section):
         return self
 
 
-# The commands that read samples for the configuration, and those that read some of their own number, too.
+# Commands that take an option, by what they do with a model.
 _IMPORTING = Command.IMPORT | Command.IMPORT_WEIGHTS
-_MAKING = Command.QUANTIZE | Command.SEARCH
-_PLACING = _MAKING | Command.PLAN
-_WRITING = _MAKING | Command.APPLY | Command.CONVERT | Command.IMPORT_WEIGHTS
-_CALIBRATING = _MAKING | Command.APPLY | Command.CONVERT | Command.IMPORT | Command.VARIANTS
+_MEASURING = Command.PROFILE | Command.REPORT
+_FINISHING = MAKING | Command.APPLY | Command.CONVERT
+_WRITING = _FINISHING | Command.IMPORT_WEIGHTS
+_CALIBRATING = _FINISHING | Command.IMPORT | Command.VARIANTS
 _READING = _CALIBRATING | _IMPORTING | Command.PLAN | Command.DIFF
-_RUNNING = _READING | Command.PROVE | Command.PROFILE | Command.REPORT
+_RUNNING = _READING | Command.PROVE | _MEASURING
 _LOADING = _RUNNING | Command.BENCH | Command.PERPLEXITY
 _CHECKING = _WRITING | Command.VARIANTS
+_TIMING = _MEASURING | Command.BENCH | Command.PERPLEXITY
+# Those that compile for a device.
+_COMPILING = Command.PROVE | Command.DIFF | Command.QUANTIZE | Command.APPLY
 
 
 class DataConfig(Section):
@@ -122,7 +125,7 @@ class RuntimeConfig(Section):
     plugins: Files = option(
         (),
         "A shared library with TensorRT plugins; repeatable.",
-        _PLACING | Command.PROVE | Command.DIFF | Command.BENCH,
+        MAKING | Command.PLAN | Command.PROVE | Command.DIFF | Command.BENCH,
         name="plugin",
         metavar="FILE.so",
         code=True,
@@ -131,19 +134,19 @@ class RuntimeConfig(Section):
         "",
         "Execution provider of ONNX Runtime for calibration and checks: cpu, cuda, openvino or another that is "
         "installed. [default: cpu]",
-        _READING | Command.PROFILE | Command.REPORT | Command.BENCH | Command.PERPLEXITY,
+        _READING | _TIMING,
         metavar="NAME",
     )
     soc: str = option(
         "",
         "Chip to build for, by name or number: SM8650, 57; for an engine that builds for chips. [default: its own]",
-        Command.PROVE | Command.DIFF | Command.QUANTIZE | Command.APPLY,
+        _COMPILING,
         metavar="NAME",
     )
     htp_arch: str = option(
         "",
         "Architecture of the HTP, Qualcomm's NPU, to build for, e.g. 75. [default: that of `soc=…`]",
-        Command.PROVE | Command.DIFF | Command.QUANTIZE | Command.APPLY,
+        _COMPILING,
         metavar="75",
     )
 
@@ -151,7 +154,7 @@ class RuntimeConfig(Section):
 class ScaleConfig(Section):
     """Workers to spread the work over, and the folder that interrupted work goes on from."""
 
-    commands = Command.QUANTIZE | Command.SEARCH | Command.PROFILE | Command.REPORT
+    commands = MAKING | _MEASURING
     workers: int = option(
         1,
         "Number of processes that share calibration, weight rounding and trials.",
@@ -210,12 +213,7 @@ class VerifyConfig(Section):
     threads: int = option(
         1,
         "Threads for checking, comparing and timing; 0: all cores.",
-        _CHECKING
-        | Command.DIFF
-        | Command.PROFILE
-        | Command.REPORT
-        | Command.BENCH
-        | Command.PERPLEXITY,
+        _CHECKING | Command.DIFF | _TIMING,
         ge=0,
         le=_MOST_THREADS,
     )
@@ -230,7 +228,6 @@ class OutputConfig(Section):
         "Also write the plan with its scales, for `onnxq apply`.",
         _WRITING,
         name="plan_out",
-        flags="plan",
         metavar="OUT.json",
     )
     compiled: File = option(
@@ -238,15 +235,13 @@ class OutputConfig(Section):
         "Also compile the result for the device of its target, into a model that is loaded there in its place.",
         _WRITING,
         name="compile_out",
-        flags="compile",
         metavar="OUT.onnx",
     )
     report: File = option(
         "",
         "Also write the page of `onnxq report`.",
-        Command.QUANTIZE | Command.SEARCH,
+        MAKING,
         name="report_out",
-        flags="report",
         metavar="OUT.html",
     )
     bits_attribute: bool = option(

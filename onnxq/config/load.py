@@ -249,7 +249,7 @@ def _refuse_reserved(document: Document) -> None:
         if owner is not None and key in _SET_HERE[owner]:
             where = Location(document.source, document.lines[path], format_path(path))
             raise ConfigError(
-                where, f"unknown key {key!r}", suggest_key(owner, str(key), _SET_HERE), code="Q303"
+                where, f"unknown key {key!r}", suggest_key(owner, key, _SET_HERE), code="Q303"
             )
 
 
@@ -308,7 +308,7 @@ def write_config(config: Config, base: Config) -> str:
     # Those of the base are the last ones: a file that extends it gets them anyway.
     own = rules[: len(rules) - len(base.rules)] if base.rules else rules
     named = {"target": config.target, **changed} | ({"rules": own} if own else {})
-    return str(yaml.safe_dump(named, sort_keys=False, default_flow_style=None, width=120))
+    return yaml.safe_dump(named, sort_keys=False, default_flow_style=None, width=120)
 
 
 def _find_changes(values: Settings, usual: Settings) -> JsonObject:

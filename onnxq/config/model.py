@@ -33,6 +33,7 @@ from onnxq.config.front_end import FrontEnd
 from onnxq.config.rules import Rule, TensorConfig
 from onnxq.config.values import (
     DEFAULT_TARGET,
+    MAKING,
     Bits,
     Command,
     Files,
@@ -50,7 +51,9 @@ from onnxq.sites import JsonObject, Names, Settings
 _T = TypeVar("_T")
 
 
-_PLANNING = Command.QUANTIZE | Command.SEARCH | Command.PLAN
+_PLANNING = MAKING | Command.PLAN
+_CONVERTING = _PLANNING | Command.CONVERT
+_EMITTING = _CONVERTING | Command.IMPORT_WEIGHTS
 
 
 class Config(Section):
@@ -122,31 +125,31 @@ class Config(Section):
         "qdq",
         "The form of the file. qdq: Q/DQ pairs; for ONNX Runtime alone, nbits: MatMulNBits for block-wise weights; "
         "qoperator: QLinearConv, QGemm … in the place of 8-bit pairs.",
-        _PLANNING | Command.IMPORT_WEIGHTS | Command.CONVERT,
+        _EMITTING,
     )
     # 0: as the engine likes, which is float32 on the CPU; 1: float32; 4: data rounded to int8 in blocks.
     accuracy_level: Literal[0, 1, 2, 3, 4] = option(
         0,
         "How MatMulNBits computes. 0: the engine chooses; 1: float32; 2: float16; 3: bfloat16; 4: int8, faster for "
         "few tokens at a time.",
-        _PLANNING | Command.IMPORT_WEIGHTS | Command.CONVERT,
+        _EMITTING,
     )
     # None: the target's; bfloat16 in place of float16 for a model that came in it.
     high_precision: HighPrecision | None = option(
         None,
         "The float type of operators that are not quantized. [default: float16 for TensorRT, else float32]",
-        _PLANNING | Command.CONVERT,
+        _CONVERTING,
     )
     io_types: HighPrecision | None = option(
         None,
         "The type of float inputs and outputs of the model. [default: their own]",
-        _PLANNING | Command.CONVERT,
+        _CONVERTING,
     )
     fix: Words = option(
         (),
         "A size of the inputs to fix, by its symbol (batch=1) or by input (x=1x3x48x320); repeatable. A target that "
         "compiles for fixed sizes takes the others from the samples.",
-        _PLANNING | Command.CONVERT,
+        _CONVERTING,
         metavar="NAME=SIZE",
     )
     effort: Literal["fast", "balanced", "high"] = option(
@@ -154,7 +157,7 @@ class Config(Section):
         "Time spent on accuracy. fast: observe ranges, and choose bits where the configuration leaves them open; "
         "balanced: also equalize channels and optimize weight rounding; high: also absorb biases, with more samples "
         "and a longer search.",
-        Command.QUANTIZE | Command.SEARCH | Command.VARIANTS,
+        MAKING | Command.VARIANTS,
     )
     # Passes get a share of it, or are left out.
     budget: Seconds | None = option(
@@ -302,7 +305,8 @@ def _walk_fields(section: type[Section], prefix: str) -> Iterator[Option]:
             continue
         name = extra["name"] or key
         # What is on by default has a flag that switches it off.
-        own_flag = f"{'no-' if field.default is True else ''}{name.replace('_', '-')}"
+        word = name.removesuffix("_out").replace("_", "-")
+        own_flag = f"no-{word}" if field.default is True else word
         flags = (extra["flags"] or own_flag).split()
         metavar = extra["metavar"] or ("" if list_choices(field.annotation) else "N")
         yield Option(

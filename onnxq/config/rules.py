@@ -211,7 +211,7 @@ class Rule(Section):
             changes.pop("dynamic", None)
             if not self.role and not changes.get("observer", ObserverSpec()).is_for_weights:
                 del changes["observer"]
-        fields = {name: getattr(tensor, name) for name in TensorConfig.model_fields}
+        fields = dict(tensor)
         if changes.get("granularity", "block") != "block":
             fields["block_size"] = None
         # The inherited storage was chosen for the inherited width and sign.

@@ -67,6 +67,10 @@ class Command(Flag):
     IMPORT_WEIGHTS = auto()
 
 
+# The commands that make a quantized model of a float one.
+MAKING = Command.QUANTIZE | Command.SEARCH
+
+
 class Section(Frozen):
     """A part of the configuration. Takes lists, as YAML has them, for tuples."""
 
@@ -99,9 +103,10 @@ def option(
     """Make a field that commands take as an option, and Python functions as an override.
 
     text: for --help. commands: None for those of the section. name: for overrides, "" for the field's own. flags: of
-    the command line, without dashes; "" for the name, with "no-" in front where the default is True. metavar: the
-    value in --help. bare: the value where the flag stands alone; "": it must have one. code: its value names code that
-    is run. names: the registry of `onnxq.backends` that lists its values. bounds: ge, gt, le, as of pydantic's Field.
+    the command line, without dashes; "" for the name, less "_out", with "no-" in front where the default is True.
+    metavar: the value in --help. bare: the value where the flag stands alone; "": it must have one. code: its value
+    names code that is run. names: the registry of `onnxq.backends` that lists its values. bounds: ge, gt, le, as of
+    pydantic's Field.
     """
     extra: JsonObject = {
         "commands": commands,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxq.annotate import read_plan_note
-from onnxq.arrays import InputShapes
+from onnxq.arrays import InputShapes, map_shapes
 from onnxq.backends import Engine, find_backend, find_engine
 from onnxq.backends.building import build_engine, check_library
 from onnxq.backends.engine import ENGINE, BuildState, EngineTimes, Job, TimedModel, Timing, Untimed
@@ -157,7 +157,7 @@ def bench_models(
         device=times.device,
         provider=config.runtime.provider if "provider" in engine.takes else "",
         untimed=untimed,
-        shapes={name: tuple(value.shape) for name, value in feeds.items()},
+        shapes=map_shapes(feeds),
         data=dataset.describe(),
         synthetic=dataset.synthetic,
         warnings=warnings,
@@ -170,9 +170,9 @@ def _read_models(models: Mapping[str, ModelSource], libraries: Names) -> list[_E
     for name, source in models.items():
         proto = add_libraries(load_model(source).proto, libraries)
         entries.append(_Entry(name, source, GraphIndex(name_nodes(proto))))
-    wanted = {value.name for value in entries[0].index.inputs}
+    wanted = entries[0].index.input_names
     for entry in entries[1:]:
-        own = {value.name for value in entry.index.inputs}
+        own = entry.index.input_names
         if own != wanted:
             cause = f"it has other inputs than {entries[0].name}: {', '.join(sorted(own ^ wanted))}"
             raise ModelError(entry.name, cause, "time models of one network together", code="Q114")

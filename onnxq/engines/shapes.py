@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from onnxq.arrays import Arrays, InputShapes, Shape
+from onnxq.arrays import Arrays, InputShapes, Shape, map_shapes
 from onnxq.backends.engine import Profile
 from onnxq.data.sources import fits_whole
 from onnxq.data.synthetic import make_synthetic
@@ -123,7 +123,7 @@ def _guess_sizes(
     except DataError as error:
         cause = f"no size can be guessed for it: {error.cause}"
         raise _fault(error.subject, cause, "give `shapes=…`") from error
-    return {name: tuple(array.shape) for name, array in sample.items()}
+    return map_shapes(sample)
 
 
 def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> SizeProfile:
@@ -131,7 +131,7 @@ def list_shapes(index: GraphIndex, samples: Iterable[Arrays]) -> SizeProfile:
     found: SizeProfile = {}
     for feeds in samples:
         for name in (value.name for value in index.inputs):
-            shape = tuple(feeds[name].shape)
+            shape = feeds[name].shape
             low, first, high = found.get(name, (shape, shape, shape))
             found[name] = (tuple(map(min, low, shape)), first, tuple(map(max, high, shape)))
     return found

@@ -250,23 +250,20 @@ class ErrorAccumulator:
             # A mask's -inf, or the log of 0: there is no distance to it, so it counts as equal.
             ref = np.where(known, ref, 0.0)
             got = np.where(known, got, 0.0)
-        shape = ref.shape
-        ref = ref.ravel()
-        got = got.ravel()
-        sample = ErrorAccumulator(signal=float(ref @ ref), peak=float(np.abs(ref).max()))
+        sample = ErrorAccumulator(signal=_dot(ref, ref), peak=float(np.abs(ref).max()))
         if not are_finite(got):
             self.comparable = False
             sample.noise = sample.max_abs = math.inf
             return sample
         error = got - ref
-        sample.noise = float(error @ error)
-        sample.dot = float(ref @ got)
-        sample.power = float(got @ got)
+        sample.noise = _dot(error, error)
+        sample.dot = _dot(ref, got)
+        sample.power = _dot(got, got)
         sample.max_abs = float(np.abs(error).max())
         self.add(sample)
         # Integers are labels and indices, whose slices have no scales.
         if self.slices is not None and reference.dtype.kind == "f":
-            self.slices.update(ref.reshape(shape), error.reshape(shape))
+            self.slices.update(ref, error)
         return sample
 
     def add(self, other: ErrorAccumulator) -> None:
@@ -318,6 +315,10 @@ class ErrorAccumulator:
         return () if self.slices is None else tuple(self.slices.parts())
 
 
+def _dot(first: Array64, other: Array64) -> float:
+    return float(first.ravel() @ other.ravel())
+
+
 def _count_shared(reference: Array64, value: Array64, k: int) -> tuple[float, int]:
     """Over all rows: the share of the k largest that both name, summed; and the number of rows. NaN is the least."""
     width = reference.shape[-1]
@@ -341,9 +342,22 @@ def compute_sqnr(signal: float, noise: float) -> float:
     return 10.0 * float(np.log10(max(signal, np.finfo(np.float64).tiny) / noise))
 
 
-def measure_error(reference: Array, value: Array, name: str = "") -> OutputAccuracy:
+def noise_to_db(noise: float) -> float:
+    """Relative noise power as SQNR."""
+    if noise <= 0.0:
+        return math.inf
+    # Answers that are no numbers have no noise power; the worst figure stands for it.
+    return -math.inf if not math.isfinite(noise) else -10.0 * math.log10(noise)
+
+
+def db_to_noise(sqnr_db: float) -> float:
+    """An SQNR as relative noise power."""
+    return float(10.0 ** (-sqnr_db / 10.0))
+
+
+def measure_error(reference: Array, value: Array) -> OutputAccuracy:
     """The error of one array against another."""
-    sums = ErrorAccumulator(name)
+    sums = ErrorAccumulator()
     sums.update(reference, value)
     return sums.result()
 

@@ -14,7 +14,13 @@ from onnx import TypeProto, ValueInfoProto
 from onnxq.arrays import Array, ArrayDict, Arrays, Shape
 from onnxq.data import Dataset, read_mask
 from onnxq.errors import VerificationError
-from onnxq.evaluation.accumulator import ErrorAccumulator, OutputAccuracy, SliceSums, compute_sqnr
+from onnxq.evaluation.accumulator import (
+    ErrorAccumulator,
+    OutputAccuracy,
+    SliceSums,
+    compute_sqnr,
+    db_to_noise,
+)
 from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.selections import find_selections
 from onnxq.graph import ModelLike, is_large_model
@@ -93,7 +99,7 @@ class ModelErrors:
             for name, sums in self.outputs.items()
             if outputs is None or name in outputs
         )
-        ratios = [10.0 ** (-result.sqnr_db / 10.0) for result in results]
+        ratios = [db_to_noise(result.sqnr_db) for result in results]
         return math.fsum(ratios) / len(ratios) if ratios else 0.0
 
     def worst_db(self) -> float:
@@ -348,9 +354,7 @@ class FloatOutputs:
                 self._session = Session(exposed, fuse_pairs=False, threads=self.threads)
             outputs = self._session.run(feeds)
             # Sequences and maps have no size; they are rare, and small.
-            self._bytes += sum(
-                value.nbytes for value in outputs.values() if hasattr(value, "nbytes")
-            )
+            self._bytes += sum(getattr(value, "nbytes", 0) for value in outputs.values())
             if self._bytes <= _MOST_BYTES:
                 self._outputs[at] = outputs
                 if len(self._outputs) == len(self.samples):

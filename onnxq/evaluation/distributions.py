@@ -66,7 +66,7 @@ class Distribution:
         bounds = np.linspace(edges[0], edges[-1], BINS + 1)
         # Bins on a bound are shared by the part of their width on either side.
         counts = np.diff(np.rint(np.interp(bounds, edges, totals)))
-        return float(edges[0]), float(edges[-1]), tuple(int(count) for count in counts)
+        return float(edges[0]), float(edges[-1]), tuple(map(int, counts))
 
     def measure_clipped(self, chosen: Interval) -> float:
         """The share of values outside a range."""

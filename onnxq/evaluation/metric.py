@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class MetricModel:
 
     def __call__(self, feeds: RunValues | Feeds) -> ArrayDict:
         """All outputs by name for one dictionary of inputs."""
-        return {str(name): value for name, value in self._session.run(feeds).items()}
+        return self._session.run(feeds)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class AccuracyRequest:
 
     min_sqnr: float | None = None
     metric: Metric | None = None
-    max_drop: Drop = field(default_factory=lambda: Drop(0.0))
+    max_drop: Drop = Drop(0.0)
     to: str = FLOAT
     float_value: float = math.nan
 

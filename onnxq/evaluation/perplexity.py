@@ -15,7 +15,7 @@ from onnxq.errors import DataError
 from onnxq.progress import Progress
 from onnxq.runtime import Session
 from onnxq.runtime.timing import count_block_runs, measure_rounds, summarize_rounds, time_runs
-from onnxq.wording import abbreviate, show_html
+from onnxq.wording import show_as_summary
 
 Caches = dict[str, Array]
 # Logits of one model held at a time: 64 MB of float32.
@@ -49,6 +49,7 @@ class LanguageScore:
     generation: float | None = None
 
 
+@show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
     """Models on one text, the first of which others are compared with.
@@ -56,9 +57,6 @@ class Perplexity:
     tokens: predicted, in all windows. length: tokens of a window. prompts: that texts were generated after, of
     `generate` tokens each. data: name of the text. device: kind of CPU, or the provider.
     """
-
-    __repr__ = abbreviate
-    _repr_html_ = show_html
 
     models: tuple[LanguageScore, ...]
     windows: int
@@ -180,25 +178,26 @@ class TextErrors:
     def _add_block(
         self, decoders: Sequence[Decoder], blocks: Sequence[Array], targets: Array
     ) -> None:
-        reference = _compute_log_softmax(blocks[0])
-        first = blocks[0].argmax(-1)
+        first = blocks[0]
+        reference = _compute_log_softmax(first)
+        likeliest = first.argmax(-1)
         chances = np.exp(reference)
+        largest = int(targets.max())
         for decoder, logits in zip(decoders, blocks, strict=True):
-            if logits.shape != blocks[0].shape:
-                cause = (
-                    f"gives {logits.shape[1]} logits, and {decoders[0].name} {blocks[0].shape[1]}"
-                )
+            size = logits.shape[1]
+            if logits.shape != first.shape:
+                cause = f"gives {size} logits, and {decoders[0].name} {first.shape[1]}"
                 raise DataError(
                     decoder.name, cause, "compare models of one vocabulary", code="Q225"
                 )
-            if int(targets.max()) >= logits.shape[1]:
-                cause = f"the model has {logits.shape[1]} tokens, and the text token {int(targets.max())}"
+            if largest >= size:
+                cause = f"the model has {size} tokens, and the text token {largest}"
                 fix = "give the tokenizer that belongs to the model with `tokenizer=…`"
                 raise DataError(decoder.name, cause, fix, code="Q223")
-            logs = reference if logits is blocks[0] else _compute_log_softmax(logits)
+            logs = reference if logits is first else _compute_log_softmax(logits)
             sums = self.sums.setdefault(decoder.name, _PositionSums())
             sums.nats -= float(logs[np.arange(len(targets)), targets].sum(dtype=np.float64))
-            sums.same += int((logits.argmax(-1) == first).sum())
+            sums.same += int((logits.argmax(-1) == likeliest).sum())
             # Kullback-Leibler: Σ p · (log p - log q), with p of the first model.
             sums.divergence += float((chances * (reference - logs)).sum(dtype=np.float64))
 
@@ -286,8 +285,3 @@ def time_decoders(
             }
         )
     return tuple(rates)
-
-
-def choose_prompts(windows: Iterable[Window]) -> list[Array]:
-    """First halves of windows."""
-    return [window.ids[: max(len(window.ids) // 2, 1)] for window in windows]

@@ -13,7 +13,7 @@ from onnx import ValueInfoProto, helper
 from onnxq.arrays import Array, Arrays
 from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.compare import ModelErrors
-from onnxq.evaluation.selections import find_selections, name_own
+from onnxq.evaluation.selections import name_own
 from onnxq.graph import GraphIndex, ModelLike, bare_proto, get_index, infer_shapes
 from onnxq.graph.scopes import list_reads, walk_from
 from onnxq.graph.storage import count_tensor_bytes
@@ -99,7 +99,7 @@ def compare_segments(
     samples: Sequence[Arrays],
     *,
     limit: int,
-    agreement: AgreementSums | None = None,
+    agreement: AgreementSums,
     threads: int = 0,
     progress: Progress = silent,
 ) -> list[SegmentErrors]:
@@ -108,7 +108,6 @@ def compare_segments(
     agreement: gets the choices of `before`, whose selections it has, and those of `after`.
     All tensors alive between two segments are held, of every sample. Raises ModelError where ORT cannot run a segment.
     """
-    agreement = AgreementSums(find_selections(before)) if agreement is None else agreement
     choices = {name for selection in agreement.selections.nodes for name, _ in selection.choices}
     before = agreement.selections.expose_choices(before)
     after = agreement.selections.take_choices(after)

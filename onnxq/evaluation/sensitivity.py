@@ -6,30 +6,109 @@ a result together, as in the spectrogram front end of an audio net (each site â‰
 with their weight and inputs as one, and segments of neighbouring nodes too.
 """
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from onnxq.data import Dataset
-from onnxq.errors import ConfigError, suggest_names
+from onnxq.evaluation.accumulator import noise_to_db
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreements
 from onnxq.evaluation.compare import FloatOutputs
-from onnxq.evaluation.profile import (
-    KINDS,
-    GroupCost,
-    JointCost,
-    OutputProfile,
-    PrefixError,
-    Profile,
-    noise_to_db,
-)
 from onnxq.evaluation.selections import Selection, explain_missing
 from onnxq.evaluation.toggled import Setting, Switch, ToggledModel, measure_settings, toggle_model
 from onnxq.graph import ModelLike
 from onnxq.progress import Progress
 from onnxq.runtime.crew import Crew
-from onnxq.sites import Caution, Cautions, Names, drop_repeats
+from onnxq.sites import Caution, Cautions, Names, Refusals, drop_repeats
+from onnxq.wording import show_as_summary
+
+KINDS = ("node", "segment", "site")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCost:
+    """The cost of some sites together at the outputs, in dB of SQNR against the float model.
+
+    kind: "site"; "node": all that one node reads quantized; "segment": neighbouring nodes. ops: their readers.
+    isolated_db: only these are quantized. leave_one_out_db: everything but these is. inf: no difference at all.
+    """
+
+    kind: str
+    name: str
+    ops: Names
+    sites: Names
+    isolated_db: float
+    leave_one_out_db: float
+    gain_db: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixError:
+    """SQNR with the network quantized from its start up to and including `node`."""
+
+    node: str
+    sqnr_db: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointCost:
+    """SQNR with the loudest nodes in float together, and all others quantized."""
+
+    nodes: Names
+    sqnr_db: float
+
+    @property
+    def rule(self) -> str:
+        """The rule of a configuration that leaves them in float, as a line of YAML."""
+        # A list of names in JSON is one in YAML, whatever letters they have.
+        return f"- {{node: {json.dumps(self.nodes)}, set: {{float: true}}}}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputProfile:
+    """One output: with everything quantized, and with everything switched off, which should be exact.
+
+    part: the slices of another scale that sqnr_db is of, like "[:, 4:, :]", "" where it is of the whole.
+    """
+
+    name: str
+    sqnr_db: float
+    float_db: float
+    part: str = ""
+
+
+@show_as_summary
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Errors at the outputs by their causes.
+
+    sqnr_db: of everything quantized, all outputs taken together (mean of their relative noise). groups: worst first.
+    joint: the loudest nodes together, more and more of them.
+    fixed: pairs that could not be switched and stayed quantized throughout. choices: of the float model, which all
+    figures are measured on, and how far those made with everything quantized are the same. data, source, quantized:
+    in words.
+    """
+
+    sqnr_db: float
+    samples: int
+    outputs: tuple[OutputProfile, ...]
+    groups: tuple[GroupCost, ...]
+    prefixes: tuple[PrefixError, ...] = ()
+    joint: tuple[JointCost, ...] = ()
+    fixed: Refusals = ()
+    choices: ChoiceAgreements = ()
+    warnings: Cautions = ()
+    source: str = ""
+    quantized: str = ""
+    data: str = ""
+    synthetic: bool = False
+
+    def of(self, kind: str) -> tuple[GroupCost, ...]:
+        """The groups of one kind, worst first."""
+        return tuple(group for group in self.groups if group.kind == kind)
+
 
 # The network in so many segments, coarse to fine, and in at most so many prefixes.
 _SEGMENTS = (2, 4, 8)
@@ -58,28 +137,22 @@ class SwitchGroup:
 
 
 def list_groups(
-    switches: Sequence[Switch], kinds: Iterable[str] = KINDS
+    switches: Sequence[Switch], kinds: Collection[str] = KINDS
 ) -> tuple[SwitchGroup, ...]:
     """Sites, nodes with all they read quantized, segments of nodes; one of two that hold the same switches.
 
-    switches: in the order the model runs. Raises ConfigError for a kind that does not exist.
+    switches: in the order the model runs. kinds: of KINDS.
     """
-    wanted = drop_repeats(kinds)
-    for kind in wanted:
-        if kind not in KINDS:
-            raise ConfigError(
-                f"by: {kind}", "there is no such grouping", suggest_names(kind, KINDS), code="Q304"
-            )
     nodes = group_by_node(switches)
     groups: dict[tuple[str, Setting], SwitchGroup] = {}
-    if "node" in wanted:
+    if "node" in kinds:
         for name, members in nodes.items():
             groups.setdefault(("", frozenset(members)), SwitchGroup("node", name, members))
-    if "segment" in wanted:
+    if "segment" in kinds:
         for parts in _SEGMENTS:
             for segment in split_segments(nodes, parts):
                 groups.setdefault(("segment", segment.setting), segment)
-    if "site" in wanted:
+    if "site" in kinds:
         for switch in switches:
             # A node that reads only this site has the figures already.
             groups.setdefault(
@@ -128,7 +201,7 @@ def measure_sensitivity(
     quantized: ModelLike,
     samples: Dataset,
     *,
-    kinds: Iterable[str],
+    kinds: Collection[str],
     threads: int,
     crew: Crew | None,
     progress: Progress,
@@ -136,8 +209,7 @@ def measure_sensitivity(
     """The error of every group of sites at the outputs: isolated, and left out.
 
     float_model: prepared as `quantized` was, nodes named alike. Streaming: only sums are kept. crew:
-    measures them; the result does not depend on it.
-    Raises ModelError and DataError from the runs, ConfigError for a kind that does not exist.
+    measures them; the result does not depend on it. Raises ModelError and DataError from the runs.
     """
     with progress("putting every pair behind a switch"):
         toggled = toggle_model(float_model, quantized, threads=threads)

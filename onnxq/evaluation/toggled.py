@@ -25,7 +25,7 @@ from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.integer_products import dequantize_node, read_integer_products
 from onnxq.graph.light import copy_proto, is_large_model, rebuild
 from onnxq.graph.precision.widen import read_types, widen_model
-from onnxq.graph.scopes import collect_reads, keep_named, replace_items, walk_graphs
+from onnxq.graph.scopes import collect_reads, keep_named, replace_items, walk_graphs, walk_nodes
 from onnxq.graph.storage import Spool, release_pages
 from onnxq.graph.subgraph import assemble_model, remove_unneeded
 from onnxq.numerics import dequantize
@@ -127,9 +127,7 @@ class ConstantSwitches:
         self.proto = copy_proto(source)
         self.on = ArrayDict()
         self.off = ArrayDict()
-        self.by_name = {
-            node.name: node for _, graph in walk_graphs(self.proto.graph) for node in graph.node
-        }
+        self.by_name = {node.name: node for node in walk_nodes(self.proto.graph)}
         self.spool = Spool() if large else None
         self.taken = {*self.by_name}
         for node in self.by_name.values():
@@ -234,7 +232,7 @@ class _ToggleWork(ConstantSwitches):
 
     def _is_in_both(self, chain: Chain) -> bool:
         """True for a pair, or a dequantized constant, that the float model came with too: it is on in both."""
-        if chain.dequantize is None or not all(self._is_known(node) for node in chain.nodes):
+        if chain.dequantize is None or not all(map(self._is_known, chain.nodes)):
             return False
         return chain.quantize is not None or (
             chain.source is not None and self.index.is_constant(chain.source)
@@ -376,7 +374,7 @@ class _ToggleWork(ConstantSwitches):
         # From the inside out: a tensor that no subgraph reads any more, its parent need not compute.
         for _, graph in reversed(list(walk_graphs(self.proto.graph))):
             remove_unneeded(graph)
-        used = {value.name for value in self.index.inputs} | collect_reads(self.proto.graph)
+        used = self.index.input_names | collect_reads(self.proto.graph)
         keep_named(self.proto.graph.input, used)
         return rebuild(self.source, self.proto)
 

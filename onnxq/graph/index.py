@@ -262,6 +262,16 @@ class GraphIndex(Graph):
         parents = map(self.parent, self.list_outwards(scope))
         return any(node is not None and node.op_type != "If" for node in parents)
 
+    @property
+    def input_names(self) -> set[str]:
+        """The names of the model's inputs."""
+        return {value.name for value in self.inputs}
+
+    @property
+    def output_names(self) -> set[str]:
+        """The names of the model's outputs."""
+        return {value.name for value in self.outputs}
+
     def subgraphs(self, node: str) -> tuple[tuple[str, str], ...]:
         """(label, scope) of the subgraphs a node holds, sorted by label; () for most nodes."""
         return tuple(sorted(self._subgraphs.get(node, ())))

@@ -1,25 +1,43 @@
-"""AIMET's encodings 0.6.1 and 1.0.0, in which offsets are of unsigned integers: value = (level + offset) * scale.
+"""AIMET's encodings. Offsets of 0.6.1 and 1.0.0 are of unsigned integers: value = (level + offset) * scale.
 
     0.6.1  {"activation_encodings": {name: [{bitwidth, dtype, is_symmetric, scale, offset, min, max}, …]}, …}
     1.0.0  {"activation_encodings": [{name, enc_type, dtype, bw, is_sym, scale: […], offset: […]}, …], …}
+    2.0.0  {"encodings": [{name, output_dtype, y_scale [, y_zero_point] [, axis [, block_size]]}, …]}
 
-Several scales are those of output channels; neither version names an axis. Signed integers are the symmetric ones. A
-signed zero point of -1 is AIMET's strictly symmetric scheme, -127…127.
+Several scales of the first two are those of output channels; neither names an axis. Signed integers are the symmetric
+ones. A signed zero point of -1 is AIMET's strictly symmetric scheme, -127…127.
+
+2.0.0 and 2.1.0 say what an ONNX QuantizeLinear says. Scales of blocks may be integers in steps of a scale for each
+channel: 2.0.0 has `per_block_int_scale` and `per_channel_float_scale`, 2.1.0 a table {x, x_scale, …} in the place of
+y_scale. Their products are read.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, make_entry
-from onnxq.interop.json_tables import JsonTable, name_entry, open_table, write_table
+from onnxq.arrays import Array, as_float64
+from onnxq.interop.base import (
+    ImportFormat,
+    JsonTable,
+    NoGridError,
+    ScaleTable,
+    TensorScale,
+    list_numbers,
+    make_entry,
+    name_entry,
+    open_table,
+    write_table,
+)
 from onnxq.sites import JsonObject, Role
-from onnxq.spec import PerChannel, PerTensor
+from onnxq.spec import FLOAT8, Granularity, PerBlock, PerChannel, PerTensor, find_element_type
 
-TOOL = "AIMET"
+_TOOL = "AIMET"
+# Whose files these are.
+_TITLE = "AIMET, QNN"
 _SECTIONS = {"activation_encodings": Role.ACTIVATION, "param_encodings": Role.WEIGHT}
 _TABLE = re.compile(rb'"(?:activation|param)_encodings"\s*:\s*([\[{])')
 # AIMET's own name of each granularity -> whether the entry has channels.
@@ -28,14 +46,14 @@ _NEWER = "write 2.0.0, which names the axis of blocks"
 
 
 def _parse(data: bytes, source: str) -> ScaleTable:
-    table = open_table(data, source, TOOL, "encodings")
+    table = open_table(data, source, _TOOL, "encodings")
     for section, role in _SECTIONS.items():
         for key, name, entries in _list_entries(table.root.get(section) or ()):
             table.add_entry((section, key), name, partial(_read_entry, name, entries, role))
-    return make_table(table, "0.4.0")
+    return _make_table(table, "0.4.0")
 
 
-def make_table(table: JsonTable, oldest: str) -> ScaleTable:
+def _make_table(table: JsonTable, oldest: str) -> ScaleTable:
     """The table of a file, as `JsonTable.make_table`. oldest: the version of files that name none."""
     producer = table.root.get("producer")
     made = (
@@ -94,7 +112,7 @@ def _read_entry(name: str, entry: Any, role: Role, line: int) -> TensorScale:
     )
 
 
-def refuse_kind(entry: TensorScale) -> str:
+def _refuse_kind(entry: TensorScale) -> str:
     """Why no version of the encodings has a place for an entry; "" where one has."""
     if entry.readers:
         return "the format has one encoding for all that reads a tensor"
@@ -102,7 +120,7 @@ def refuse_kind(entry: TensorScale) -> str:
 
 
 def _refuse(entry: TensorScale) -> str:
-    return refuse_kind(entry) or (
+    return _refuse_kind(entry) or (
         f"blocks, whose axis the format does not name; {_NEWER}" if entry.spec.has_blocks else ""
     )
 
@@ -120,9 +138,8 @@ def _list_offsets(entry: TensorScale) -> tuple[list[float], list[int], bool]:
 
 def _split_roles(entries: Sequence[TensorScale]) -> dict[str, list[TensorScale]]:
     # Biases are parameters to AIMET.
-    constants = (Role.WEIGHT, Role.BIAS)
     return {
-        section: [entry for entry in entries if (entry.role in constants) == role.is_weight]
+        section: [entry for entry in entries if entry.role.is_constant == role.is_weight]
         for section, role in _SECTIONS.items()
     }
 
@@ -172,14 +189,129 @@ def _recognize(bracket: bytes, data: bytes) -> bool:
 _LIMITS = "the axis of channels (it is the output channels'), blocks, float types, several encodings of one tensor"
 
 
-def _make_format(
-    version: str, bracket: str, mark: str, write: Callable[[Sequence[TensorScale]], bytes]
-) -> ImportFormat:
-    recognizes = partial(_recognize, bracket.encode())
-    return ImportFormat(
-        f"aimet-{version}", recognizes, _parse, write, _refuse, "AIMET, QNN", mark, _LIMITS
+AIMET_0 = ImportFormat(
+    "aimet-0.6.1",
+    partial(_recognize, b"{"),
+    _parse,
+    _write_0,
+    _refuse,
+    _TITLE,
+    "`activation_encodings`, an object (0.4.0 too)",
+    _LIMITS,
+)
+AIMET_1 = ImportFormat(
+    "aimet-1.0",
+    partial(_recognize, b"["),
+    _parse,
+    _write_1,
+    _refuse,
+    _TITLE,
+    "`activation_encodings`, a list",
+    _LIMITS,
+)
+
+
+# Types that an entry may have -> bits and sign.
+_INTEGER = re.compile(r"(u?)int(\d+)")
+# Of ONNX's integer types that `output_dtype` may name.
+_WIDTHS = (2, 4, 8, 16, 32)
+
+
+def _parse_linear(data: bytes, source: str) -> ScaleTable:
+    table = open_table(data, source, _TOOL, "encodings")
+    for k, row in enumerate(table.root.get("encodings") or ()):
+        table.add_entry(("encodings", k), name_entry(row, k), partial(_read_linear_entry, row))
+    return _make_table(table, "2.0.0")
+
+
+def _read_linear_entry(row: JsonObject, line: int) -> TensorScale:
+    dtype = str(row["output_dtype"])
+    found = _INTEGER.fullmatch(dtype)
+    if found is None and dtype != FLOAT8:
+        raise NoGridError(f"{dtype}, which has no pair here")
+    scale = _read_scale(row)
+    axis = row.get("axis")
+    size = row.get("block_size")
+    grain: Granularity = PerTensor()
+    if axis is not None:
+        grain = PerChannel(int(axis)) if size is None else PerBlock(int(axis), int(size))
+    kind = find_element_type(dtype)
+    zero = row.get("y_zero_point", 0)
+    bits, signed = (int(found[2]), not found[1]) if found else (kind.bits, True)
+    # Encodings of this version do not tell parameters apart; the model does.
+    storage = "" if found else FLOAT8
+    return make_entry(
+        str(row["name"]),
+        line,
+        (scale, zero),
+        bits=bits,
+        signed=signed,
+        grain=grain,
+        storage=storage,
     )
 
 
-AIMET_0 = _make_format("0.6.1", "{", "`activation_encodings`, an object (0.4.0 too)", _write_0)
-AIMET_1 = _make_format("1.0", "[", "`activation_encodings`, a list", _write_1)
+def _read_scale(row: JsonObject) -> Array:
+    """The scales, those in two steps multiplied."""
+    if "per_block_int_scale" in row:
+        return as_float64(row["per_block_int_scale"]) * as_float64(row["per_channel_float_scale"])
+    scale = row["y_scale"]
+    if not isinstance(scale, Mapping):
+        return as_float64(scale)
+    steps, unit, zero = (as_float64(scale.get(key, 0)) for key in ("x", "x_scale", "x_zero_point"))
+    if scale.get("block_size") is not None:
+        raise NoGridError("a scale whose own scale is of blocks")
+    # One scale for each channel, along an axis of its own.
+    if unit.ndim == 1 and steps.ndim > 1:
+        sides = [1] * steps.ndim
+        sides[int(scale["axis"])] = -1
+        unit = unit.reshape(sides)
+        zero = zero.reshape(sides) if zero.ndim else zero
+    return (steps - zero) * unit
+
+
+def _refuse_linear(entry: TensorScale) -> str:
+    spec = entry.spec
+    if spec.is_float and not entry.readers:
+        return ""
+    fits = spec.bits in _WIDTHS
+    return _refuse_kind(entry) or (
+        "" if fits else f"{spec.bits} bits, and output_dtype has {', '.join(map(str, _WIDTHS))}"
+    )
+
+
+def _write_linear(version: str, entries: Sequence[TensorScale]) -> bytes:
+    rows = []
+    for entry in entries:
+        spec = entry.spec
+        scale, zero = list_numbers(entry)
+        row = {"name": entry.name, "output_dtype": spec.kind, "y_scale": scale}
+        # AIMET leaves zeros out, and takes a missing one for them.
+        if np.any(entry.zero_point):
+            row["y_zero_point"] = zero
+        rows.append(row | spec.granularity.attributes)
+    return write_table({"version": version, "encodings": rows})
+
+
+def _recognize_linear(version: str, data: bytes) -> bool:
+    if re.search(rb'"encodings"\s*:\s*\[', data) is None:
+        return False
+    # Also the version of the tool may stand there.
+    named = set(re.findall(rb'"version"\s*:\s*"(\d+\.\d+)', data))
+    return (b"2.0" in named or not named) == (version == "2.0")
+
+
+def _make_linear_format(version: str) -> ImportFormat:
+    return ImportFormat(
+        f"aimet-{version}",
+        partial(_recognize_linear, version),
+        _parse_linear,
+        partial(_write_linear, f"{version}.0"),
+        _refuse_linear,
+        _TITLE,
+        f"`encodings`, a list, and version {version}",
+        "3, 5, 6 and 7 bits, a narrow range, several encodings of one tensor",
+    )
+
+
+AIMET_2_0, AIMET_2_1 = map(_make_linear_format, ("2.0", "2.1"))

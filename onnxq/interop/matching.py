@@ -16,6 +16,7 @@ from onnxq.interop.base import (
     TensorScales,
     UnmatchedKind,
     UnusedLine,
+    UnusedLines,
     sort_by_name,
 )
 from onnxq.interop.fitting import fit_numbers
@@ -70,9 +71,9 @@ class Imported:
     # In the order of the plan's sites.
     matched: tuple[MatchedSite, ...] = ()
     # Names that are no tensor of the prepared model.
-    unmatched: tuple[UnusedLine, ...] = ()
+    unmatched: UnusedLines = ()
     # Tensors of it that the plan does not quantize.
-    unused: tuple[UnusedLine, ...] = ()
+    unused: UnusedLines = ()
     missing: tuple[MissingSite, ...] = ()
     notes: Cautions = ()
     # How lines are counted: "line", or "entry" where the file has no lines.
@@ -86,8 +87,8 @@ class ScaleMatch:
     entries: Mapping[Site, TensorScale]
     qparams: Mapping[Site, QParams]
     matched: tuple[MatchedSite, ...]
-    unmatched: tuple[UnusedLine, ...]
-    unused: tuple[UnusedLine, ...]
+    unmatched: UnusedLines
+    unused: UnusedLines
     missing: SitePlans
     absent: tuple[MissingSite, ...]
     notes: Cautions
@@ -277,7 +278,7 @@ def _check_model(table: ScaleTable, before: GraphIndex, prepared: GraphIndex) ->
 
 
 def _list_names(index: GraphIndex) -> set[str]:
-    names = {value.name for value in index.inputs}
+    names = index.input_names
     for node in index.nodes:
         names.update(node.inputs, node.outputs)
     return names - {""}

@@ -15,10 +15,12 @@ from onnxq.interop.base import (
     NoGridError,
     ScaleTable,
     TensorScale,
+    list_numbers,
     make_entry,
+    open_table,
     sort_by_name,
+    write_table,
 )
-from onnxq.interop.json_tables import list_numbers, open_table, write_table
 from onnxq.numerics import qparams_from_range
 from onnxq.sites import JsonObject, Names
 from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec

@@ -11,8 +11,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from onnxq.interop.base import ImportFormat, NoGridError, ScaleTable, TensorScale, make_entry
-from onnxq.interop.json_tables import open_table
+from onnxq.interop.base import (
+    ImportFormat,
+    NoGridError,
+    ScaleTable,
+    TensorScale,
+    make_entry,
+    open_table,
+)
 from onnxq.sites import JsonObject, Names, Role
 from onnxq.spec import PerChannel, PerTensor
 

@@ -8,14 +8,11 @@ from pathlib import Path
 
 from onnxq.errors import CalibrationError, suggest_names
 from onnxq.files import AnyPath, describe_os_error, read_input
-from onnxq.interop.aimet import AIMET_0, AIMET_1
-from onnxq.interop.aimet_linear import AIMET_2_0, AIMET_2_1
-from onnxq.interop.base import ImportFormat, ScaleTable
-from onnxq.interop.json_tables import MALFORMED
+from onnxq.interop.aimet import AIMET_0, AIMET_1, AIMET_2_0, AIMET_2_1
+from onnxq.interop.base import MALFORMED, ImportFormat, ScaleTable
 from onnxq.interop.overrides import OVERRIDES
 from onnxq.interop.ppq import PPQ
-from onnxq.interop.trt_cache import TENSORRT_CACHE
-from onnxq.interop.trt_ranges import TENSORRT_RANGES
+from onnxq.interop.tensorrt import TENSORRT_CACHE, TENSORRT_RANGES
 
 # The first one that recognizes a file reads it; a file that none recognizes gets the error of the first one.
 FORMATS = (

@@ -7,7 +7,7 @@ from itertools import chain, repeat
 
 from onnx import TensorProto
 
-from onnxq.arrays import ArrayDict
+from onnxq.arrays import ArrayDict, map_shapes
 from onnxq.backends import find_backend, find_target, split_target
 from onnxq.backends.base import WEIGHTED_OPS
 from onnxq.backends.engine import Timing
@@ -397,7 +397,7 @@ def time_both(
         float_ms=slow.median_ms,
         int8_ms=int8_ms,
         threads=threads,
-        shapes={name: tuple(value.shape) for name, value in feeds.items()},
+        shapes=map_shapes(feeds),
         batch=batch,
         cpu=detect_cpu(),
         reason=reason if ratio < 1 else "",

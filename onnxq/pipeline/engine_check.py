@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from onnxq.arrays import map_shapes
 from onnxq.backends.engine import Engine, Job, Runner
 from onnxq.engines.bench import fit_feeds
 from onnxq.engines.prove.judge import count_types
@@ -64,10 +65,9 @@ def check_on_engine(
             return replace(account, reason=reason)
         # A file is at fault only where the engine takes the model that it was made of.
         refusal = "it refuses the float model, too"
-        sizes = {name: value.shape for name, value in ctx.samples.first.items()}
         if _takes_model(engine, state.named):
             refusal = "it takes the float model"
-        elif _takes_model(engine, fix_sizes(state.named, sizes)):
+        elif _takes_model(engine, fix_sizes(state.named, map_shapes(ctx.samples.first))):
             refusal += ", but takes it with the sizes of the samples: `fix=…`"
         return replace(account, reason=reason, refusal=refusal)
     floats = {}
@@ -90,9 +90,9 @@ def _open_runner(engine: Engine, name: str, model: ModelLike) -> Iterator[tuple[
     """Build a model for an engine; gives what runs it, and the folder of what the engine wrote."""
     with (
         ScratchFolder() as folder,
-        engine.open_runner(name, model, Job(), Path(folder)) as runner,
+        engine.open_runner(name, model, Job(), folder) as runner,
     ):
-        yield runner, Path(folder)
+        yield runner, folder
 
 
 def _list_outputs(

@@ -109,33 +109,36 @@ def write_plan(plan: Plan, out: AnyPath | None, force: bool, progress: Progress 
             write_text(Path(out), to_json(plan), overwrite=force)
 
 
-def write_result(result: Result, config: Config, out: AnyPath | None, force: bool) -> Result:
+def write_result(
+    result: Result, config: Config, out: AnyPath | None, force: bool, progress: Progress
+) -> Result:
     """The result with the notes and bits that the configuration asks for, its model and its plan written."""
     options = config.output
-    if options.bits_attribute:
-        model = write_bits(result.model, find_pairs(result.model))
-        warnings = (*result.report.warnings, BITS_ATTRIBUTE_WARNING)
-        result = replace(result, light=model).change_report(warnings=warnings)
-    # Behind the bits, which are read from the notes, and in front of the compiler, which reads what
-    # is written.
-    result = result.leave_out_notes(options.notes)
-    report = result.report
-    if 2 * report.output_bytes > report.source_bytes:
-        noted = report.output_bytes - result.leave_out_notes("none").report.output_bytes
-        # PyTorch notes the lines of source of each node: more than the weights of a small network.
-        if 4 * noted > report.output_bytes or report.output_bytes > report.source_bytes:
-            result = result.change_report(note_bytes=noted)
-    if options.compiled:
-        from onnxq.backends.building import compile_model
+    with progress("writing"):
+        if options.bits_attribute:
+            model = write_bits(result.model, find_pairs(result.model))
+            warnings = (*result.report.warnings, BITS_ATTRIBUTE_WARNING)
+            result = replace(result, light=model).change_report(warnings=warnings)
+        # Behind the bits, which are read from the notes, and in front of the compiler, which reads what
+        # is written.
+        result = result.leave_out_notes(options.notes)
+        report = result.report
+        if 2 * report.output_bytes > report.source_bytes:
+            noted = report.output_bytes - result.leave_out_notes("none").report.output_bytes
+            # PyTorch notes the lines of source of each node: more than the weights of a small network.
+            if 4 * noted > report.output_bytes or report.output_bytes > report.source_bytes:
+                result = result.change_report(note_bytes=noted)
+        if options.compiled:
+            from onnxq.backends.building import compile_model
 
-        engine = find_compiler(result.plan.target).with_options(config.runtime)
-        # The NPU's compiler refuses graphs with free sizes.
-        demand_sizes(get_index(result.light), {}, engine.title)
-        compile_model(engine, result.light, Path(options.compiled), overwrite=force)
-    if out is not None:
-        result = result.save(out, overwrite=force, external=options.external_data or None)
-    write_plan(result.plan, options.plan, force)
-    return result
+            engine = find_compiler(result.plan.target).with_options(config.runtime)
+            # The NPU's compiler refuses graphs with free sizes.
+            demand_sizes(get_index(result.light), {}, engine.title)
+            compile_model(engine, result.light, Path(options.compiled), overwrite=force)
+        if out is not None:
+            result = result.save(out, overwrite=force, external=options.external_data or None)
+        write_plan(result.plan, options.plan, force)
+        return result
 
 
 # Seconds that timing both models needs with their sessions, and takes about. On a busy machine the medians do not

@@ -92,9 +92,7 @@ def _read_fixes(config: Config, inputs: Iterable[ValueInfo]) -> NamedShapes:
         elif re.fullmatch(_SIZE, sizes) and any(name in shape for shape in shapes.values()):
             known = {name: int(sizes)}
         else:
-            symbols = {
-                str(dim) for shape in shapes.values() for dim in shape if isinstance(dim, str)
-            }
+            symbols = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
             cause = f"{text!r} names no input and no size of one, or gives no size"
             fix = (
                 f"write NAME=SIZE or INPUT=1x3x224x224; {suggest_names(name, {*shapes, *symbols})}"

@@ -18,7 +18,7 @@ from onnxq.calibrate.contents import note_contents
 from onnxq.config import Config, Rule, RuleSet
 from onnxq.emit import leave_out_notes
 from onnxq.errors import ConfigError
-from onnxq.evaluation.profile import noise_to_db
+from onnxq.evaluation.accumulator import db_to_noise, noise_to_db
 from onnxq.graph import ModelLike, widen_model
 from onnxq.graph.light import measure_size
 from onnxq.passes import FloatState, PlacedState, Timers, build_file, build_quantized, run_metric
@@ -38,7 +38,7 @@ from onnxq.passes.mixed_precision.promotion_search import Rescaling, bisect_nois
 from onnxq.pipeline import check
 from onnxq.pipeline.quantize_model import calibrate_run, draft_placement, list_passes
 from onnxq.progress import silent
-from onnxq.report.record import FrontPoint, bound_db
+from onnxq.report.record import FrontPoint, FrontPoints, bound_db
 from onnxq.runtime import detect_cpu
 
 # Choices made anew at the limits, after the first measurements.
@@ -322,11 +322,11 @@ class PrecisionSearch:
         plan = state.plan
         # All outputs must keep what is asked, so that the worst counts.
         outputs = ctx.data.judges.measure(state, plan)
-        noise = max((10 ** (-output.sqnr_db / 10) for output in outputs), default=0.0)
+        noise = max((db_to_noise(output.sqnr_db) for output in outputs), default=0.0)
         # What was chosen on some samples must hold on others.
         sure = noise
         if math.isfinite(self.limits.noise):
-            sure = 10 ** (-estimate_new(ctx, state) / 10)
+            sure = db_to_noise(estimate_new(ctx, state))
         model = self._write(state)
         time = self._time(model) if self.timed else math.nan
         metric = math.nan
@@ -411,7 +411,7 @@ class PrecisionSearch:
             (getattr(self._predict_costs(p), name), getattr(p.measured, name)) for p in self.points
         )
 
-    def list_front(self, taken: _Point) -> tuple[FrontPoint, ...]:
+    def list_front(self, taken: _Point) -> FrontPoints:
         """All that was measured, from small to large."""
         kinds = [precision.name for precision in self.precisions]
         front = []

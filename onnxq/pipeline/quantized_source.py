@@ -190,15 +190,12 @@ def _read_codes(index: GraphIndex, node: NodeRef, site: SitePlan) -> Array | Non
 def _find_idle_casts(proto: ModelLike) -> NameSet:
     """Casts from float32 to float32, which stood between narrow floats and wide ones."""
     index = get_index(infer_shapes(proto))
-    casts = (
-        node
-        for node in index.nodes
-        if node.is_onnx("Cast") and node.read_int("to", 0) == TensorProto.FLOAT
-    )
     return frozenset(
         node.name
-        for node in casts
-        if index.find_dtype(index.find_input(node, 0)) == TensorProto.FLOAT
+        for node in index.nodes
+        if node.is_onnx("Cast")
+        and node.read_int("to", 0) == TensorProto.FLOAT
+        and index.find_dtype(index.find_input(node, 0)) == TensorProto.FLOAT
     )
 
 

@@ -24,9 +24,9 @@ from onnxq.engines.diff.model import FLOAT, OFF, Difference, label_runs
 from onnxq.engines.prove.proof import UNSEEN, NodeProof, Proof
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import MissingDependencyError
+from onnxq.evaluation.accumulator import db_to_noise
 from onnxq.evaluation.distributions import observe_distributions
-from onnxq.evaluation.profile import GroupCost, Profile
-from onnxq.evaluation.sensitivity import measure_sensitivity
+from onnxq.evaluation.sensitivity import GroupCost, Profile, measure_sensitivity
 from onnxq.files import AnyPath, write_text
 from onnxq.graph import GraphIndex, ModelLike, ModelSource, bare_proto, get_index, name_file
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
@@ -37,9 +37,14 @@ from onnxq.pipeline.finalize import Result, count_bytes
 from onnxq.planner import state_placement
 from onnxq.planner.choose import compare_times, predict_times
 from onnxq.progress import Progress
-from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
 from onnxq.report.model import list_figures, make_verdict
-from onnxq.report.page import write_page
+from onnxq.report.page import (
+    write_graph,
+    write_markdown,
+    write_mermaid,
+    write_node_data,
+    write_page,
+)
 from onnxq.report.record import (
     Advice,
     Figures,
@@ -352,7 +357,7 @@ def _list_nodes(measured: _Measured) -> Iterator[OperatorRecord]:
 
 def _read_noise(cost: GroupCost) -> float:
     """The noise at the outputs relative to the signal, with this group alone quantized."""
-    return float(10.0 ** (-cost.isolated_db / 10)) if cost.isolated_db > -math.inf else 1.0
+    return db_to_noise(cost.isolated_db) if cost.isolated_db > -math.inf else 1.0
 
 
 def _list_sites(measured: _Measured, progress: Progress) -> Iterator[SiteRecord]:

@@ -11,7 +11,7 @@ from enum import Enum
 
 import numpy as np
 
-from onnxq.arrays import Array, as_float32, as_int32
+from onnxq.arrays import Array, as_float32, as_int32, list_other_axes
 from onnxq.config import Config
 from onnxq.errors import ConfigError, ModelError
 from onnxq.evaluation.accumulator import compute_sqnr
@@ -64,6 +64,9 @@ class MovedSite:
     error_db: float | None = None
 
 
+MovedSites = tuple[MovedSite, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Answers:
     """SQNR in dB of the worst output, on so many samples.
@@ -83,7 +86,7 @@ class Retargeted:
     """A file for another engine. answers: None where nothing was run."""
 
     result: Result
-    sites: tuple[MovedSite, ...]
+    sites: MovedSites
     answers: Answers | None
 
 
@@ -146,7 +149,7 @@ class _Filling:
         self.how[site.name] = MovedSite(site=site.name, role=str(site.role), how=how)
         return replace(site, qparams=qparams)
 
-    def list_moved(self, plan: Plan) -> tuple[MovedSite, ...]:
+    def list_moved(self, plan: Plan) -> MovedSites:
         """How the numbers of each site of the finished plan came about."""
         moved = []
         for site in plan.sites:
@@ -173,7 +176,7 @@ def _have_same_type(spec: QuantSpec, other: QuantSpec) -> bool:
 
 
 def _fit_scale(
-    qparams: QParams, old: QuantSpec, spec: QuantSpec, value: Array, *, signed: bool = False
+    qparams: QParams, old: QuantSpec, spec: QuantSpec, value: Array, *, signed: bool
 ) -> QParams | None:
     """The numbers of a stored weight in another spec: of one scale for all, of each channel, of each block.
 
@@ -226,11 +229,8 @@ def _scale_again(
         return None
     _, zero = align_qparams(known.qparams, old, codes.shape, np.float32)
     levels -= zero
-    axes = tuple(
-        k
-        for k in range(value.ndim)
-        if not isinstance(spec.granularity, PerChannel) or k != spec.granularity.axis
-    )
+    grain = spec.granularity
+    axes = list_other_axes(value, grain.axis) if isinstance(grain, PerChannel) else None
     squares = np.square(levels).sum(axes)
     # A channel of zeros keeps its scale.
     # By least squares: Σ q·w / Σ q².

@@ -10,6 +10,7 @@ from onnxq.backends import load_config
 from onnxq.calibrate.contents import note_contents
 from onnxq.config import Config, write_config
 from onnxq.errors import ConfigError
+from onnxq.evaluation.accumulator import db_to_noise
 from onnxq.evaluation.metric import AccuracyRequest
 from onnxq.graph import ModelSource
 from onnxq.passes import EqualizeContext, build_file
@@ -20,7 +21,7 @@ from onnxq.pipeline.precision_search import Limits, PrecisionSearch, open_timer
 from onnxq.pipeline.quantize_model import open_context, prepare_run
 from onnxq.progress import Progress
 from onnxq.report import Report
-from onnxq.report.record import FrontPoint, make_axes
+from onnxq.report.record import FrontPoint, FrontPoints, make_axes
 from onnxq.report.terminal import format_bytes
 from onnxq.wording import show_as_summary
 
@@ -34,7 +35,7 @@ class SearchResult:
     """
 
     result: Result
-    front: tuple[FrontPoint, ...]
+    front: FrontPoints
     asked: str
     met: bool
     rules: str
@@ -140,6 +141,6 @@ def _read_limits(config: Config, request: AccuracyRequest) -> Limits:
     return Limits(
         size=search.max_size or math.inf,
         time=search.max_latency or math.inf,
-        noise=math.inf if request.min_sqnr is None else 10 ** (-request.min_sqnr / 10),
+        noise=math.inf if request.min_sqnr is None else db_to_noise(request.min_sqnr),
         metric=-math.inf if request.metric is None else request.max_drop.least(request.float_value),
     )

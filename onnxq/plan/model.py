@@ -20,7 +20,18 @@ from onnxq.graph import Graph
 from onnxq.numerics import SumOrders
 from onnxq.plan import forms
 from onnxq.plan.contents import Contents
-from onnxq.sites import Caution, Edge, Edges, LeftFloat, Names, Refusal, Role, Site, TensorId
+from onnxq.sites import (
+    Caution,
+    Edge,
+    Edges,
+    LeftFloats,
+    Names,
+    Refusal,
+    Role,
+    Site,
+    TensorId,
+    UnquantizedNodes,
+)
 from onnxq.spec import FloatType, ObserverSpec, QParams, QuantSpec
 from onnxq.wording import Word, show_as_summary
 
@@ -396,7 +407,7 @@ class Plan:
     # Nodes to be guarded against quantization by the engine itself.
     float_nodes: Written[Names] = ()
     refusals: Written[tuple[Refusal, ...]] = ()
-    left_float: Written[tuple[LeftFloat, ...]] = ()
+    left_float: Written[LeftFloats] = ()
     sites: Written[SitePlans] = ()
     # Name -> structural id of the nodes that sites name as consumers, to find them again under other names.
     nodes: Written[Mapping[str, str]] = field(default_factory=dict)
@@ -432,7 +443,7 @@ class Plan:
         return (*self.existing, *self.sites)
 
     @property
-    def unquantized(self) -> tuple[Refusal | LeftFloat, ...]:
+    def unquantized(self) -> UnquantizedNodes:
         """The reasons why nodes are float: those that were refused, then those that were left."""
         return (*self.refusals, *self.left_float)
 

@@ -38,14 +38,14 @@ def show_progress(
     if quiet:
         yield silent
         return
-    shown = open_display(patience=0.0 if any(map(_is_large, sources)) else PATIENCE)
+    patience = 0.0 if any(map(_is_large, sources)) else PATIENCE
+    shown = open_display(sys.stderr, patience=patience)
     with shown(title):
         yield shown
 
 
-def open_display(stream: IO[str] | None = None, *, patience: float = PATIENCE) -> Progress:
-    """Make a Progress that appears on `stream` (stderr) after `patience` seconds."""
-    stream = sys.stderr if stream is None else stream
+def open_display(stream: IO[str], *, patience: float) -> Progress:
+    """Make a Progress that appears on `stream` after `patience` seconds."""
     return Bars(stream, patience) if Console(file=stream).is_terminal else Lines(stream, patience)
 
 

@@ -17,7 +17,7 @@ from onnxq.plan import PrecisionPlan
 from onnxq.planner import Forced
 from onnxq.planner.cut import MOST_LOSS
 from onnxq.report.terminal import format_decibel, format_milliseconds
-from onnxq.sites import Caution, Cautions, LeftFloat, Lines, Names, Refusals
+from onnxq.sites import Caution, Cautions, LeftFloats, Lines, Names, NumberedNames, Refusals
 from onnxq.wording import join_names, show_as_summary
 
 # By less two roundings of float sums may differ.
@@ -217,7 +217,7 @@ class EngineCheck:
     outputs: tuple[EngineOutput, ...] = ()
     partitions: int = 0
     left: Names = ()
-    types: tuple[tuple[str, int], ...] = ()
+    types: NumberedNames = ()
     latency: LatencyRatio | None = None
 
     @property
@@ -326,13 +326,13 @@ class Report:
     latency: LatencyRatio | None = None
     # Number of Q/DQ pairs written.
     pairs: int = 0
-    roles: tuple[tuple[str, int], ...] = ()
+    roles: NumberedNames = ()
     # Sites whose scale is computed at each run.
     dynamic: int = 0
     ops: tuple[OpCount, ...] = ()
     sites: tuple[SiteLine, ...] = ()
     refusals: Refusals = ()
-    left_float: tuple[LeftFloat, ...] = ()
+    left_float: LeftFloats = ()
     # The float types around the pairs; None: float32.
     float_types: PrecisionPlan | None = None
     # Changes by preparation, a line each.

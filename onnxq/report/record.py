@@ -16,7 +16,7 @@ from onnxq.config.schema import JsonText
 from onnxq.errors import DataError, MissingDependencyError
 from onnxq.files import read_text
 from onnxq.passes.journal import LOST_DB
-from onnxq.sites import LeftFloat, Names, Refusals
+from onnxq.sites import LeftFloats, Names, Refusals
 from onnxq.wording import format_counts, show_as_summary
 
 # The version of the JSON; raised when a key changes its meaning or goes.
@@ -205,6 +205,9 @@ class FrontPoint:
         return format_counts(self.precisions)
 
 
+FrontPoints = tuple[FrontPoint, ...]
+
+
 @show_as_summary
 @dataclass(frozen=True, kw_only=True)
 class ReportRecord:
@@ -234,12 +237,12 @@ class ReportRecord:
     sites: tuple[SiteRecord, ...] = ()
     advice: tuple[Advice, ...] = ()
     # Of a search, from small to large, and what was asked of it.
-    front: tuple[FrontPoint, ...] = ()
+    front: FrontPoints = ()
     asked: str = ""
     # What each pass did or took back.
     passes: Names = ()
     refusals: Refusals = ()
-    left_float: tuple[LeftFloat, ...] = ()
+    left_float: LeftFloats = ()
     warnings: Names = ()
     # Versions, CPU, hashes, seeds.
     provenance: Mapping[str, str] = field(default_factory=dict)

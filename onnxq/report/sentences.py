@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from onnxq.annotate import WeightSums
-from onnxq.engines.saturation.measure import SaturationCost
+from onnxq.engines.saturation import SaturationCost
 from onnxq.passes.journal import Outcome, PassReport, Shortage, Shortened
 from onnxq.plan import KeepReason, KeptFloat32, PlacementMethod, Plan, PrecisionPlan, SitePlan
 from onnxq.planner import Forced
@@ -116,7 +116,7 @@ def _describe(report: PassReport) -> str:
     )
     change = "" if report.difference is None else f"max |difference| {report.difference:.3g}"
     if report.outcome is Outcome.KEPT:
-        return ", ".join(part for part in (*report.changed[:1], change, figures) if part)
+        return ", ".join(filter(None, (*report.changed[:1], change, figures)))
     if report.outcome is Outcome.NO_GAIN:
         return ": ".join(("nothing to gain", *report.changed[:1]))
     if report.outcome is Outcome.NOT_EQUIVALENT:

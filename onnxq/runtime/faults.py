@@ -76,6 +76,10 @@ _RANK = re.compile(
 )
 
 
+# Names of the model's own nodes; None: not known.
+OwnNodes = Collection[str] | None
+
+
 class NodeError(ModelError):
     """A node that ONNX Runtime cannot load or run. node: its name."""
 
@@ -107,10 +111,8 @@ def clean_message(error: BaseException) -> str:
     return _SOURCE.sub("", text, count=1).strip() or type(error).__name__
 
 
-def explain_load_failure(
-    error: Exception, model: str, *, nodes: Collection[str] | None = None
-) -> OnnxqError:
-    """Why ORT refused a model, naming the node where ORT does. nodes: names of the model's own; None: not known."""
+def explain_load_failure(error: Exception, model: str, *, nodes: OwnNodes = None) -> OnnxqError:
+    """Why ORT refused a model, naming the node where ORT does."""
     text = clean_message(error)
     if _is_out_of_memory(error, text):
         cause = "ONNX Runtime ran out of memory loading it"
@@ -147,9 +149,7 @@ def explain_load_failure(
     return ModelError(model, cause, _CHECK, code="Q110")
 
 
-def explain_run_failure(
-    error: Exception, model: str, *, nodes: Collection[str] | None = None
-) -> OnnxqError:
+def explain_run_failure(error: Exception, model: str, *, nodes: OwnNodes = None) -> OnnxqError:
     """Why a run failed: an input that does not fit, or a node that could not compute. nodes: as for loading."""
     text = clean_message(error)
     if _is_out_of_memory(error, text):
@@ -180,7 +180,7 @@ def _explain_bad_input(text: str) -> OnnxqError | None:
     )
 
 
-def _explain_bad_node(text: str, model: str, nodes: Collection[str] | None) -> OnnxqError:
+def _explain_bad_node(text: str, model: str, nodes: OwnNodes) -> OnnxqError:
     running = _RUNNING.findall(text)
     if not running:
         return ModelError(model, f"ONNX Runtime cannot run it: {text}", _SAMPLES, code="Q111")
@@ -199,9 +199,9 @@ def _blame_node(
     cause: str,
     fix: str,
     code: str,
-    nodes: Collection[str] | None,
+    nodes: OwnNodes,
 ) -> OnnxqError:
-    """The error of a node, which ORT's optimizer may have made. nodes: names of the model's own; None: not known."""
+    """The error of a node, which ORT's optimizer may have made."""
     if nodes is not None and name not in nodes:
         cause = f"{cause}; it is a node which the model does not have"
         fix = _OPTIMIZER

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from onnx import NodeProto, helper
 
 from onnxq.graph import ModelLike, ensure_opset, find_opset, infer_shapes, widen_model
-from onnxq.graph.scopes import iterate_subgraphs, list_reads, walk_graphs
+from onnxq.graph.scopes import iterate_subgraphs, list_reads, walk_nodes
 from onnxq.graph.shapes import is_custom
 from onnxq.graph.subgraph import cut_front, join_rest, list_behind
 from onnxq.runtime.faults import UnknownOperatorError
@@ -92,7 +92,7 @@ def find_front(model: ModelLike) -> tuple[ModelLike, Rest | None]:
 
 def has_custom(model: ModelLike) -> bool:
     """True for a model with operators that only a library or a plugin knows."""
-    return any(is_custom(node) for _, graph in walk_graphs(model.graph) for node in graph.node)
+    return any(map(is_custom, walk_nodes(model.graph)))
 
 
 def _find_kind(node: NodeProto, error: UnknownOperatorError) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import onnx
 
+from onnxq.graph.scopes import iterate_subgraphs
 from onnxq.runtime.session import import_onnxruntime, read_element_type
 
 
@@ -27,10 +28,9 @@ def _declare_graph(graph: onnx.GraphProto, outer: Mapping[str, int]) -> None:
     known = {**outer, **own, **{one.name: one.data_type for one in graph.initializer}}
     before = set(known)
     for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                # A body sees what was made before its node.
-                _declare_graph(attribute.g, known)
+        for _, body in iterate_subgraphs(node):
+            # A body sees what was made before its node.
+            _declare_graph(body, known)
         _bind_types(node, known)
     found = (name for name in known if name not in before)
     graph.value_info.extend(

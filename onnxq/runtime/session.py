@@ -19,10 +19,10 @@ from onnxq.files import AnyPath, ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, save_model
 from onnxq.graph.convert import fix_noise
 from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
-from onnxq.graph.scopes import collect_reads, walk_graphs
+from onnxq.graph.scopes import collect_reads, walk_nodes
 from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
-from onnxq.sites import Names, NameSet, drop_repeats
+from onnxq.sites import EngineOptions, Names, NameSet, drop_repeats
 from onnxq.workers import count_threads
 
 # Only FATAL reaches stderr: lesser errors ORT also raises, and we translate those.
@@ -374,7 +374,7 @@ def find_runnable_opset(opset: int) -> int:
 
 def _name_nodes(model: ModelLike) -> NameSet | None:
     """The names of its nodes; None where some have none, and ORT may have named them."""
-    names = frozenset(node.name for _, graph in walk_graphs(model.graph) for node in graph.node)
+    names = frozenset(node.name for node in walk_nodes(model.graph))
     return None if "" in names or model.functions else names
 
 
@@ -413,3 +413,38 @@ def optimize_graph(
             provider="",
         )
         return onnx.load(path)
+
+
+# Of ONNX Runtime's log: warnings and what is worse.
+_WARNING = 2
+
+
+def find_plugin_device(provider: str, library: str) -> Any:
+    """The first device of a provider, whose library is registered; once a process. Raises errors of ONNX Runtime."""
+    import onnxruntime
+
+    onnxruntime.register_execution_provider_library(provider, library)
+    found = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
+    if not found:
+        raise RuntimeError("its library offers no device")
+    return found[0]
+
+
+def open_plugin_session(
+    device: Any, model: Path, settings: EngineOptions, entries: EngineOptions | None = None
+) -> Any:
+    """A session of ONNX Runtime on a device of a plugin, and on the CPU for nodes that it does not take.
+
+    settings: of the provider. entries: of the session. A run that fails is not repeated on the CPU. Raises errors of
+    ONNX Runtime, which have no common kind.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _WARNING
+    for name, value in (entries or {}).items():
+        options.add_session_config_entry(name, value)
+    options.add_provider_for_devices([device], dict(settings))
+    session = onnxruntime.InferenceSession(str(model), options)
+    session.disable_fallback()
+    return session

@@ -22,7 +22,7 @@ ALLOWED = {
     # What the names in TensorRT's calibration cache stand for.
     "onnxq/interop/base.py",
     # A key of MQBench's files.
-    "onnxq/interop/trt_ranges.py",
+    "onnxq/interop/tensorrt.py",
 }
 
 

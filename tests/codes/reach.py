@@ -24,7 +24,7 @@ from onnxq.evaluation.compare import check_interface
 from onnxq.evaluation.metric import load_metric, parse_drop
 from onnxq.graph import GraphIndex, ValueInfo, light, load_model, name_nodes
 from onnxq.interop import strip_markers
-from onnxq.interop.trt_cache import parse_cache
+from onnxq.interop.tensorrt import parse_cache
 from onnxq.kernels.device import find_nvcc
 from onnxq.kernels.host import build_host
 from onnxq.numerics import qparams_from_range

@@ -200,7 +200,7 @@ def test_stored_integers_survive_another_form(codes: list[int], scale: float, sh
     old = QParams(scales, np.full(scales.shape, shift, np.int32), "file")
     spec = QuantSpec(bits=8, signed=True, symmetric=True, granularity=PerChannel(0))
     form = QuantSpec(bits=8, signed=not unsigned, symmetric=not unsigned)
-    fitted = _fit_scale(old, form, spec, value)
+    fitted = _fit_scale(old, form, spec, value, signed=False)
     assert fitted is not None
     assert quantize(value, fitted, spec).tolist() == np.asarray(codes).reshape(4, 2).tolist()
     assert dequantize(quantize(value, fitted, spec), fitted, spec).tobytes() == value.tobytes()

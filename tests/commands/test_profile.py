@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 from onnxq.commands.results import show, write_json
-from onnxq.evaluation.profile import GroupCost, OutputProfile, Profile
+from onnxq.evaluation.sensitivity import GroupCost, OutputProfile, Profile
 from onnxq.sites import Caution
 from tests.report.kit import shown, warned
 

@@ -26,8 +26,7 @@ from tests.report.kit import shown
 
 
 def test_hand_computed_values() -> None:
-    found = measure_error(np.array([3.0, -4.0]), np.array([3.0, -3.0]), "y")
-    assert found.name == "y"
+    found = measure_error(np.array([3.0, -4.0]), np.array([3.0, -3.0]))
     assert found.max_abs == 1.0
     assert found.sqnr_db == pytest.approx(10 * np.log10(25))
     assert found.cosine == pytest.approx((9 + 12) / (5 * np.sqrt(18)))

@@ -16,9 +16,9 @@ from onnxq.config import TensorConfig
 from onnxq.config.commands import ProfileConfig
 from onnxq.config.document import list_choices
 from onnxq.errors import ConfigError, PlanError
+from onnxq.evaluation.accumulator import noise_to_db
 from onnxq.evaluation.compare import compare_models
-from onnxq.evaluation.profile import KINDS, noise_to_db
-from onnxq.evaluation.sensitivity import group_by_node, list_groups, split_segments
+from onnxq.evaluation.sensitivity import KINDS, group_by_node, list_groups, split_segments
 from onnxq.evaluation.toggled import Switch
 from onnxq.runtime import Session
 from onnxq.sites import Role

@@ -18,7 +18,7 @@ from onnxq.backends.trt.kernels import read_layers_message
 from onnxq.commands.results import write_json
 from onnxq.engines.diff.results import load_results
 from onnxq.engines.prove.proof import Build, NodeProof, Proof, SiteProof, SiteState, find_changes, read_proof
-from onnxq.interop.trt_cache import ORIGIN
+from onnxq.interop.tensorrt import ORIGIN
 from onnxq.kernels import cache as kernel_cache
 from onnxq.spec import PerChannel, QuantSpec
 from tests.fuzz.case import Wrong

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 
-from onnxq.interop import trt_cache
+from onnxq.interop import tensorrt
 from onnxq.interop.base import TensorScale
 from onnxq.plan import Plan
 from onnxq.runtime import Session
@@ -22,7 +22,7 @@ OWN = "(Unnamed Layer* 12) [Constant]_output"
 
 def write_cache(scales: Mapping[str, float | np.float32]) -> str:
     """The text of TensorRT's cache with these scales by tensor name, float32 bit for bit."""
-    return trt_cache.write_cache([TensorScale(name, np.float32(scale)) for name, scale in scales.items()]).decode()
+    return tensorrt.write_cache([TensorScale(name, np.float32(scale)) for name, scale in scales.items()]).decode()
 
 
 def collect_scales(plan: Plan) -> dict[str, np.float32]:

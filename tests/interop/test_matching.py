@@ -19,7 +19,7 @@ from onnxq.config import Config, Rule, RuleSet, TensorConfig
 from onnxq.errors import CalibrationError, ConfigError, PlanError
 from onnxq.interop import Imported, read_scales
 from onnxq.interop.base import UnmatchedKind
-from onnxq.interop.trt_cache import HEADER, ORIGIN, parse_cache
+from onnxq.interop.tensorrt import HEADER, ORIGIN, parse_cache
 from onnxq.plan import from_json, to_json
 from onnxq.runtime import Session
 from onnxq.sites import Role

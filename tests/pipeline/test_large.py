@@ -11,7 +11,9 @@ from onnx import numpy_helper
 
 import onnxq
 from onnxq.errors import ModelError
+from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.segments import compare_segments, cut_segments
+from onnxq.evaluation.selections import find_selections
 from onnxq.graph import get_index, light, load, load_model, name_nodes, storage
 from onnxq.graph.storage import Spool, StoredArray, is_stub
 from onnxq.graph.subgraph import Cutter
@@ -154,11 +156,12 @@ def test_a_segment_shows_its_own_error_and_no_others(tmp_path: Path) -> None:
     assert max(len(one.outputs) for one in segments) <= 2
     rng = np.random.default_rng(1)
     samples = [{"x": rng.standard_normal((n, WIDTH)).astype(np.float32)} for n in (1, 3)]
-    found = compare_segments(before, after, samples, limit=1)
+    agreement = AgreementSums(find_selections(before))
+    found = compare_segments(before, after, samples, limit=1, agreement=agreement)
     wrong = [one.segment.nodes for one in found if one.off.worst_db() < 100]
     assert len(wrong) == 1
     assert "matmul1" in wrong[0]
     # The whole in one segment, and what its outputs then are.
-    (whole,) = compare_segments(before, after, samples, limit=1 << 30)
+    (whole,) = compare_segments(before, after, samples, limit=1 << 30, agreement=agreement)
     assert whole.segment.outputs == (f"x{LAYERS - 1}",)
     assert whole.off.worst_db() < 100

@@ -17,8 +17,7 @@ import onnxq
 from onnxq.commands.results import show
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.distributions import BINS, CHANNELS, Distribution
-from onnxq.report.exports import write_graph, write_markdown, write_mermaid, write_node_data
-from onnxq.report.page import ROW, write_page
+from onnxq.report.page import ROW, write_graph, write_markdown, write_mermaid, write_node_data, write_page
 from onnxq.report.record import OperatorRecord, ReportRecord, SiteRecord, ValueBars, read_record
 from tests.cli.kit import run
 from tests.networks import parse_text

@@ -11,7 +11,7 @@ import onnxq
 from onnxq.commands.results import write_json
 from onnxq.config import Config
 from onnxq.engines.diff.model import OFF, ON
-from onnxq.engines.saturation.measure import measure_saturation
+from onnxq.engines.saturation import measure_saturation
 from onnxq.graph import light
 from tests.evaluation.selecting import HEADS, PLAIN, network, samples
 from tests.pipeline import models

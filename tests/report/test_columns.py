@@ -16,7 +16,7 @@ from rich.text import Text
 import onnxq
 from onnxq.commands.results import show
 from onnxq.engines.diff.model import OFF, ON, Difference, Error, LayerDiff, OutputDiff, Run
-from onnxq.evaluation.profile import GroupCost, PrefixError, Profile
+from onnxq.evaluation.sensitivity import GroupCost, PrefixError, Profile
 from onnxq.report.columns import fit_words, shorten_name
 from onnxq.report.terminal import MORE, TextView, make_table, print_renderable, select_rows
 from tests.processes import build_here

@@ -12,7 +12,7 @@ from rich.console import Group
 
 from onnxq.annotate import WeightSums
 from onnxq.commands.results import show
-from onnxq.engines.saturation.measure import NodeCost, OutputCost, SaturationCost
+from onnxq.engines.saturation import NodeCost, OutputCost, SaturationCost
 from onnxq.evaluation.agreement import ChoiceAgreement
 from onnxq.passes.journal import Outcome, PassReport, Promotion, Shortage, Shortened
 from onnxq.plan import KeepReason, KeptFloat32, PrecisionPlan

@@ -30,7 +30,7 @@ from onnxq.graph import GraphIndex, ModelLike, bare_proto, fix_sizes, get_index,
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
 from onnxq.graph.scopes import has_bodies
 from onnxq.runtime import tap_tensors
-from onnxq.runtime.plugins import find_plugin_device, open_plugin_session
+from onnxq.runtime.session import find_plugin_device, open_plugin_session
 from onnxq.sites import EngineOptions, JsonObject, Names, Refusal, drop_repeats
 
 if TYPE_CHECKING:

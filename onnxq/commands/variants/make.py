@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from onnxq.arrays import map_shapes
 from onnxq.backends import check_limits, find_reference, find_target, list_backends, load_config
 from onnxq.commands.variants.result import FLOAT, FORM, Variant, Variants, VariantState
 from onnxq.config import Command, Config, expand_names
@@ -262,7 +263,7 @@ def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
         synthetic=run.dataset.synthetic,
         seed=run.config.data.seed,
         cpu=detect_cpu(),
-        shapes={name: tuple(value.shape) for name, value in run.dataset[0].items()},
+        shapes=map_shapes(run.dataset[0]),
         versions={
             "onnxq": version("onnxq"),
             "onnx": onnx.__version__,

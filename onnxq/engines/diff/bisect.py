@@ -25,13 +25,13 @@ from onnxq.engines.diff.layers import (
 )
 from onnxq.engines.diff.measure import Tally, diverges
 from onnxq.engines.diff.model import OFF, ON, Bisection, Error, label_run
-from onnxq.engines.diff.runs import EngineRun, Reference, run_optimized
+from onnxq.engines.diff.runs import EngineRun, Reference, run_part
 from onnxq.engines.prove.reduce import leave_out_nodes
 from onnxq.errors import ModelError
 from onnxq.graph import GraphIndex, ModelLike, walk_from
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.progress import Tick
-from onnxq.runtime import Feeds, Session
+from onnxq.runtime import Feeds
 from onnxq.sites import NameSet, TensorId
 
 # How a piece ended: its error and why the engine cannot run it; None for one that is fine.
@@ -159,7 +159,7 @@ class PieceSearch:
         tensor = self.counterpart.tensor
         proto, feeds = self.parts.cut_fed(piece, tensor)
         try:
-            reference = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[tensor]
+            reference = run_part(proto, feeds, optimize=False)[tensor]
         except ModelError:
             return None
         try:
@@ -255,8 +255,10 @@ def _run_kernel(
     """The error of one piece and the share of values that differ; None when it cannot run by itself."""
     proto, feeds = cutter.cut_fed(piece, counterpart.tensor)
     try:
-        mine = Session(proto, optimize=False, threads=1, arena=False).run(feeds)[counterpart.tensor]
-        theirs = run_optimized(proto, feeds)[counterpart.tensor]
+        mine, theirs = (
+            run_part(proto, feeds, optimize=optimize)[counterpart.tensor]
+            for optimize in (False, True)
+        )
     except ModelError:
         return None
     own, other = (counterpart.read({counterpart.tensor: value}) for value in (mine, theirs))

@@ -15,8 +15,7 @@ from onnxq.backends import find_reference
 from onnxq.engines.diff.layers import Counterpart
 from onnxq.engines.diff.runs import Reference
 from onnxq.engines.prove.judge import judge_sums
-from onnxq.engines.saturation.emulate import emulate_saturation
-from onnxq.engines.saturation.measure import SaturatingRun
+from onnxq.engines.saturation import SaturatingRun, emulate_saturation
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.accumulator import measure_error
 from onnxq.graph import GraphIndex, NodeRef, walk_from

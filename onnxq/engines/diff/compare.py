@@ -115,12 +115,13 @@ def compare_models(
 
 def check_pair(float_index: GraphIndex, index: GraphIndex) -> None:
     """Raise ModelError unless both models take the same inputs and share an output."""
-    inputs, others = ({value.name for value in one.inputs} for one in (float_index, index))
+    inputs = float_index.input_names
+    others = index.input_names
     fix = "give a model and its own quantized form"
     if inputs != others:
         cause = f"the models do not have the same ones: {', '.join(sorted(inputs ^ others))}"
         raise ModelError("inputs", cause, fix, code="Q114")
-    if not {value.name for value in float_index.outputs} & {value.name for value in index.outputs}:
+    if not float_index.output_names & index.output_names:
         raise ModelError("outputs", "the models have none in common", fix, code="Q114")
 
 
@@ -142,7 +143,7 @@ class _Comparison:
     inner: Inner | None = None
 
     def __post_init__(self) -> None:
-        common = {value.name for value in self.index.outputs}
+        common = self.index.output_names
         names = [value.name for value in self.engines.float_index.outputs if value.name in common]
         steps = {name: find_output_step(self.index, name) for name in names}
         self.sums = OutputSums(names, steps, self.config.diff.top_k)

@@ -10,12 +10,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.arrays import Array, Arrays, Interval
+from onnxq.arrays import Array, Arrays, Interval, RunValues, part_by_size
 from onnxq.backends.engine import Runner, SessionRunner
 from onnxq.data import Dataset
 from onnxq.engines.diff.measure import Level, Tallies, Tally, diverges, find_level
@@ -126,7 +125,7 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
 
 def _find_data_nodes(index: GraphIndex) -> set[str]:
     """The main graph's nodes that depend on an input; the rest is weights, whatever is computed from them first."""
-    tensors = {value.name for value in index.inputs}
+    tensors = index.input_names
     found = set()
     for node in index.nodes:
         if not node.scope and (index.subgraphs(node.name) or tensors.intersection(node.inputs)):
@@ -232,10 +231,9 @@ def open_inner(
         made = add_libraries(
             name_nodes(optimize_graph(index.model, layout=False)), list_libraries(index.model)
         )
-        inner.fused = GraphIndex(made)
         inner.notes.extend(_find_layout_notes(index.model, made, feeds, threads))
+        inner.fused = GraphIndex(made)
     except (OnnxqError, OSError, ValueError) as error:
-        inner.fused = None
         fix = "the outputs are compared all the same"
         reason = f"the graph ORT makes cannot be read back ({error})"
         inner.skipped.append(Refusal(f"layers {label_run(ON)}", reason, fix, code="R111"))
@@ -246,7 +244,7 @@ def _find_layout_notes(
     quantized: ModelLike, fused: ModelLike, feeds: Feeds, threads: int
 ) -> Iterator[str]:
     # Proof that the graph read back stands for ORT's own run: its outputs must be those of that run.
-    actual: dict[str, Any] = dict(Session(quantized, threads=threads).run(feeds))
+    actual: RunValues = Session(quantized, threads=threads).run(feeds)
     read = Session(fused, optimize=False, threads=threads).run(feeds)
     for name, value in actual.items():
         if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or name not in read:
@@ -281,7 +279,7 @@ def compare_layers(
     names = {runner.name for runner in others}
     # Three runs of ORT (float, without and with optimizations) hold tensors beside those of the others.
     share = memory_limit // (3 + len(names))
-    groups = list(group_by_size(inner.index.model, made, dataset[0], share))
+    groups = group_by_size(inner.index.model, made, dataset[0], share)
     with progress("comparing layers", len(groups) * len(dataset)) as task:
         for group in groups:
             work.read_group(group, dataset, others, threads, task.advance)
@@ -290,22 +288,16 @@ def compare_layers(
 
 def group_by_size(
     proto: ModelLike, made: Sequence[MatchedTensor], feeds: Feeds, limit: int
-) -> Iterator[list[MatchedTensor]]:
+) -> list[Sequence[MatchedTensor]]:
     """The tensors in groups that, of the size they have in this sample, stay within the limit."""
     tensors = [TensorId(one.tensor) for row in made for one in row.counterparts]
     shapes = Shapes(proto, tensors).of(feeds)
-    group: list[MatchedTensor] = []
-    used = 0
-    for row in made:
-        # An estimate: four bytes, as most of them are float32.
-        size = sum(4 * math.prod(shapes.get(TensorId(one.tensor), ())) for one in row.counterparts)
-        if group and used + size > limit:
-            yield group
-            group = []
-            used = 0
-        group.append(row)
-        used += size
-    yield group
+    # An estimate: four bytes, as most of them are float32.
+    sizes = [
+        sum(4 * math.prod(shapes.get(TensorId(one.tensor), ())) for one in row.counterparts)
+        for row in made
+    ]
+    return [made[part] for part in part_by_size(sizes, limit)]
 
 
 def read_optimized_tensor(
@@ -315,7 +307,7 @@ def read_optimized_tensor(
 
     An output comes from a run, another tensor from the graph that the fusions left.
     """
-    if counterpart.tensor in {value.name for value in index.outputs}:
+    if counterpart.tensor in index.output_names:
         return counterpart.read(Session(index.model).run(feeds))
     if inner is None or inner.fused is None or counterpart.tensor not in inner.survivors:
         return None

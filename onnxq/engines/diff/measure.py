@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxq.arrays import Array, Arrays, RunValues, as_float64
 from onnxq.config import DiffConfig
-from onnxq.engines.diff.model import FLOAT, OFF, Error, OutputDiff, Unmet
+from onnxq.engines.diff.model import FLOAT, OFF, Error, Errors, OutputDiff, Unmet
 from onnxq.evaluation.accumulator import ErrorAccumulator, SliceSums
 from onnxq.evaluation.compare import drop_padding
 from onnxq.graph import MOVING_OPS, GraphIndex
@@ -147,7 +147,7 @@ class Tallies:
             *drop_padding(feeds, reference, value)
         )
 
-    def list_errors(self, name: str, runs: Iterable[str], against: str) -> tuple[Error, ...]:
+    def list_errors(self, name: str, runs: Iterable[str], against: str) -> Errors:
         """The errors of a tensor in those of the runs that were compared."""
         return tuple(
             self._known[key].error(key[1], against)

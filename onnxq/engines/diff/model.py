@@ -69,6 +69,9 @@ class Error:
     whole_db: float = math.nan
 
 
+Errors = tuple[Error, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputDiff:
     """One model output: every quantized run against float, and every engine against ORT without optimizations.
@@ -77,8 +80,8 @@ class OutputDiff:
     """
 
     name: str
-    accuracy: tuple[Error, ...]
-    engines: tuple[Error, ...]
+    accuracy: Errors
+    engines: Errors
     classes: bool | None = None
 
 
@@ -91,8 +94,8 @@ class LayerDiff:
     op: str
     # The quantized model's tensor that was read for it, "" when it has the same name.
     at: str
-    accuracy: tuple[Error, ...]
-    engines: tuple[Error, ...]
+    accuracy: Errors
+    engines: Errors
     # The SQNR it lost against the worst tensor it is computed from.
     drop_db: float
 

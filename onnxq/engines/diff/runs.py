@@ -57,9 +57,11 @@ class Reference:
         return {name: self._known[name] for name in wanted}
 
 
-def run_optimized(proto: ModelLike, feeds: Feeds, *, provider: str = "") -> Arrays:
-    """The outputs of ORT with all optimizations, as users run it. provider: "" for the CPU."""
-    return Session(proto, threads=1, arena=False, provider=provider).run(feeds)
+def run_part(
+    proto: ModelLike, feeds: Feeds, *, optimize: bool = True, provider: str = ""
+) -> Arrays:
+    """The outputs of ORT with all optimizations, as users run it, or with none. provider: "" for the CPU."""
+    return Session(proto, optimize=optimize, threads=1, arena=False, provider=provider).run(feeds)
 
 
 @dataclass(eq=False)
@@ -202,7 +204,7 @@ class Engines:
     def find_under_test(self, run: str) -> EngineRun | None:
         """The engine that bisection runs parts of the model in; None for the reference and for loaded runs."""
         if run == ON:
-            return partial(run_optimized, provider=self.config.runtime.provider)
+            return partial(run_part, provider=self.config.runtime.provider)
         if run in (FLOAT, OFF) or (run not in self.names and run not in self.failed):
             return None
         return partial(self._run_part, run)

@@ -15,7 +15,7 @@ from onnxq.engines.prove.kernels import HEAVY, PRODUCTS, NodeWork, is_low
 from onnxq.engines.prove.proof import HOST, INT8, LOW, UNSEEN, NodeProof, SiteProof, SiteState
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.graph import DEQUANTIZE, GraphIndex, NodeRef, NodeRefs, name_nodes
-from onnxq.sites import Names, drop_repeats
+from onnxq.sites import Names, NumberedNames, drop_repeats
 
 
 def judge_model(
@@ -31,9 +31,7 @@ def judge_model(
     return nodes, tuple(map(judge.judge_pair, inspection.pairs))
 
 
-def count_types(
-    index: GraphIndex, kernels: Kernels, words: KernelWords
-) -> tuple[tuple[str, int], ...]:
+def count_types(index: GraphIndex, kernels: Kernels, words: KernelWords) -> NumberedNames:
     """How many products kernels compute in which type, the most frequent type first."""
     by_node = _group_by_node(kernels)
     types = Counter[str]()

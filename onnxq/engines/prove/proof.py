@@ -11,7 +11,7 @@ from onnxq.annotate import WeightSums
 from onnxq.annotate.operators import SaturatingWeights
 from onnxq.backends.engine import BuildState, DevicePlacement, Kernels, Profile
 from onnxq.config.schema import JsonText, Loose, Natural
-from onnxq.engines.saturation.measure import SaturationCost
+from onnxq.engines.saturation import SaturationCost
 from onnxq.errors import DataError
 from onnxq.files import AnyPath, read_text
 from onnxq.sites import Cautions, EngineOptions, JsonObject, Lines, Names, drop_repeats

@@ -42,7 +42,7 @@ from onnxq.engines.prove.proof import (
 )
 from onnxq.engines.prove.reasons import Reasons
 from onnxq.engines.prove.reduce import find_smallest_failure
-from onnxq.engines.saturation.measure import SaturationCost, measure_saturation
+from onnxq.engines.saturation import SaturationCost, measure_saturation
 from onnxq.engines.shapes import demand_sizes, make_profile, warn_guesses
 from onnxq.errors import ConfigError, OnnxqError, OutputError, suggest_names
 from onnxq.files import ScratchFolder, prepare_folder

@@ -31,7 +31,7 @@ class Parts(Cutter[ModelLike]):
         inputs = [self._declare(name) for name in self.list_inputs(names)]
         nodes = [self.nodes[name] for name in self.sort_names(names)]
         read = {name for node in nodes for name in list_reads(node)}
-        ends = {value.name for value in self._index.outputs}
+        ends = self._index.output_names
         given = [
             name
             for node in nodes

@@ -23,10 +23,11 @@ from onnxq.graph.scopes import (
     sort_nodes,
     walk_from,
     walk_graphs,
+    walk_nodes,
 )
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import find_needed
-from onnxq.sites import Indices, Names, NameSet, TensorId
+from onnxq.sites import Indices, Names, NameSet, NumberedNames, TensorId
 
 # Routers of fused mixtures of experts, written out: the experts that such an operator picks become a tensor.
 # The operator picks the best experts of each row by itself, so that nobody sees which. In front of it the same choice
@@ -59,10 +60,8 @@ def write_out_routers(model: ModelLike) -> ModelLike:
 
     The very object where it has none, or is older than the operators that this takes.
     """
-    graphs = walk_graphs(bare_proto(model).graph)
-    if find_opset(model) < _OPSET or not any(
-        _is_routed(node) for _, graph in graphs for node in graph.node
-    ):
+    routed = any(map(_is_routed, walk_nodes(bare_proto(model).graph)))
+    if find_opset(model) < _OPSET or not routed:
         return model
     named = name_nodes(model)
     index = GraphIndex(infer_shapes(named))
@@ -176,8 +175,6 @@ _MOVES = LAYOUT_OPS | {
     "Cast",
     "CastLike",
 }
-# Tensors, each with a number.
-NumberedNames = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -237,18 +234,12 @@ def search_choices(model: ModelLike) -> tuple[SelectedNodes, NameSet]:
     """The selections, in the order they run, and the outputs that they alone decide."""
     # Nothing chooses in most models, and looking for types takes longer than looking for operators.
     wanted = _CHOOSERS.keys() | _TESTS | _CASTS
-    if not any(
-        node.op_type in wanted
-        for _, graph in walk_graphs(bare_proto(model).graph)
-        for node in graph.node
-    ):
+    if wanted.isdisjoint(node.op_type for node in walk_nodes(bare_proto(model).graph)):
         return (), frozenset()
     typed = infer_shapes(name_nodes(model))
     outputs = [value.name for value in model.graph.output]
     index = get_index(typed)
-    walk = _ChoiceWalk(
-        index, typed.graph, live={value.name for value in index.inputs}, judged=set(outputs)
-    )
+    walk = _ChoiceWalk(index, typed.graph, live=index.input_names, judged=set(outputs))
     walk.walk_graph()
     nodes = (
         replace(

@@ -35,6 +35,7 @@ from onnxq.interop.checkpoints.base import (
     CheckpointFormat,
     CheckpointWeight,
     InputScale,
+    StoredTensor,
     WeightCodes,
     describe_form,
     fault,
@@ -42,7 +43,6 @@ from onnxq.interop.checkpoints.base import (
     list_weights,
     unpack_words,
 )
-from onnxq.interop.checkpoints.tensors import StoredTensor
 from onnxq.sites import JsonObject
 
 # In the configuration's `checkpoint_format`: zero points are stored as they are.
@@ -95,7 +95,7 @@ def _read_gptq_weight(
     parts = files.find_parts(name, "qweight", "qzeros", "scales")
     words, zeros, scales = (part.read() for part in parts)
     # What GPTQModel calls v2; AutoGPTQ and all that followed it wrote the other.
-    offset = 0 if files.settings.get("checkpoint_format") == _SECOND else 1
+    offset = int(files.settings.get("checkpoint_format") != _SECOND)
     zero = unpack_words(zeros, bits, words.shape[1]).T.astype(np.int32) + offset
     if zero.max() >> bits:
         cause = (
@@ -170,7 +170,7 @@ def _read_compressed(files: CheckpointFiles) -> Checkpoint:
 def _find_compressed_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
     scheme = _find_scheme(files.settings, name)
     fields = scheme.get("weights") or {}
-    bits, kind, strategy = (fields.get(key) for key in ("num_bits", "type", "strategy"))
+    bits, kind, strategy = map(fields.get, ("num_bits", "type", "strategy"))
     packed = files.tensors.get(f"{name}.weight_packed")
     tensor = packed or files.tensors[f"{name}.weight"]
     if kind != "int" or bits is None or tensor.dtype != ("I32" if packed else "I8"):

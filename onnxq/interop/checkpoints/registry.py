@@ -18,10 +18,10 @@ from onnxq.interop.checkpoints.base import (
     CheckpointWeight,
     WeightCodes,
     fault,
+    list_tensors,
 )
 from onnxq.interop.checkpoints.gguf import GGUF
 from onnxq.interop.checkpoints.packed import AWQ, COMPRESSED, GPTQ
-from onnxq.interop.checkpoints.tensors import list_tensors
 from onnxq.sites import JsonObject
 
 _T = TypeVar("_T")

@@ -19,9 +19,9 @@ from dataclasses import replace
 
 from onnxq.backends import find_target
 from onnxq.config import Rule
+from onnxq.evaluation.accumulator import noise_to_db
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.metric import FLOAT, has_whole_bytes
-from onnxq.evaluation.profile import noise_to_db
 from onnxq.evaluation.toggled import Setting, Switch
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import MEASURED, Outcome, PassReport

@@ -10,7 +10,7 @@ from onnx import helper
 from onnxq.engines.diff import bisect as diff_bisect
 from onnxq.engines.diff import layers as diff_layers
 from onnxq.engines.diff import runs as diff_runs
-from onnxq.engines.saturation.emulate import emulate_saturation
+from onnxq.engines.saturation import emulate_saturation
 from onnxq.runtime import Session
 from tests.cli.kit import read, run
 from tests.engines.saturation import kit

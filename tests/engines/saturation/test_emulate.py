@@ -7,8 +7,7 @@ from onnx import TensorProto, helper
 
 from onnxq.annotate import WeightSums, find_saturating
 from onnxq.commands.quantize import quantize
-from onnxq.engines.saturation.emulate import emulate_saturation
-from onnxq.engines.saturation.measure import SaturatingRun, measure_saturation
+from onnxq.engines.saturation import SaturatingRun, emulate_saturation, measure_saturation
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.runtime import Session, optimize_graph
 from tests.engines.saturation import kit
@@ -212,7 +211,7 @@ def test_a_matrix_product_saturates_as_multiplied_in_numpy(op, x, w, attrs, kind
 def test_many_rows_are_taken_in_chunks(monkeypatch):
     proto, _ = kit.product("MatMul", (4, 40), (40, 30))
     whole, x = emulate_saturation(proto), {"x": np.full((4, 40), 4.0, np.float32)}
-    monkeypatch.setattr("onnxq.engines.saturation.emulate._CHUNK", 7)
+    monkeypatch.setattr("onnxq.engines.saturation._CHUNK", 7)
     parts = emulate_saturation(proto)
     assert len(parts.saturating.graph.node) > len(whole.saturating.graph.node)
     first, second = (SaturatingRun(one) for one in (whole, parts))

@@ -21,7 +21,7 @@ from onnxq.compat.shape_inference import LEAST_BYTES, ONE_FILE
 from onnxq.compat.theirs import hand_on, import_theirs
 
 if TYPE_CHECKING:
-    from onnxq.compat.quantize import Names
+    from onnxq.compat.options import Names
     from onnxq.graph import ModelSource
 
 __getattr__ = hand_on("execution_providers.qnn")
@@ -51,7 +51,7 @@ def get_qnn_qdq_config(
     weight_symmetric: bool | None = None,
     keep_removable_activations: bool = False,
     stride: int | None = None,
-    calibration_providers: Sequence[str] | None = None,
+    calibration_providers: Names = None,
     op_types_to_quantize: Names = None,
     nodes_to_exclude: Names = None,
 ) -> StaticQuantConfig:
@@ -84,8 +84,8 @@ def qnn_preprocess_model(
     external_data_location: str | None = None,
     external_data_size_threshold: int = 1024,
     external_data_convert_attribute: bool = False,
-    inputs_to_make_channel_last: Sequence[str] | None = None,
-    outputs_to_make_channel_last: Sequence[str] | None = None,
+    inputs_to_make_channel_last: Names = None,
+    outputs_to_make_channel_last: Names = None,
     dynamic_input_shapes: Sequence[tuple[str, str]] | None = None,
 ) -> bool:
     """Write the model with a name for every node and the shapes that are given or can be inferred; True.

@@ -1,16 +1,22 @@
-"""TensorRT's INT8 calibration cache, its text form: a header, then a scale for every tensor of the network.
+"""TensorRT's scales: its INT8 calibration cache, and dynamic ranges in JSON.
 
     TRT-8601-EntropyCalibration2
     input: 3c010a14
     (Unnamed Layer* 12) [Constant]_output: 398109de
 
-A scale is the dynamic range divided by 127, a float32 in big-endian hex; leading zeros may be missing. Tensors that
-TensorRT folds away, or that held zeros alone, have 0.
+The cache is text, a header, then a scale for every tensor of the network. A scale is the dynamic range divided by 127,
+a float32 in big-endian hex; leading zeros may be missing. Tensors that TensorRT folds away, or that held zeros alone,
+have 0. Ranges are the largest magnitude of each tensor, 127 times its scale.
+
+    {"act_quant_info": {name: range}}           PPQ
+    {"tensorrt": {"blob_range": {name: range}}} MQBench; Dipoorlet without the outer object
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +24,16 @@ from numpy.typing import NDArray
 from onnxq.arrays import Mask
 from onnxq.errors import CalibrationError
 from onnxq.files import find_calibrator
-from onnxq.interop.base import ImportFormat, ScaleTable, TensorScale, UnusedLine, refuse_non_int8
+from onnxq.interop.base import (
+    ImportFormat,
+    ScaleTable,
+    TensorScale,
+    UnusedLine,
+    make_entry,
+    open_table,
+    refuse_non_int8,
+    write_table,
+)
 
 # Of the scales, in plans.
 ORIGIN = "TensorRT calibration cache"
@@ -185,3 +200,46 @@ def _are_plausible(words: NDArray[np.uint32]) -> Mask:
 
 def _shorten(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+# Of symmetric int8.
+_STEPS = 127
+_KEYS = ("act_quant_info", "blob_range")
+
+
+def _parse_ranges(data: bytes, source: str) -> ScaleTable:
+    table = open_table(data, source, "TensorRT", "dynamic ranges")
+    inner = table.root.get("tensorrt")
+    root = inner if isinstance(inner, Mapping) else table.root
+    # Of an empty file the message names PPQ's key.
+    key = next((key for key in _KEYS if key in root), _KEYS[0])
+    path = ("tensorrt", key) if root is inner else (key,)
+    for name, value in (root.get(key) or {}).items():
+        table.add_entry((*path, name), name, partial(_read_range, name, value))
+    return replace(table.make_table(key), only_int8=True)
+
+
+def _read_range(name: str, value: Any, line: int) -> TensorScale:
+    return make_entry(name, line, (float(value) / _STEPS, 0), bits=8, signed=True)
+
+
+def _write_ranges(entries: Sequence[TensorScale]) -> bytes:
+    # Products of a float32 and 127 are exact in float64, so that the scales come back to the bit.
+    return write_table(
+        {_KEYS[0]: {entry.name: float(np.asarray(entry.scale)) * _STEPS for entry in entries}}
+    )
+
+
+def _recognize_ranges(data: bytes) -> bool:
+    return any(f'"{key}"'.encode() in data for key in _KEYS)
+
+
+TENSORRT_RANGES = ImportFormat(
+    "tensorrt-ranges",
+    _recognize_ranges,
+    _parse_ranges,
+    _write_ranges,
+    title="TensorRT, PPQ, MQBench, Dipoorlet",
+    mark="`act_quant_info` or `blob_range`",
+    limits="all but symmetric int8 activations",
+)
