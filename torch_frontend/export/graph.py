@@ -3,6 +3,7 @@
 import ast
 import inspect
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from onnx import ModelProto, NodeProto
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from onnxq.errors import ModelError, PlanError
 from onnxq.graph.scopes import map_entries, replace_items, walk_graphs
@@ -36,6 +38,8 @@ def export_with_markers(
     with silence_torch(
         "torch.onnx._internal.exporter", logging.ERROR, DeprecationWarning, FutureWarning
     ):
+        # Of one batch for several inputs, and of weights that a layer of torch.nn computes.
+        warnings.filterwarnings("ignore", "# The axis name|The tensor attribute", UserWarning)
         try:
             program = torch.onnx.export(
                 model,
@@ -64,6 +68,11 @@ def order_inputs(model: nn.Module, inputs: Inputs) -> Inputs:
     torch.export gives a GraphModule's inputs by position, whatever their names (torch 2.13).
     """
     args, kwargs = inputs
+    if args and isinstance(args[-1], dict) and not kwargs:
+        # torch.onnx.export would take its entries for inputs of the model.
+        return Inputs(
+            (), dict(zip(inspect.signature(model.forward).parameters, args, strict=False))
+        )
     if not isinstance(model, fx.GraphModule) or not kwargs:
         return inputs
     known = dict(list(inspect.signature(model.forward).parameters.items())[len(args) :])
@@ -79,9 +88,7 @@ def batch_dims(inputs: Inputs) -> Any:
     def dims(value: Any) -> Any:
         return {0: batch} if isinstance(value, Tensor) and value.dim() else None
 
-    if inputs.kwargs:
-        return {name: dims(value) for name, value in inputs.kwargs.items()}
-    return tuple(dims(value) for value in inputs.args)
+    return pytree.tree_map(dims, inputs.kwargs or inputs.args)
 
 
 def clean_up_model(proto: ModelProto) -> ModelProto:

@@ -73,10 +73,9 @@ def share_qparams(module: nn.Module, *, source: int = 0) -> None:
             }
         ]
     dist.broadcast_object_list(sent, src=source)
-    qparams = sent[0]
+    qparams = sent[0] or {}
     # On every rank, so that none of them waits for one that raised.
-    if not isinstance(qparams, dict) or set(qparams) != set(own):
-        other = sorted(set(own) ^ set(qparams if isinstance(qparams, dict) else ()))
+    if other := sorted(own.keys() ^ qparams):
         raise CalibrationError(
             other[0], f"is not on this rank and on rank {source} alike", "build one model on all"
         )

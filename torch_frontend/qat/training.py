@@ -87,9 +87,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name, step in asdict(self).items():
-            if step is not None and (
-                not isinstance(step, int) or isinstance(step, bool) or step < 0
-            ):
+            if step is not None and (type(step) is not int or step < 0):
                 raise ConfigError(
                     f"Schedule.{name}",
                     f"{step!r} is no step",

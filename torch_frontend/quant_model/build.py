@@ -75,22 +75,25 @@ def _trace_network(
     model: nn.Module, skip: Sequence[str], arguments: Any, inputs: Inputs | None
 ) -> _Network | Untraceable:
     """The network as symbols or, where they cannot follow, a run on the inputs find it."""
-    traced = trace_model(model, skip, arguments)
-    # Where symbols see only an opaque part, a run may see through it.
-    if inputs is not None and (isinstance(traced, Untraceable) or traced.opaque):
-        captured = capture_model(model, skip, inputs)
-        if isinstance(captured, Traced):
-            network = _simplify_traced(captured)
-            # A capture takes what held for the example for always so; on the example it
-            # has to be right.
-            why = compare_outputs(model, network.model, inputs)
-            if why is None:
-                return network
-        else:
-            why = captured.reason
+
+    def simplify(traced: Traced | Untraceable) -> _Network | Untraceable:
         if isinstance(traced, Untraceable):
-            return Untraceable(f"{traced.reason}; nor by torch.export: {why}")
-    return traced if isinstance(traced, Untraceable) else _simplify_traced(traced)
+            return traced
+        network = _simplify_traced(traced)
+        # A trace misses writes into views, and takes random numbers for constants; a capture takes what held for the
+        # example for always so. On the example both have to be right.
+        why = None if inputs is None else compare_outputs(model, network.model, inputs)
+        return network if why is None else Untraceable(why)
+
+    symbolic = simplify(trace_model(model, skip, arguments))
+    failed = isinstance(symbolic, Untraceable)
+    # Where symbols see only an opaque part, a run may see through it.
+    if inputs is None or not (failed or symbolic.traced.opaque):
+        return symbolic
+    captured = simplify(capture_model(model, skip, inputs))
+    if isinstance(captured, Untraceable) and failed:
+        return Untraceable(f"{symbolic.reason}; nor by torch.export: {captured.reason}")
+    return symbolic if isinstance(captured, Untraceable) else captured
 
 
 def refuse_compiled(model: nn.Module) -> None:

@@ -85,14 +85,8 @@ def check_qparams(quantizers: Iterable[Quantizer]) -> None:
                 wrong.append(error)
     if wrong:
         first, *others = wrong
-        names = ", ".join(error.subject for error in others[:3])
-        more = f"; and so {names}{' …' if len(others) > 3 else ''}"
-        raise CalibrationError(
-            first.subject,
-            first.cause + (more if others else ""),
-            first.fix,
-            code=first.code,
-        )
+        more = f"; and so {join_names([error.subject for error in others])}" if others else ""
+        raise first.replace_text(first.subject, first.cause + more)
 
 
 def copy_inputs(inputs: Inputs) -> Inputs:

@@ -68,5 +68,4 @@ def _draw_list(model: nn.Module) -> str:
         for k, (name, module) in enumerate(model.named_modules())
         if "weight_quantizer" in module._modules
     ]
-    lines.insert(0, "graph TD")
-    return "\n".join(lines) + "\n"
+    return "\n".join(["graph TD", *lines]) + "\n"

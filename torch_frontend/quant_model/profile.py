@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from onnxq.arrays import Array64
 from onnxq.errors import ConfigError, DataError, PlanError, suggest_names
 from onnxq.evaluation.accumulator import ErrorAccumulator
 from torch_frontend.quantizers import Quantizer, override_switches, quantizers_of
-from torch_frontend.tracing.modules import Inputs, as_inputs, find_module
+from torch_frontend.tracing.modules import Inputs, as_inputs, find_module, list_batches
 from torch_frontend.tracing.values import bind_inputs, use_eval_mode
 
 Metric = Callable[[Array64, Array64], float]
@@ -26,11 +26,6 @@ METRICS: Mapping[str, Callable[[ErrorAccumulator, int], float]] = {
     "max_abs": lambda sums, _: sums.result().max_abs,
 }
 Mode = Literal["isolated", "cumulative"]
-
-
-def list_batches(data: Any) -> Iterable[Any]:
-    """Batches of the data: a tensor or mapping is one batch, anything else is iterated over."""
-    return [data] if isinstance(data, (Tensor, dict)) else data
 
 
 class _ErrorSums:
@@ -51,11 +46,12 @@ class _ErrorSums:
         self._own: dict[str, list[float]] = {}
 
     def add_output(self, key: str, reference: Any, value: Any) -> None:
-        """Take in one output."""
-        if isinstance(reference, (tuple, list)):
-            for k, pair in enumerate(zip(reference, value, strict=True)):
-                self.add_output(f"{key}[{k}]", *pair)
-            return
+        """Take in one output, of one or several tensors."""
+        pairs = list(zip(*map(torch.utils._pytree.tree_leaves, (reference, value)), strict=True))
+        for k, pair in enumerate(pairs):
+            self._add_tensor(f"{key}[{k}]" if len(pairs) > 1 else key, *pair)
+
+    def _add_tensor(self, key: str, reference: Any, value: Any) -> None:
         if not isinstance(reference, Tensor) or not reference.is_floating_point():
             return
         ref, got = (t.detach().double().cpu().numpy() for t in (reference, value))
@@ -122,7 +118,7 @@ class _PairedRun(fx.Interpreter):
             plain = self._run_node_in(n, 0)
         value = self._run_node_in(n, 1)
         if n.op == "output" and self.mode == "cumulative":
-            self.totals.add_output("output", *_flatten_pair(plain, value))
+            self.totals.add_output("output", plain, value)
         elif module is not None and self._is_quantized(n, module):
             self.totals.add_output(_name_call(str(n.target), self.calls), plain, value)
         # In isolation the next layer starts from the float value again.
@@ -148,11 +144,6 @@ def _name_call(name: str, calls: Counter[str]) -> str:
     return f"{name}@{calls[name] - 1}" if calls[name] > 1 else name
 
 
-def _flatten_pair(plain: Any, value: Any) -> tuple[Any, Any]:
-    leaves, others = (torch.utils._pytree.tree_leaves(tree) for tree in (plain, value))
-    return (leaves[0], others[0]) if len(leaves) == 1 else (leaves, others)
-
-
 # Of name, float output, quantized output.
 _Add = Callable[[str, Any, Any], None]
 
@@ -174,7 +165,7 @@ def measure_layers(
             calls: Counter[str] = Counter()
 
             def add(name: str, plain: Any, value: Any, calls: Counter[str] = calls) -> None:
-                totals.add_output(_name_call(name, calls), *_flatten_pair(plain, value))
+                totals.add_output(_name_call(name, calls), plain, value)
 
             run(model, layers, as_inputs(batch), add)
     return totals.compute_metrics()

@@ -110,8 +110,6 @@ class UnitCache:
             self.stored += size
             return value.detach().clone()
         self.spilled += size
-        if not value.numel():  # an empty file cannot be mapped
-            return value.detach().clone()
         if self._folder is None:
             self._folder = ScratchFolder()
         path = self._folder.path / f"{len(list(self._folder.path.iterdir()))}.bin"
@@ -130,12 +128,13 @@ def _mixes_with(record: Record, other: Record) -> bool:
     if record.target.shape[1:] != other.target.shape[1:] or len(record.inputs) != len(other.inputs):
         return False
     for a, b in zip(record.inputs + record.floats, other.inputs + other.floats, strict=True):
+        sampled = _has_samples(a, record)
         # Sizes and the like may depend on the number of samples.
-        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or _has_samples(
-            a, record
-        ) != _has_samples(b, other):
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or sampled != _has_samples(
+            b, other
+        ):
             return False
-        if _has_samples(a, record):
+        if sampled:
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
                 return False
         elif a.shape != b.shape or not torch.equal(a, b):

@@ -23,7 +23,7 @@ from torch_frontend.reconstruct.learn import (
     learn_unit,
 )
 from torch_frontend.reconstruct.units import Regions, Unit, graph_unit, module_unit
-from torch_frontend.tracing.modules import Inputs, as_inputs
+from torch_frontend.tracing.modules import Inputs, as_inputs, list_batches
 from torch_frontend.tracing.values import use_eval_mode
 
 # Quantizers whose forward rounds to nearest with a scale that AdaRound can take over.
@@ -112,9 +112,9 @@ def as_adaround(quantizer: Quantizer) -> AdaRound | None:
     """
     if isinstance(quantizer, AdaRound):
         return quantizer
+    qparams = quantizer.qparams()
     if type(quantizer) not in _NEAREST:
         return None
-    qparams = quantizer.qparams()
     adaround = AdaRound(
         quantizer.spec,
         site=quantizer.site,
@@ -146,13 +146,6 @@ def _make_learnable(model: nn.Module) -> list[Refusal]:
             ):
                 continue
             if id(child) not in by_id:
-                if not child.calibrated:
-                    raise CalibrationError(
-                        child.site,
-                        "has no scale yet",
-                        "calibrate before reconstructing",
-                        code="Q508",
-                    )
                 by_id[id(child)] = as_adaround(child)
                 if by_id[id(child)] is None:
                     why = f"{child.name} does not round to nearest"
@@ -177,7 +170,7 @@ def _make_learnable(model: nn.Module) -> list[Refusal]:
 def _collect_batches(data: Iterable[Any], samples: int) -> list[Inputs]:
     """Arguments of the first `samples` samples, batch by batch; the last batch is cut."""
     batches: list[Inputs] = []
-    for batch in data:
+    for batch in list_batches(data):
         inputs = as_inputs(batch)
         tensors = [
             value

@@ -121,10 +121,7 @@ class Regions:
                 and not self._is_quantizer(node)
             }
             if not own:
-                parts = {path.rpartition(".")[0] or path for path in paths.values()} | set(
-                    paths.values()
-                )
-                fix = suggest_names(name, parts)
+                fix = suggest_names(name, [path for path, _ in self.model.named_modules()])
                 raise ConfigError(f"block {name!r}", "is no module of the model", fix, code="Q309")
             # These values and all on paths between them.
             after = own.union(*(networkx.descendants(self.paths, node) for node in own))

@@ -199,6 +199,8 @@ _REWRITES: Mapping[str, Rewrite] = {
     "slice": _slice,
     "index": _index,
     "embedding": _look_up,
+    # Of a graph without writes: x[:2] = y. It has no derivative.
+    "copy": lambda a: ("expand_as", (a["src"], a["self"]), {}),
     "batch_norm": lambda a: (F.batch_norm, tuple(a[name] for name in BATCH_NORM), {}),
     "elu": _activate_elu,
     "_to_copy": _convert_type,

@@ -10,7 +10,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch_frontend.tracing.aten import convert_calls, read_aten_name
 from torch_frontend.tracing.leaves import CallsOutside, IsLeaf, LeafCall, insert_leaves, mark_leaves
 from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path, name_arguments
 from torch_frontend.tracing.signature import CHECKS, read_sizes, require_default, restore_signature
-from torch_frontend.tracing.simplify import ATTENTION_DROPOUT, DROPOUTS
+from torch_frontend.tracing.simplify import ATTENTION_DROPOUT, DROPOUTS, is_write
 from torch_frontend.tracing.tracer import (
     GraphOrigin,
     Traced,
@@ -211,6 +211,8 @@ def _capture_graph(
             with silence, drop, mark_leaves(model, is_leaf) as calls:
                 shapes = _free_sizes(batch) if dynamic else None
                 program = torch.export.export(model, *batch, dynamic_shapes=shapes, strict=False)
+                if any(map(_writes_view, program.graph.nodes)):
+                    program = program.run_decompositions({})  # without writes
                 module = program.module(check_guards=False)
             _check_widened(module, inputs)
             break
@@ -264,10 +266,15 @@ def _copy_graph(graph: fx.Graph) -> fx.Graph:
     return copy
 
 
+def _writes_view(node: fx.Node) -> bool:
+    """True for a write into a part or a view of a tensor, which every reader of the tensor has to get."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema and schema.is_mutable) and getattr(node.args[0].target, "is_view", False)
+
+
 def _is_kept(node: fx.Node) -> bool:
     """True for calls that do something besides giving a result."""
-    writes = node.op == "call_method" and str(node.target).endswith("_")
-    return writes or node.op in ("placeholder", "output") or node.target in CHECKS
+    return is_write(node) or node.op in ("placeholder", "output") or node.target in CHECKS
 
 
 # -- the example -------------------------------------------------------------------------------------------------
@@ -317,7 +324,11 @@ def silence_torch(name: str, level: int, *categories: type[Warning]) -> Iterator
     before = logger.level
     logger.setLevel(level)
     try:
-        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        with (
+            redirect_stdout(io.StringIO()),
+            redirect_stderr(io.StringIO()),
+            warnings.catch_warnings(),
+        ):
             for category in categories:
                 warnings.simplefilter("ignore", category)
             yield

@@ -145,6 +145,11 @@ def insert_leaves(graph: fx.Graph, calls: list[LeafCall]) -> None:
         # A layer that does not read an argument leaves no marker of it.
         if call.whole and all(k in marks for k in call.tensors) and any(k < 0 for k in marks):
             _insert_call(graph, call, marks)
+    # A graph without writes has those of the layers into their buffers at its end.
+    own = tuple(f"{call.path}." for call in calls)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        if node.args[0].op == "get_attr" and node.args[0].target.startswith(own):
+            graph.erase_node(node)
     for marks in markers.values():
         for node in marks.values():
             node.replace_all_uses_with(node.args[0])

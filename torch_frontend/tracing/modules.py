@@ -4,7 +4,7 @@ from functools import reduce
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 _MISSING: Any = object()
 
@@ -28,6 +28,11 @@ def as_inputs(batch: Any) -> Inputs:
     if isinstance(batch, dict):
         return Inputs((), batch)
     return Inputs(tuple(batch) if isinstance(batch, (tuple, list)) else (batch,), {})
+
+
+def list_batches(data: Any) -> Any:
+    """Batches of the data: a tensor or mapping is one batch, anything else is iterated over."""
+    return [data] if isinstance(data, (Tensor, dict)) else data
 
 
 def find_module(model: nn.Module, node: Any) -> nn.Module | None:

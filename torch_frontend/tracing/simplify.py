@@ -39,7 +39,7 @@ def simplify_graph(model: fx.GraphModule) -> None:
     remove_in_place_writes(model)
     replace_unbind(model)
     split_products(model.graph)
-    model.graph.eliminate_dead_code()
+    model.graph.eliminate_dead_code(lambda node: node.is_impure() or is_write(node))
     model.delete_all_unused_submodules()
     model.graph.lint()
     model.recompile()
@@ -80,8 +80,22 @@ def replace_dropouts(model: fx.GraphModule) -> None:
         call_module(model, node, path, dropout.train(model.training))
 
 
+def is_write(node: fx.Node) -> bool:
+    """True for torch's methods in place: add_ writes what add returns; __iadd__ and the like are other names."""
+    name = str(node.target)
+    return node.op == "call_method" and name.endswith("_") and not name.endswith("__")
+
+
+def _writes_buffer(node: fx.Node) -> bool:
+    """True if a method writes into a tensor of the model, also behind others as in `self.mean.mul_(0.9).add_(x)`."""
+    while is_write(node):
+        node = node.args[0]  # type: ignore[assignment]
+    # Norms that are functions become modules, which count by themselves.
+    return node.op == "get_attr" and not str(node.target).endswith("num_batches_tracked")
+
+
 def remove_in_place_writes(model: fx.GraphModule) -> None:
-    """Replace writes into a tensor by new tensors, which later readers get."""
+    """Replace writes into a tensor by new tensors, which later readers get; those into buffers stay."""
     # A quantizer between writer and reader would otherwise hide the write.
     for node in list(model.graph.nodes):
         if not node.args or not isinstance(node.args[0], fx.Node):
@@ -94,14 +108,8 @@ def remove_in_place_writes(model: fx.GraphModule) -> None:
             if "inplace" in node.kwargs:
                 node.kwargs = {**node.kwargs, "inplace": False}
         else:
-            # torch's convention: add_ writes in place what add returns; __iadd__ and the like are other names.
-            name = str(node.target)
-            plain = (
-                name[:-1]
-                if node.op == "call_method" and name.endswith("_") and not name.endswith("__")
-                else ""
-            )
-            written = bool(plain) and hasattr(torch.Tensor, plain)
+            plain = str(node.target)[:-1]
+            written = is_write(node) and hasattr(torch.Tensor, plain) and not _writes_buffer(node)
             node.target = plain if written else node.target
         if written:
             order = {other: k for k, other in enumerate(model.graph.nodes)}

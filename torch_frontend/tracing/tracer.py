@@ -28,7 +28,7 @@ from torch_frontend.tracing.attention import TRACEABLE_FORMS, make_traceable
 from torch_frontend.tracing.batch_norms import compare_batch_norms
 from torch_frontend.tracing.modules import Kwargs, find_module, run_call
 from torch_frontend.tracing.signature import find_fixed_arguments, require_default
-from torch_frontend.tracing.values import keep_modes, use_eval_mode
+from torch_frontend.tracing.values import keep_buffers, keep_modes, use_eval_mode
 
 # Key of a node's meta, there while tracing only.
 _FAKE = "onnxq_fake"
@@ -281,7 +281,7 @@ def trace_model(
     for _ in range(_TRIES):
         tracer = Tracer(skip, frozenset(failed), fixed, example)
         try:
-            graph = tracer.trace(root)
+            graph = _trace_calls(tracer, root)
         except Exception as error:  # the user's forward may raise anything on a proxy
             if example is None and arguments is not None:
                 example = arguments
@@ -303,6 +303,20 @@ def trace_model(
     return Untraceable(f"{_TRIES} of its modules cannot be traced")
 
 
+def _trace_calls(tracer: Tracer, root: nn.Module) -> fx.Graph:
+    """The graph of a forward. Raises TypeError for one that writes into buffers, which a trace executes or loses."""
+    counts = [(name, buffer, buffer._version) for name, buffer in root.named_buffers()]
+    with keep_buffers(root):
+        graph = tracer.trace(root)
+        after = dict(root.named_buffers())
+        for name, buffer, count in counts:
+            written = buffer._version != count or isinstance(after.get(name), fx.Proxy)
+            # Batch norms, which are replaced by modules, count their batches.
+            if written and not name.endswith("num_batches_tracked"):
+                raise TypeError(f"it writes into the buffer {name!r}")
+    return graph
+
+
 def _compare_modes(
     root: nn.Module, tracer: Tracer, graph: fx.Graph, example: Arguments
 ) -> Refusals:
@@ -311,7 +325,7 @@ def _compare_modes(
     try:
         with keep_modes(root):
             root.train(not root.training)
-            other = Tracer(tracer.skip, tracer.opaque, tracer.fixed, example).trace(root)
+            other = _trace_calls(Tracer(tracer.skip, tracer.opaque, tracer.fixed, example), root)
     except Exception:  # the other mode cannot be traced, so it differs
         other = fx.Graph()
     finally:

@@ -46,13 +46,19 @@ def keep_modes(model: nn.Module) -> Iterator[None]:
 def keep_buffers(model: nn.Module) -> Iterator[None]:
     """Run a block, which may run the model or its parts, as a trace does; then restore the values of its buffers."""
     # Batch norms count in train mode, and `self.num_batches_tracked.add_(1)` of a forward is executed by a trace.
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [
+        (table, name, buffer, buffer.clone())
+        for table in (module._buffers for module in model.modules())
+        for name, buffer in table.items()
+        if buffer is not None
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for table, name, buffer, value in buffers:
+                # Also where the forward set another tensor in its place.
+                table[name] = buffer.copy_(value)
 
 
 @contextmanager
@@ -65,7 +71,7 @@ def use_eval_mode(model: nn.Module) -> Iterator[None]:
 
 def record_shapes(model: fx.GraphModule, inputs: Inputs) -> None:
     """Run the model once and store each value's shape and dtype in the graph. Raises DataError if it does not run."""
-    with use_eval_mode(model):
+    with use_eval_mode(model), keep_buffers(model):
         try:
             _ShapeRecorder(model).run(*bind_inputs(model.graph, inputs))
         except Exception as error:
@@ -81,12 +87,17 @@ def compare_outputs(model: nn.Module, graph: fx.GraphModule, inputs: Inputs) -> 
     """Reason why a captured graph is not the model, or None: both are run in eval mode on the same inputs."""
     outputs: list[list[Tensor]] = []
     for module in (model, graph):
-        with use_eval_mode(module), torch.random.fork_rng():
+        with use_eval_mode(module), keep_buffers(module), torch.random.fork_rng():
             torch.manual_seed(0)
             try:
                 leaves = pytree.tree_leaves(inputs.run_model(module))
             except Exception as error:  # the captured calls may not fit torch's functions
-                return f"its graph does not run ({type(error).__name__}: {error})"
+                # A model that does not run on the example is an error of `record_shapes`.
+                return (
+                    None
+                    if module is model
+                    else f"its graph does not run ({type(error).__name__}: {error})"
+                )
             outputs.append([leaf.double() for leaf in leaves if isinstance(leaf, Tensor)])
     for wanted, captured in zip(*outputs, strict=False):
         # One thousandth of the largest value: float32 sums in another order are far below it.

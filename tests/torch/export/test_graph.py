@@ -15,7 +15,9 @@ from onnxq.sites import Role, TensorId
 from onnxq.spec import PerChannel, QuantSpec
 from tests.torch.exporting import Depthwise, assert_same, ort_run, quantized, wish
 from tests.torch.nets import Network
+from torch_frontend import qat
 from torch_frontend.export import to_onnx
+from torch_frontend.quant_model import QuantModel
 from torch_frontend.quantizers import Quantizer, Uniform, quantizers_of
 from torch_frontend.quantizers.specs import mark_tensor
 
@@ -104,6 +106,25 @@ def test_what_torch_cannot_export_is_said_in_its_words() -> None:
     with pytest.raises(ModelError, match=r"Sequential: torch\.onnx\.export failed.*\[Q122\]"):
         to_onnx(model, torch.randn(2, 3))
     assert all(isinstance(q, Quantizer) and "marked_scale" not in q._buffers for q in quantizers_of(model))
+
+
+class Keyed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, parts: dict[str, Tensor]) -> Tensor:
+        return self.inner(parts["a"]) + x * parts["b"]
+
+
+def test_a_dict_as_the_last_argument_is_one_argument() -> None:
+    x = torch.randn(2, 8)
+    batch = (x, {"a": x + 1, "b": x * 2})
+    model = QuantModel(Keyed().eval(), "virtual-int8", example_inputs=batch)
+    with qat.observing(model):
+        model(*batch)
+    done = to_onnx(model.freeze(), batch, dynamic_batch=True)
+    assert [value.type.tensor_type.shape.dim[0].dim_param != "" for value in done.model.graph.input] == [True] * 3
 
 
 def test_an_uncalibrated_quantizer_by_hand() -> None:

@@ -57,6 +57,11 @@ def test_any_module_with_quantizers(method: str, blocks: list[str] | None) -> No
         assert torch.equal(net.get_parameter(name), weight)
 
 
+def test_a_tensor_is_one_batch() -> None:
+    units = reconstruct(quant_model(), images(16), settings=QUICK).units
+    assert {unit.samples for unit in units} == {16}
+
+
 @pytest.mark.parametrize(("method", "qdrop"), [("adaround", 0.0), ("brecq", 0.0), ("brecq", 0.5)])
 def test_quant_model(method: str, qdrop: float) -> None:
     model = quant_model()
