@@ -101,10 +101,10 @@ def find_chains(index: GraphIndex) -> Iterator[Chain]:
         chains += _find_lookup(index, node)
         if not is_dequantize(node):
             continue
-        stored = index.find_input(node, 0)
+        stored = index.find_input(node)
         # A Max stands for a Clip where only the lowest level is left out.
         inner = _find_producer(index, stored, "Clip", "Max")
-        source = stored if inner is None else index.find_input(inner, 0)
+        source = stored if inner is None else index.find_input(inner)
         quantize = _find_producer(index, source, QUANTIZE, DYNAMIC)
         # A Clip in front of a DequantizeLinear is the pair's only behind a QuantizeLinear or a constant.
         if quantize is None and not index.is_constant(source):
@@ -128,7 +128,7 @@ def _find_lookup(index: GraphIndex, node: NodeRef) -> list[Chain]:
     gather = node if node.op_type == LOOKUP else None
     if node.op_type == "Mul" and read_row_scale(index, node) is not None:
         gather = index.maker(index.maker(node, 0, "Cast"))
-    table = index.find_input(gather, 0)
+    table = index.find_input(gather)
     if gather is None or not index.is_constant(table):
         return []
     if gather is node:
@@ -153,18 +153,18 @@ def _make_chain(
 ) -> Chain:
     if quantize is None:
         return Chain(stored, None, None, inner, dequantize)
-    source = index.find_input(quantize, 0)
+    source = index.find_input(quantize)
     # A Clip with other readers belongs to the network.
     outer = _find_producer(index, source, "Clip")
     if outer is not None and len(index.list_consumers(source)) == 1 and not index.is_output(source):
-        return Chain(index.find_input(outer, 0), outer, quantize, inner, dequantize)
+        return Chain(index.find_input(outer), outer, quantize, inner, dequantize)
     return Chain(source, None, quantize, inner, dequantize)
 
 
 def _find_packed(index: GraphIndex, stored: MaybeTensor) -> tuple[NodeRef | None, MaybeTensor]:
     """(Cast or Transpose, constant) for one of 4 bits behind a Cast, or integers that are turned; else (None, it)."""
     maker = _find_producer(index, stored, "Cast", "Transpose")
-    source = index.find_input(maker, 0)
+    source = index.find_input(maker)
     if maker is None or not index.is_constant(source):
         return None, stored
     return (

@@ -215,7 +215,7 @@ def _read_pair_operand(
         _find_type(index, half, 1) not in (0, TensorProto.FLOAT) for half in (source, dequantize)
     ):
         return None
-    data = _find_stored_type(index, index.find_input(source, 0), source, 2)
+    data = _find_stored_type(index, index.find_input(source), source, 2)
     sums = pair_weights(node, values) if data in ("uint8", "int8") else None
     if sums is None:
         return None
@@ -245,7 +245,7 @@ def _find_weight(index: GraphIndex, node: NodeRef | None) -> _Weight | None:
         return None
     stored = index.input_value(node, 0)
     if stored is not None:
-        return (str(index.find_input(node, 0)), stored, node) if stored.dtype == np.int8 else None
+        return (str(index.find_input(node)), stored, node) if stored.dtype == np.int8 else None
     maker = index.maker(node)
     return (
         _quantize_weight(index, maker, node) if maker is not None and is_quantize(maker) else None
@@ -263,7 +263,7 @@ def _quantize_weight(index: GraphIndex, maker: NodeRef, node: NodeRef) -> _Weigh
     spec = QuantSpec(symmetric=False, granularity=grain)
     qparams = QParams(as_float32(scale), as_int32(zero))
     return (
-        str(index.find_input(maker, 0)),
+        str(index.find_input(maker)),
         np.asarray(quantize(value, qparams, spec)).astype(np.int8),
         node,
     )
@@ -324,7 +324,7 @@ def _find_stored_type(index: GraphIndex, tensor: MaybeTensor, reader: NodeRef, z
             # Inputs that hold the zero point of the result.
             declared = _find_type(index, maker, 2 if is_quantize(maker) else 7)
             return name_type(declared or maker.read_int("output_dtype", 0) or TensorProto.UINT8)
-        tensor = index.find_input(maker, 0) if maker.op_type in _MOVES else None
+        tensor = index.find_input(maker) if maker.op_type in _MOVES else None
     return name_type(declared) if declared else ""
 
 

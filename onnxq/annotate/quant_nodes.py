@@ -221,7 +221,7 @@ def _find_spec(index: GraphIndex, quantizer: _Quantizer) -> QuantSpec | None:
     if (grid.zero % 1).any() or not np.isfinite(grid.high) or grid.low % 1 or grid.high % 1:
         return None
     # One zero point may serve several scales, and no other way round.
-    rank = index.find_rank(index.find_input(quantizer.node, 0))
+    rank = index.find_rank(index.find_input(quantizer.node))
     grain = _find_granularity(grid.scale, rank)
     if grain is None or grid.zero.size not in (1, grid.scale.size):
         return None

@@ -159,7 +159,7 @@ def drop_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> Chain:
     own = is_quantizer_clip(index, chain, qparams)
     if own or chain.outer is None or chain.quantize is None:
         return chain
-    return replace(chain, source=index.find_input(chain.quantize, 0), outer=None)
+    return replace(chain, source=index.find_input(chain.quantize), outer=None)
 
 
 def _read_role(record: Record) -> Role | None:

@@ -193,7 +193,7 @@ def _weigh_input(index: GraphIndex, edge: Edge, shape: Shape) -> Floats | None:
     if node.op_type not in ("MatMul", "Gemm") or edge.index != 1 or node.transposes_data:
         return None
     axis = 1 if node.is_transposed else 0
-    maker = index.find_producer(index.find_origin(index.find_input(node, 0), _PASSING))
+    maker = index.find_producer(index.find_origin(index.find_input(node), _PASSING))
     power = None if maker is None else _read_power(index, maker)
     if (
         power is None

@@ -221,7 +221,7 @@ def _scale_tokens(state: FloatState, found: Iterable[FoundWeight], config: Confi
         for source in match.sources
         if source.data is not None and source.data.steps
         for node in match.weight.nodes
-        if (tensor := get_index(state.model).find_input(node, 0)) is not None
+        if (tensor := get_index(state.model).find_input(node)) is not None
     }
     return (
         write_factors(compute_structural_ids(state.model), state, TOKEN_SCALES, steps)

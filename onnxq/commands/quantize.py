@@ -190,6 +190,8 @@ def _describe_size(report: Report) -> str:
     if not (report.source_bytes and report.output_bytes):
         return ""
     ratio = report.source_bytes / report.output_bytes
+    if 0.95 < ratio < 1.05:
+        return "about as large"
     return f"{ratio:.1f}x smaller" if ratio >= 1 else f"{1 / ratio:.1f}x larger"
 
 

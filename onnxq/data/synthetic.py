@@ -287,7 +287,7 @@ def count_table_rows(inputs: Inputs, index: GraphIndex) -> dict[str, int]:
                     continue
                 # A table in fewer bits is behind a Cast or DequantizeLinear.
                 maker = index.maker(node, 0, *_STORED)
-                table = index.find_input(maker or node, 0)
+                table = index.find_input(maker or node)
                 shape = index.find_shape(table) if index.is_constant(table) else None
                 if shape and isinstance(shape[0], int):
                     rows[value.name] = min(shape[0], rows.get(value.name, shape[0]))
@@ -316,7 +316,7 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: MaybeTensor) -> Va
             return _settle_cache(value, index, node.result)
         heads = node.read_int("num_heads", 0)
         dims = list(value.dims)
-        width = (index.input_shape(node, 0) or (None,))[-1]
+        width = (index.input_shape(node) or (None,))[-1]
         if heads and isinstance(width, int):
             # Queries, keys and values may lie in one row.
             heads += 0 if index.find_input(node, 1) else 2 * int(node.attrs["kv_num_heads"])

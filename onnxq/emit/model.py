@@ -147,7 +147,7 @@ def _write_pointwise(proto: ModelLike, plan: Plan, rules: Collection[str]) -> Mo
     for node in (index.find_node(edge.node) for site in weights for edge in site.named_consumers):
         rank = index.find_rank(node.result) or 0
         pair = index.maker(node, 1, DEQUANTIZE)
-        stored = index.find_input(pair, 0)
+        stored = index.find_input(pair)
         codes = index.find_constant(stored)
         name = node.name
         taps = [1] * (rank - 2)
@@ -198,7 +198,7 @@ def write_matrices(proto: ModelLike, fits: FitsMatrix) -> ModelLike:
         weight = index.input_value(node, 1) if node.is_onnx("Conv") else None
         if weight is None or weight.dtype != np.float32 or weight.shape[1] > 1:
             continue
-        batch, *data = index.input_shape(node, 0) or (None,)
+        batch, *data = index.input_shape(node) or (None,)
         sizes = tuple(
             dim
             for dim in (*data, *(index.find_shape(node.result) or ())[1:])

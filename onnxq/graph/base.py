@@ -209,7 +209,7 @@ class Graph(ABC):
     def find_dtype(self, t: MaybeTensor) -> int:
         """The declared or inferred onnx.TensorProto dtype, 0 when unknown."""
 
-    def find_input(self, node: NodeRef | None, k: int) -> MaybeTensor:
+    def find_input(self, node: NodeRef | None, k: int = 0) -> MaybeTensor:
         """The tensor that a node reads at input k; None where it has none there."""
         if node is None or k >= len(node.inputs):
             return None
@@ -277,7 +277,7 @@ class Graph(ABC):
             ends.append(value.item())
         return ends[0], ends[1]
 
-    def input_shape(self, node: NodeRef | None, k: int) -> Dims | None:
+    def input_shape(self, node: NodeRef | None, k: int = 0) -> Dims | None:
         """The shape of input k; None where even the rank is unknown, and where there is none."""
         return self.find_shape(self.find_input(node, k))
 
@@ -330,7 +330,7 @@ class Graph(ABC):
             maker = self.find_producer(t)
             if maker is None or maker.domain or maker.op_type not in op_types:
                 return
-            t = self.find_input(maker, 0)
+            t = self.find_input(maker)
 
     def find_origin(self, t: MaybeTensor, op_types: Container[str]) -> MaybeTensor:
         """The last tensor of `walk_back`."""

@@ -364,11 +364,7 @@ class GraphIndex(Graph):
             if stored is not None:
                 return t, stored
             maker = self.find_producer(t)
-            t = (
-                self.find_input(maker, 0)
-                if maker is not None and maker.is_onnx("Identity")
-                else None
-            )
+            t = self.find_input(maker) if maker is not None and maker.is_onnx("Identity") else None
         return None
 
     def _describe_value(self, name: str) -> ValueInfo:

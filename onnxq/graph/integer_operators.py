@@ -97,7 +97,7 @@ def _is_wanted(node: NodeRef, wanted: NameSet | None) -> bool:
 
 def _moves_integers(index: GraphIndex, node: NodeRef) -> bool:
     """True for a DequantizeLinear behind a node that moves integers which were quantized, or of a table."""
-    moved = index.find_input(node, 0) if node.op_type == DEQUANTIZE else None
+    moved = index.find_input(node) if node.op_type == DEQUANTIZE else None
     origin = index.find_origin(moved, _MOVES)
     maker = index.find_producer(origin)
     return origin != moved and (maker is None or maker.op_type in (QUANTIZE, DYNAMIC))
@@ -107,7 +107,7 @@ def _find_tables(index: GraphIndex) -> dict[TensorId, Names]:
     """Constant integers that are moved before they are dequantized, as rows of a table are, with their numbers."""
     found = {}
     for node in index.nodes:
-        stored = index.find_input(node, 0)
+        stored = index.find_input(node)
         scale = index.input_value(node, 1)
         origin = index.find_origin(stored, _MOVES) if node.op_type == DEQUANTIZE else None
         # Scales of channels lie along another axis there.

@@ -96,7 +96,7 @@ def _has_bytes(index: GraphIndex, node: NodeRef, k: int) -> bool:
         return False
     # 4 bits in the file become bytes by a Cast, whose type is not declared.
     cast = index.maker(pair, 0, "Cast")
-    dtype = index.find_dtype(index.find_input(pair, 0)) if cast is None else cast.read_int("to", 0)
+    dtype = index.find_dtype(index.find_input(pair)) if cast is None else cast.read_int("to", 0)
     axis = 0 if node.is_transposed else 1
     rank = 3 if node.op_type == "LSTM" else 2
     return dtype in _BYTES and (scale.size == 1 or pair.read_int("axis", 1) % rank == axis)

@@ -190,7 +190,7 @@ def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
     stored, scale = (index.find_dtype(index.find_input(pair, k)) for k in (0, 1))
     constant = index.has_constant(pair, 0) and index.has_constant(pair, 1)
     # Along K: axis 0 of a weight [K, N], or -2.
-    along = pair.read_int("axis", 1) % 2 == 0 and len(index.input_shape(pair, 0) or ()) == 2
+    along = pair.read_int("axis", 1) % 2 == 0 and len(index.input_shape(pair) or ()) == 2
     return pair if constant and along and stored in _STORED and scale in _FLOATS else None
 
 
@@ -198,7 +198,7 @@ def _read_pair(index: GraphIndex, pair: NodeRef, bits: int) -> Blocks:
     values, scale, zero = (index.input_value(pair, k) for k in range(3))
     assert values is not None
     assert scale is not None
-    offset, width = _STORED[index.find_dtype(index.find_input(pair, 0))]
+    offset, width = _STORED[index.find_dtype(index.find_input(pair))]
     # 2 bits around 0 are -2 to 1, so that the middle is that of their width; 3 bits, and 5 to 7, fill up the next.
     narrow = width
     if bits <= 4:
@@ -277,7 +277,7 @@ def _read_table(index: GraphIndex, node: NodeRef) -> Blocks | None:
     if node.op_type != _LOOKUP:
         return None
     reshape = index.maker(node, 0, "Reshape")
-    stored = index.find_input(reshape or node, 0)
+    stored = index.find_input(reshape or node)
     codes = index.find_constant(stored)
     kind = index.find_dtype(stored)
     scale = index.input_value(node, 2)

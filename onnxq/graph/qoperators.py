@@ -249,7 +249,7 @@ class _QOperatorWriter:
     def _lies_along(self, node: NodeRef, axis: int) -> bool:
         """True where the weight is a constant whose scales lie along this axis."""
         pair = self.index.maker(node, 1)
-        shape = self.index.input_shape(pair, 0)
+        shape = self.index.input_shape(pair)
         if pair is None or shape is None or not self.index.has_constant(pair, 0):
             return False
         flat = node.op_type == "Conv" or len(shape) == 2
@@ -307,7 +307,7 @@ class _QOperatorWriter:
             )
             return self.editor.add_constant(node.scope, f"{node.inputs[2]}/quantized", codes)
         # QLinearConv has no scale for its bias: it is that of the data times that of the weight.
-        stored = self.index.find_input(pair, 0)
+        stored = self.index.find_input(pair)
         scale = self.index.input_value(pair, 1)
         if pair is None or scale is None or self.index.find_dtype(stored) != TensorProto.INT32:
             return None
@@ -319,7 +319,7 @@ class _QOperatorWriter:
         """A QuantizeLinear's codes, scale and zero point, or a DequantizeLinear's; None without 8 bits in float32."""
         if node is None or not node.is_onnx(QUANTIZE, DEQUANTIZE):
             return None
-        codes = node.result if node.op_type == QUANTIZE else self.index.find_input(node, 0)
+        codes = node.result if node.op_type == QUANTIZE else self.index.find_input(node)
         scale, zero = (self.index.input_value(node, k) for k in (1, 2))
         names = (codes.name if codes else "", node.inputs[1], next(iter(node.inputs[2:3]), ""))
         # A name of an outer graph may stand for another tensor inside.

@@ -159,7 +159,7 @@ def _check_qparams(index: GraphIndex, node: NodeRef) -> None:
 
 def _find_wrong_length(index: GraphIndex, node: NodeRef, scale: Shape) -> str:
     """The difference between the shape of the scales and that of the tensor; "" where they fit, as far as known."""
-    dims = index.input_shape(node, 0)
+    dims = index.input_shape(node)
     # One scale fits any tensor: engines take [1] for [].
     if dims is None or not scale or scale == (1,):
         return ""

@@ -104,7 +104,7 @@ def _read_marker(index: GraphIndex, node: NodeRef) -> Marker:
     ):
         needed = "a tensor alone" if row.dynamic else "a tensor, a scale and a zero point"
         raise _fault(subject, f"its marker needs {needed}", "export the model again")
-    source = index.find_input(node, 0)
+    source = index.find_input(node)
     if source is None:
         raise _fault(
             subject,

@@ -386,7 +386,7 @@ def _keeps_values(index: GraphIndex, node: NodeRef) -> bool:
         return False
     # A Cast between float types changes values by rounding only.
     if node.op_type == "Cast":
-        types = (index.find_dtype(index.find_input(node, 0)), node.attrs.get("to"))
+        types = (index.find_dtype(index.find_input(node)), node.attrs.get("to"))
         return FLOAT_TENSORS.issuperset(types)
     return node.op_type in _SAME_VALUES
 

@@ -203,7 +203,13 @@ def build_quantized(state: FloatState, plan: Plan) -> ModelLike:
 
 
 def build_file(state: FloatState, plan: Plan, progress: Progress = silent) -> ModelLike:
-    """The finished model: `build_quantized` with the plan's float types, inputs and outputs in theirs, checked."""
+    """The finished model: `build_quantized` with the plan's float types, inputs and outputs in theirs, checked.
+
+    Where nothing changes, it is the model as loaded: rewrites serve kernels of integers, and may be slower in float.
+    """
+    matrices = find_target(plan.target).writes_matrices
+    if not (plan.sites or plan.precision or state.types.narrow or matrices):
+        return state.named
     typed = _write_operators(emit_types(_write_all(state, plan, progress), plan, state.types), plan)
     proto = restore_stored(typed, state.types.stored)
     verify_graph(proto, kept=plan.kept)

@@ -209,7 +209,7 @@ def _describe_matmul(index: GraphIndex, node: NodeRef, weight: Array) -> Linear:
     out = node.result
     known = index.find_rank(out)
     # Without shapes the rank is that of the input at least: enough to tell a bias from a constant that broadcasts.
-    rank = known or max(1, index.find_least_rank(index.find_input(node, 0)))
+    rank = known or max(1, index.find_least_rank(index.find_input(node)))
     last = node
     bias_edge = None
     bias = np.zeros(())
@@ -313,7 +313,7 @@ def find_scalar_source(index: GraphIndex, op: Linear) -> ScalarSource | None:
     """The scalar arithmetic that only this operator's data input reads, as far back as it goes."""
     s = 1.0
     t = 0.0
-    tensor = index.find_input(op.node, 0)
+    tensor = index.find_input(op.node)
     nodes: list[NodeRef] = []
     while tensor is not None:
         reader = index.find_reader(tensor)

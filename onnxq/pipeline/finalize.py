@@ -30,6 +30,7 @@ from onnxq.passes.journal import Shortage
 from onnxq.passes.mixed_precision.promotion import PROMOTED
 from onnxq.passes.patterns import find_logits
 from onnxq.passes.ranges import is_observed, read_range
+from onnxq.passes.registry import list_rewrites
 from onnxq.pipeline import check
 from onnxq.pipeline.accuracy import answer_request
 from onnxq.pipeline.configuration import describe_journal
@@ -176,7 +177,7 @@ def finalize_run(
     on_engines = _check_on_engines(ctx, state, model, times)
     has_request = PROMOTED.find(state) is not None or ctx.request.asked
     promotion = answer_request(ctx, state, model, trial) if has_request else None
-    rewrites, accounts = _describe_passes(ctx)
+    rewrites, accounts = _describe_passes(ctx, rewritten=model is not state.named)
     account = Report(
         source=name_file(source),
         target=plan.target,
@@ -220,8 +221,11 @@ def finalize_run(
     return Result(whole, plan, account, state.source.files)
 
 
-def _describe_passes(ctx: RunContext) -> tuple[Lines, Lines]:
-    """Lines on the rewrites that prepared the model; and on the passes, and all that the budget cut short."""
+def _describe_passes(ctx: RunContext, *, rewritten: bool) -> tuple[Lines, Lines]:
+    """Lines on the rewrites that prepared the model; and on the passes, and all that the budget cut short.
+
+    rewritten: False where the file is without them.
+    """
     budget = ctx.budget
     if budget.over():
         budget.note("the run", Shortage.EXCEEDED, seconds=budget.spent())
@@ -230,7 +234,7 @@ def _describe_passes(ctx: RunContext) -> tuple[Lines, Lines]:
     for entry in ctx.journal:
         if entry.name not in list_preparations():
             accounts.append(sentences.describe_pass(entry))
-        elif entry.changed:
+        elif entry.changed and (rewritten or entry.name not in list_rewrites()):
             rewrites.append(sentences.describe_rewrite(entry))
     return tuple(rewrites), (*accounts, *map(sentences.describe_shortage, budget.shortened))
 

@@ -195,7 +195,7 @@ def _find_idle_casts(proto: ModelLike) -> NameSet:
         for node in index.nodes
         if node.is_onnx("Cast")
         and node.read_int("to", 0) == TensorProto.FLOAT
-        and index.find_dtype(index.find_input(node, 0)) == TensorProto.FLOAT
+        and index.find_dtype(index.find_input(node)) == TensorProto.FLOAT
     )
 
 
@@ -283,7 +283,7 @@ def _drop_stand_ins(proto: ModelLike, names: Collection[str]) -> ModelLike:
     index = GraphIndex(proto)
     editor = Editor(proto)
     for node in index.nodes:
-        source = index.find_input(node, 0)
+        source = index.find_input(node)
         if source is None or not (node.name in names or is_guard(node)):
             continue
         if not index.is_output(node.result):
@@ -304,7 +304,7 @@ def _is_positive(index: GraphIndex, tensor: TensorId, cut: Collection[TensorId])
     maker = index.find_producer(tensor)
     while maker is not None and maker.op_type in _PASSING:
         bound = index.input_value(maker, 1) if maker.op_type == "Clip" else None
-        if index.find_input(maker, 0) in cut or (bound is not None and bound.min() >= 0):
+        if index.find_input(maker) in cut or (bound is not None and bound.min() >= 0):
             return True
         maker = index.maker(maker)
     return maker is None or maker.op_type in POSITIVE_OPS

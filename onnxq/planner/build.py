@@ -140,7 +140,7 @@ def _find_tables(
     """Every table that no rule leaves float; `reasons` gets those that one does."""
     looked_at: set[TensorId] = set()
     for node in index.nodes:
-        tensor = index.find_input(node, 0) if node.looks_up(0) else None
+        tensor = index.find_input(node) if node.looks_up(0) else None
         if tensor is None or tensor in looked_at:
             continue
         # Most models in a narrower type are planned in float32.

@@ -167,7 +167,7 @@ class _PatternSearch:
             weight = self.index.find_input(node, 1) if node.op_type == "MatMul" else None
             value = self.index.find_constant(weight)
             if value is not None and value.ndim == 2:
-                data = self.index.find_input(node, 0)
+                data = self.index.find_input(node)
                 beside = {
                     name: part.inputs[1]
                     for name, part in parts.items()

@@ -15,10 +15,11 @@ from onnxq.config import Config
 from onnxq.errors import ModelError, VerificationError
 from onnxq.graph import name_nodes
 from onnxq.graph.precision.widen import emulate_types
-from onnxq.pipeline.check import _note_losses, check_model, explain_slowness, load_file
+from onnxq.pipeline.check import _note_losses, check_model, explain_slowness, load_file, time_both
 from onnxq.pipeline.prepared import load_state, read_data
 from onnxq.plan import PlacementChoice, PlacementMethod, Plan
 from onnxq.runtime import KernelError, Session
+from onnxq.runtime.timing import summarize_rounds
 from tests.codes.kit import quantized
 from tests.graph.kit import model
 from tests.pipeline.models import EVERYTHING, images, quantize, residual
@@ -367,3 +368,14 @@ def test_a_pool_left_float_between_quantized_operators_is_not_counted_as_quantiz
     report = quantize(model(text, 17, **weights), images(), EVERYTHING).report
     assert [left.subject for left in report.left_float] == ["p/AveragePool"]
     assert [count.op for count in report.ops] == ["Conv"]
+
+
+@pytest.mark.parametrize(("least", "ratio"), [(0.5, 0.5), (0.8, 0.8), (1.6, 1.0)])
+def test_a_model_is_slower_where_the_least_times_say_so_too(least: float, ratio: float) -> None:
+    """Rounds of a busy machine: each of int8 takes twice as long, but for its best one."""
+    seconds = {"float": [1.0, 1.0, 1.0], "int8": [2.0, 1.0 / least, 2.0]}
+    times = {name: summarize_rounds([[second] for second in rounds], 1) for name, rounds in seconds.items()}
+    proto = residual()
+    measured = time_both(proto, proto, images(1), lambda *_: times, threads=1)
+    assert measured is not None
+    assert measured.ratio == pytest.approx(ratio)

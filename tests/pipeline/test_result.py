@@ -3,6 +3,7 @@
 from dataclasses import is_dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
@@ -12,6 +13,7 @@ from onnxq.errors import ConfigError
 from onnxq.passes.equalization import passes
 from onnxq.passes.registry import PASSES
 from onnxq.wording import abbreviate
+from tests.networks import parse_text
 from tests.pipeline.models import BALANCED, EVERYTHING, images, quantize, residual
 from tests.processes import build_here
 
@@ -65,6 +67,16 @@ def test_every_public_result_has_a_short_form() -> None:
     kinds = [kind for name in onnxq.__all__ if is_dataclass(kind := getattr(onnxq, name))]
     assert len(kinds) > 10
     assert [kind.__name__ for kind in kinds if vars(kind)["__repr__"] is not abbreviate] == []
+
+
+def test_a_file_in_which_nothing_changes_is_the_one_that_was_loaded() -> None:
+    """Rewrites serve the kernels of integers: weights read from outside of a loop are slower there in float."""
+    text = "g (float[1,4] x) => (float[1,4] y) { a = Identity(x) b = MatMul(a, w) y = Relu(b) }"
+    proto = parse_text(text, opset=17, w=np.eye(4, dtype=np.float32))
+    result = quantize(proto, {"x": np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)}, Config())
+    assert not result.plan.sites
+    assert [node.op_type for node in result.model.graph.node] == ["Identity", "MatMul", "Relu"]
+    assert not result.report.rewrites
 
 
 def test_what_is_no_result_has_no_summary() -> None:

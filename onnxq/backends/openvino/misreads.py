@@ -123,7 +123,7 @@ def _find_sized_nodes(index: Graph) -> frozenset[NodeRef]:
         if node.op_type != "Shape" or maker is None:
             continue
         readers = _find_sized_ops(index, node)
-        shape = index.input_shape(node, 0)
+        shape = index.input_shape(node)
         # A Reshape may read the number of samples.
         sizes = (None,) if shape is None else shape[1:] if readers == {"Reshape"} else shape
         if readers and not all(isinstance(size, int) for size in sizes):

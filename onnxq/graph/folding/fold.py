@@ -227,7 +227,7 @@ class _Folding:
             and maker.name in nodes
             and maker.op_type == "Identity"
         ):
-            source = self.index.find_input(maker, 0)
+            source = self.index.find_input(maker)
             if source is None or t in self.shapes:
                 break
             t = source
@@ -250,7 +250,7 @@ class _Folding:
             if maker is None or not maker.inputs:
                 return None
             chain.append(maker)
-            at = self.index.find_input(maker, 0)
+            at = self.index.find_input(maker)
         if at is None or not chain:
             return None
         array = self.weights.find_constant(at)

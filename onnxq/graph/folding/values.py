@@ -100,7 +100,7 @@ class _KnownValues:
 
 
 def _infer_shape(values: _KnownValues, node: NodeRef) -> _Known | None:
-    dims = values.index.input_shape(node, 0)
+    dims = values.index.input_shape(node)
     if dims is None:
         return None
     sizes = tuple(d if isinstance(d, int) else None for d in dims)
@@ -109,7 +109,7 @@ def _infer_shape(values: _KnownValues, node: NodeRef) -> _Known | None:
 
 
 def _infer_size(values: _KnownValues, node: NodeRef) -> _Known | None:
-    sizes = values.index.find_sizes(values.index.find_input(node, 0))
+    sizes = values.index.find_sizes(values.index.find_input(node))
     return None if sizes is None else _Known((math.prod(sizes),), scalar=True)
 
 

@@ -196,7 +196,7 @@ class _NodeTypes:
         if self._stays_wide(node):
             return FLOAT
         if node.is_onnx(QUANTIZE):
-            return self.of_tensor(self.index.find_input(node, 0))
+            return self.of_tensor(self.index.find_input(node))
         if node.is_onnx(DEQUANTIZE):
             able = self.of_readers(node.result) == {self.narrow}
         else:

@@ -170,7 +170,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
     # Axis 1 of its weight has the outputs of one group, so that rows of labels do not lie along it.
     if node.op_type == "ConvTranspose" and node.groups > 1:
         return False
-    x = index.find_input(node, 0)
+    x = index.find_input(node)
     y = op.last.result
     scaled = ScaledLinear(op, flow.make_labels(op.channels), flow.find_label(node, 0))
     if x is not None and scaled.columns is not None:
@@ -307,7 +307,7 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     """[N, C, spatial…] -> [N, C · spatial]: each channel's label as often as it has positions."""
-    x = flow.index.find_input(node, 0)
+    x = flow.index.find_input(node)
     labels = flow.find_label(node, 0)
     if x is None or labels is None or flow.axes[x] != 1:
         return False

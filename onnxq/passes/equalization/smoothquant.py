@@ -239,7 +239,7 @@ def find_groups(index: GraphIndex) -> tuple[SmoothingGroup, ...]:
             continue
         if op.owns_constants(index):
             makers[op.last.result] = op
-        x = index.find_input(node, 0)
+        x = index.find_input(node)
         owned = index.is_owned(index.find_input(node, 1))
         if x is not None and owned and x.scope == node.scope and not node.transposes_data:
             layers[x].append(op)

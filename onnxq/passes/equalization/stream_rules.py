@@ -58,7 +58,7 @@ def _turn_linear(flow: Streams, node: NodeRef, shape: Shape) -> bool:
     if not flow.index.has_constant(node, 0):
         label = flow.begin_stream(node.result, edge, out_axis, shape[out_axis])
         flow.write_label(
-            node.result, replace(label, rank=flow.find_rank(flow.index.find_input(node, 0)))
+            node.result, replace(label, rank=flow.find_rank(flow.index.find_input(node)))
         )
     return True
 
@@ -111,7 +111,7 @@ def turn_gather(flow: Streams, node: NodeRef) -> bool:
     if x is None:
         return axis == 0 and _begin_of_constant(flow, node)
     # Axes count from the end, so that they hold where the rank is unknown or grows in front.
-    back = flow.count_back(axis, flow.index.find_input(node, 0))
+    back = flow.count_back(axis, flow.index.find_input(node))
     # Of a tensor of one axis there is nothing but channels to gather.
     return (
         x.axis == -1
@@ -132,7 +132,7 @@ def turn_reshape(flow: Streams, node: NodeRef) -> bool:
         # Heads in rows of their own: only a rotation within each head, the same for all, survives.
         flow.divide_stream(label, width)
         return flow.pass_label(node, replace(label, width=width, rank=_find_rank(flow, node)))
-    before = flow.index.input_shape(node, 0)
+    before = flow.index.input_shape(node)
     after = flow.index.find_shape(node.result)
     # [N, C, H, W] to [N, C, H·W].
     return (
@@ -166,7 +166,7 @@ def _find_width(flow: Streams, node: NodeRef, label: StreamLabel) -> int | None:
 
 def _find_rank(flow: Streams, node: NodeRef) -> int | None:
     """The rank of a Reshape's or an Unsqueeze's output; None for other nodes."""
-    rank = 0 if node.op_type == "Reshape" else flow.find_rank(flow.index.find_input(node, 0))
+    rank = 0 if node.op_type == "Reshape" else flow.find_rank(flow.index.find_input(node))
     added = flow.index.input_value(node, 1)
     if added is None or rank is None or node.op_type not in ("Reshape", "Unsqueeze"):
         return None
@@ -204,7 +204,7 @@ def turn_slice(flow: Streams, node: NodeRef) -> bool:
     label = flow.find_label(node, 0)
     axes = flow.index.read_integers(node, "axes", 3)
     axis = -1 if label is None else label.axis
-    tensor = flow.index.find_input(node, 0)
+    tensor = flow.index.find_input(node)
     if axes is None or any(flow.count_back(int(sliced), tensor) in (axis, None) for sliced in axes):
         return False
     return _begin_of_constant(flow, node) if label is None else pass_stream(flow, node)
@@ -213,7 +213,7 @@ def turn_slice(flow: Streams, node: NodeRef) -> bool:
 def turn_split(flow: Streams, node: NodeRef) -> bool:
     """Tokens in parts."""
     label = flow.find_label(node, 0)
-    back = flow.count_back(node.read_int("axis", 0), flow.index.find_input(node, 0))
+    back = flow.count_back(node.read_int("axis", 0), flow.index.find_input(node))
     return label is not None and back not in (label.axis, None) and pass_stream(flow, node)
 
 
@@ -321,7 +321,7 @@ _MEANS = ("ReduceMean", "ReduceSum", "GlobalAveragePool")
 
 def turn_mean(flow: Streams, node: NodeRef) -> bool:
     """A sum or mean over the channels, of squares or of themselves, or over what stands in front of them."""
-    tensor = flow.index.find_input(node, 0)
+    tensor = flow.index.find_input(node)
     squares = flow.squares.get(tensor)
     label = squares or flow.find_label(node, 0)
     pooled = node.op_type == "GlobalAveragePool"
@@ -357,7 +357,7 @@ _CENTRED = ("LayerNormalization", "SkipLayerNormalization")
 def turn_normalized(flow: Streams, node: NodeRef) -> bool:
     """LayerNormalization and RMSNormalization."""
     label = flow.find_label(node, 0)
-    back = flow.count_back(node.read_int("axis", -1), flow.index.find_input(node, 0))
+    back = flow.count_back(node.read_int("axis", -1), flow.index.find_input(node))
     # Over several axes tokens share a length, which turning channels does not keep.
     return label is not None and back == -1 and _normalize(flow, node, label, 1)
 

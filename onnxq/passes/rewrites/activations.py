@@ -95,7 +95,7 @@ def _find_anchor(index: GraphIndex, node: NodeRef) -> _Anchor | None:
         return None
     used = Used(node.scope)
     if node.op_type in ("Erf", "Tanh", "Sigmoid", "HardSigmoid"):
-        inner = index.find_input(node, 0)
+        inner = index.find_input(node)
         used.add_node(node)
         if inner is None:
             return None

@@ -191,7 +191,7 @@ def _match(index: GraphIndex, root: NodeRef) -> Replacement | None:
 
 def _inside(index: GraphIndex, root: NodeRef) -> tuple[_Centred, float, list[NodeRef]] | None:
     """(d, epsilon, nodes) under the root: mean(d²) + epsilon."""
-    add = index.find_onnx_producer(index.find_input(root, 0), "Add")
+    add = index.find_onnx_producer(index.find_input(root), "Add")
     if add is None:
         return None
     # A constant of more axes than the mean would not be one epsilon.
@@ -203,22 +203,22 @@ def _inside(index: GraphIndex, root: NodeRef) -> tuple[_Centred, float, list[Nod
     bound = index.find_onnx_producer(variance, "Max")
     if bound is not None and index.read_scalar(bound, 1) == (0.0, 0):
         nodes.append(bound)
-        variance = index.find_input(bound, 0)
+        variance = index.find_input(bound)
     difference = index.find_onnx_producer(variance, "Sub")
     if difference is not None:
-        variance = index.find_input(difference, 0)
+        variance = index.find_input(difference)
     mean = index.find_onnx_producer(variance, *_MEANS)
-    square = _match_square(index, index.find_input(mean, 0))
+    square = _match_square(index, index.find_input(mean))
     if mean is None or square is None:
         return None
     nodes += [mean, square]
-    base = index.find_input(square, 0)
+    base = index.find_input(square)
     if difference is None:
         d = _match_centred(index, base)
         return (d, epsilon[0], nodes) if d and _axes(index, mean, d.x) == d.axes else None
     squared = _match_square(index, index.find_input(difference, 1))
-    centre = index.find_onnx_producer(index.find_input(squared, 0), *_MEANS)
-    if squared is None or centre is None or base is None or index.find_input(centre, 0) != base:
+    centre = index.find_onnx_producer(index.find_input(squared), *_MEANS)
+    if squared is None or centre is None or base is None or index.find_input(centre) != base:
         return None
     axes = _axes(index, centre, base)
     if axes is None or axes != _axes(index, mean, base):
@@ -270,7 +270,7 @@ def _match_spread(index: GraphIndex, root: NodeRef, d: _Centred) -> _Behind | No
         shifted = _constant_reader(index, other, "Add" if negated else "Sub")
         if last is None or shifted is None or _other_input(index, product, factor) != d.x:
             continue
-        moved = index.find_input(negated, 0) if negated else _other_input(index, other, factor)
+        moved = index.find_input(negated) if negated else _other_input(index, other, factor)
         shift, offsets = shifted
         if moved != centre.result or _other_input(index, last, product) != shift.result:
             continue
@@ -289,7 +289,7 @@ def _match_spread(index: GraphIndex, root: NodeRef, d: _Centred) -> _Behind | No
 
 def _other_input(index: GraphIndex, node: NodeRef, maker: NodeRef) -> MaybeTensor:
     """The operand of a node of two that another node does not make."""
-    k = 1 if index.find_input(node, 0) == maker.result else 0
+    k = 1 if index.find_input(node) == maker.result else 0
     return index.find_input(node, k)
 
 
@@ -316,9 +316,9 @@ def _match_normalized(index: GraphIndex, root: NodeRef) -> tuple[list[NodeRef], 
 
 def _match_centred(index: GraphIndex, tensor: MaybeTensor) -> _Centred | None:
     sub = index.find_onnx_producer(tensor, "Sub")
-    x = index.find_input(sub, 0)
+    x = index.find_input(sub)
     mean = index.find_onnx_producer(index.find_input(sub, 1), *_MEANS)
-    if sub is None or x is None or mean is None or index.find_input(mean, 0) != x:
+    if sub is None or x is None or mean is None or index.find_input(mean) != x:
         return None
     axes = _axes(index, mean, x)
     return None if axes is None else _Centred(x, axes, (sub, mean))

@@ -230,7 +230,7 @@ def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
     """
     index = edit.index
     stack = _read_stack(index, node, 1) if node.is_onnx("MatMul") else None
-    dims = index.input_shape(node, 0)
+    dims = index.input_shape(node)
     if stack is None or dims is None:
         return
     matrices = stack.reshape(-1, *stack.shape[-2:])

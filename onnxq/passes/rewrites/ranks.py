@@ -61,7 +61,7 @@ def lower_ranks(_ctx: RunContext, state: FloatState) -> FloatStep:
     index = edit.index
     changed = []
     for node in index.nodes:
-        before = index.find_sizes(index.find_input(node, 0))
+        before = index.find_sizes(index.find_input(node))
         after = index.find_sizes(node.result)
         most = _FEWER_AXES.get(node.op_type, _MOST_AXES)
         if before is None or after is None or max(len(before), len(after)) <= most:
@@ -102,7 +102,7 @@ def _join_reshapes(state: FloatState) -> FloatState:
     index = edit.index
     changed = []
     for node in index.nodes:
-        data = index.find_input(node, 0) if node.is_onnx("Reshape") else None
+        data = index.find_input(node) if node.is_onnx("Reshape") else None
         after = index.find_sizes(node.result)
         origin = index.find_origin(data, ("Reshape",))
         if after is None or origin is None or origin == data:

@@ -76,7 +76,7 @@ def _find_repeated(index: GraphIndex, node: NodeRef) -> MaybeTensor:
     if node.domain or any(index.list_consumers(out) or index.is_kept(out) for out in extra):
         return None
     op_type = node.op_type
-    x = index.find_input(node, 0)
+    x = index.find_input(node)
     if op_type == "Identity":
         return x
     if op_type == "Dropout":
@@ -108,7 +108,7 @@ def _find_ordered(index: GraphIndex, node: NodeRef, x: TensorId) -> MaybeTensor:
     ):
         return None
     maker = index.find_onnx_producer(x, "Reshape", "Flatten")
-    source = x if maker is None else index.find_input(maker, 0)
+    source = x if maker is None else index.find_input(maker)
     return source if index.find_shape(source) == np.shape(places) else None
 
 
@@ -166,7 +166,7 @@ def replace_prelu(edit: Edit, node: NodeRef) -> Iterator[str]:
     0.15.
     """
     index = edit.index
-    x = index.find_input(node, 0)
+    x = index.find_input(node)
     slope = index.input_value(node, 1) if node.is_onnx("PRelu") else None
     if slope is None or not slope.size or index.find_dtype(x) not in SINGLE:
         return
@@ -228,7 +228,7 @@ def find_pooled_axes(index: GraphIndex, node: NodeRef) -> MaybeTensor:
     """The tensor that a ReduceMean takes the mean of over all spatial axes; None for anything else."""
     if not node.is_onnx("ReduceMean"):
         return None
-    x = index.find_input(node, 0)
+    x = index.find_input(node)
     rank = index.find_rank(x)
     axes = index.read_integers(node, "axes", 1)
     if rank is None or rank < 3 or axes is None or index.find_dtype(x) not in SINGLE:
@@ -387,7 +387,7 @@ def _find_amounts(index: GraphIndex, node: NodeRef) -> _Amounts | None:
     """The numbers of a node that names axes; None for other nodes, and where they cannot be written out."""
     if not node.is_onnx("Pad", "Resize", "CenterCropPad"):
         return None
-    rank = index.find_rank(index.find_input(node, 0))
+    rank = index.find_rank(index.find_input(node))
     axes = index.input_value(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
     if not rank or axes is None:
         return None
@@ -407,7 +407,7 @@ def _find_amounts(index: GraphIndex, node: NodeRef) -> _Amounts | None:
 
 
 def _read_sizes(index: GraphIndex, node: NodeRef) -> Integers | None:
-    sizes = index.find_sizes(index.find_input(node, 0))
+    sizes = index.find_sizes(index.find_input(node))
     return None if sizes is None else as_int64(sizes)
 
 

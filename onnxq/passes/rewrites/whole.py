@@ -165,7 +165,7 @@ def _read_sizes(index: GraphIndex, node: NodeRef) -> np.ndarray | None:
     if any(node.inputs[1:]):  # computed ones
         return None
     count = len(node.outputs)
-    shape = index.input_shape(node, 0)
+    shape = index.input_shape(node)
     size = None if shape is None else shape[node.attrs.get("axis", 0)]
     if not isinstance(size, int):
         return None
@@ -182,7 +182,7 @@ def replace_reciprocals(edit: Edit, node: NodeRef) -> Iterator[str]:
     docs/engines.md).
     """
     index = edit.index
-    floats = index.find_dtype(index.find_input(node, 0)) == TensorProto.FLOAT
+    floats = index.find_dtype(index.find_input(node)) == TensorProto.FLOAT
     if not (node.is_onnx("Reciprocal") and floats):
         return
     product, at = index.find_reader(node.result, "Mul") or (None, 0)
@@ -217,7 +217,7 @@ def _find_rounded_pads(index: GraphIndex, node: NodeRef) -> list[int] | None:
     kernel = np.asarray(node.attrs["kernel_shape"])
     pads = node.attrs.get("pads") or [0] * (2 * len(kernel))
     counted = any(pads) and node.attrs.get("count_include_pad")
-    before = index.find_sizes(index.find_input(node, 0))
+    before = index.find_sizes(index.find_input(node))
     after = index.find_sizes(node.result)
     if counted or node.padding_mode != "NOTSET" or before is None or after is None:
         return None

@@ -300,7 +300,7 @@ def _describe_operator(
     alone: bool,
 ) -> Operator | None:
     node = index.find_node(edge.node)
-    data = index.find_input(node, 0)
+    data = index.find_input(node)
     weight = index.input_value(node, edge.index)
     # A weight on the left, or of an operator of another domain, has no matrix form here.
     if edge.index != 1 or node.domain or data is None or index.is_constant(data) or weight is None:
@@ -399,7 +399,7 @@ def find_pooling(index: GraphIndex, operator: Operator) -> tuple[NodeRef, Tensor
     if node is None or node.scope:
         return None
     tensor = (
-        index.find_input(node, 0)
+        index.find_input(node)
         if node.op_type == "GlobalAveragePool"
         else find_pooled_axes(index, node)
     )

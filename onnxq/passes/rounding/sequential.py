@@ -333,7 +333,7 @@ class _Walk:
         if pool is None:
             return None
         node, real = pool
-        quantized = self.paired.find_input(self.paired.find_node(node.name), 0)
+        quantized = self.paired.find_input(self.paired.find_node(node.name))
         runs = [both for both in (self.samples, self.others) if both.feeds]
         return pool if all(both.has_tensors(real, quantized, node.name) for both in runs) else None
 
@@ -352,7 +352,7 @@ class _Walk:
         return MomentsRequest(
             reader=reader.name,
             data=data,
-            paired=self.paired.find_input(node, 0),
+            paired=self.paired.find_input(node),
             geometry=geometry,
             shape=(groups, size),
             # Second moments are of one operator's input, and serve no weight that others read as well.
