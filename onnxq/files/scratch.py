@@ -3,7 +3,8 @@
 They are locked while their process lives, as are files that several processes build. The system releases a lock however
 a process ends. A process id would not do: it means something else in every container and on every host that shares a
 folder. On systems without locks nothing is ever taken for stale. Temporary files and folders are locked themselves, by
-`fcntl`: filelock would leave a lock file beside each.
+`fcntl`: filelock would leave a lock file beside each. On Windows a folder is stale once nobody has the file in it open,
+as after a run that had arrays in it mapped to its end.
 """
 
 import os
@@ -28,6 +29,8 @@ if sys.platform != "win32":
 # Matches no file of anybody else, so that nothing of theirs is ever removed. Independent of the output's name, which
 # may already be as long as the file system allows.
 _NAME = re.compile(r"\.onnxq-[0-9a-f]{16}\.tmp")
+# A file in each folder, open while its run lives: what Windows has in the place of locks of folders.
+_LOCK = ".lock"
 
 
 # Seconds; no build takes as long.
@@ -70,7 +73,12 @@ def remove_stale_files(folder: Path) -> None:
 
 
 def _remove_if_unlocked(path: Path) -> None:
-    if sys.platform != "win32":
+    if sys.platform == "win32":
+        # It cannot be removed while the run that made it lives, and has it open.
+        with suppress(OSError):
+            (path / _LOCK).unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+    else:
         try:
             # A link or a pipe of this name is not ours: neither follow the one nor wait for a writer of the other.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -135,21 +143,27 @@ def _make_folder(base: Path) -> tuple[Path, int]:
     while True:
         path = base / make_temporary_name()
         path.mkdir(mode=0o700)
+        # Windows opens no folders.
+        locked, flags = (path / _LOCK, os.O_CREAT) if sys.platform == "win32" else (path, 0)
         try:
-            descriptor = os.open(path, os.O_RDONLY) if hasattr(os, "O_DIRECTORY") else -1
+            descriptor = os.open(locked, os.O_RDONLY | flags)
         except FileNotFoundError:  # Another run took it for stale already.
             continue
-        if descriptor < 0 or lock_new_file(descriptor, path):
+        if lock_new_file(descriptor, path):
             return path, descriptor
         os.close(descriptor)
 
 
 def _remove_folder(path: Path, descriptor: int) -> None:
+    # Windows removes nothing that is open; elsewhere other runs leave alone what is locked.
+    early = sys.platform == "win32"
     try:
+        if early:
+            os.close(descriptor)
         shutil.rmtree(path, ignore_errors=True)
     except BaseException:  # a signal: remove the rest, then let it take effect
         shutil.rmtree(path, ignore_errors=True)
         raise
     finally:
-        if descriptor >= 0:
+        if not early:
             os.close(descriptor)

@@ -12,13 +12,11 @@ from onnxq.errors import OutputError
 from onnxq.files import ScratchFolder
 from onnxq.files.scratch import hold_lock, remove_stale_files
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="locks")
-
 
 def test_a_scratch_folder_goes_with_its_object(tmp_path: Path) -> None:
     folder = ScratchFolder(tmp_path)
     (folder.path / "inside").write_text("")
-    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert os.name == "nt" or folder.path.stat().st_mode & 0o777 == 0o700
     del folder
     gc.collect()
     assert os.listdir(tmp_path) == []
@@ -72,9 +70,11 @@ def test_what_a_killed_run_left_goes_and_what_a_living_one_has_stays(tmp_path: P
         child.wait()
     assert len(os.listdir(tmp_path)) == 2
     remove_stale_files(tmp_path)
-    assert os.listdir(tmp_path) == []
+    # Of files Windows does not tell whether somebody is about to rename them.
+    assert [path for path in tmp_path.iterdir() if os.name != "nt" or path.is_dir()] == []
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links are for administrators there")
 def test_only_our_own_names_are_ever_removed(tmp_path: Path) -> None:
     names = [".onnxq-0123.tmp", "onnxq-0123456789abcdef.tmp", ".onnxq-0123456789abcdef.tmp.bak", "m.onnx"]
     for name in names:

@@ -1,5 +1,6 @@
 """Models and samples through the folder of a crew: they come back as they were, and the same one has one name."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ def test_models_and_samples_come_back() -> None:
         for name, value in FEEDS.items():
             assert feeds[name].dtype == value.dtype
             np.testing.assert_array_equal(feeds[name], value)
-    assert not Path(shared.folder).exists()
+    # Windows removes nothing that is mapped; the next run does.
+    assert os.name == "nt" or not Path(shared.folder).exists()
 
 
 def test_an_array_is_found_where_it_lies_as_long_as_that_is_the_same_file(tmp_path: Path) -> None:
