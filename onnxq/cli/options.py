@@ -234,5 +234,6 @@ def _name_option(parameter: re.Match[str]) -> str:
     value = parameter[2]
     if option is None:
         return parameter[0]
-    # Flags have no value, and "…" stands for one that the user is to fill in.
-    return f"`{option}`" if value in ("True", "…") else f"`{option} {value.strip(chr(39))}`"
+    # Flags have no value, and "…" stands for one that the user is to fill in. Paths of Windows are escaped.
+    plain = value.strip("'").replace("\\\\", "\\")
+    return f"`{option}`" if value in ("True", "…") else f"`{option} {plain}`"

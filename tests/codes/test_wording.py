@@ -67,6 +67,7 @@ def test_every_parameter_a_message_names_has_its_option_and_is_there() -> None:
         ("pass `force=True`", "pass `--force`"),
         ("`placement='measured'` helps", "`--placement measured` helps"),
         ("give `data=…`, or `samples=…`", "give `--data`, or `--samples`"),
+        (r"`trust='C:\\work\\m.yaml'`", r"`--trust C:\work\m.yaml`"),
         ("`other=True` and `quantize: true` stay", "`other=True` and `quantize: true` stay"),
         ("a=b, no backticks: force=True", "a=b, no backticks: force=True"),
     ],
