@@ -3,8 +3,8 @@
 They are locked while their process lives, as are files that several processes build. The system releases a lock however
 a process ends. A process id would not do: it means something else in every container and on every host that shares a
 folder. On systems without locks nothing is ever taken for stale. Temporary files and folders are locked themselves, by
-`fcntl`: filelock would leave a lock file beside each. On Windows a folder is stale once nobody has the file in it open,
-as after a run that had arrays in it mapped to its end.
+`fcntl`: filelock would leave a lock file beside each. On Windows a folder is stale once nobody has the file beside it
+open, as after a run that had arrays in it mapped to its end.
 """
 
 import os
@@ -29,8 +29,6 @@ if sys.platform != "win32":
 # Matches no file of anybody else, so that nothing of theirs is ever removed. Independent of the output's name, which
 # may already be as long as the file system allows.
 _NAME = re.compile(r"\.onnxq-[0-9a-f]{16}\.tmp")
-# A file in each folder, open while its run lives: what Windows has in the place of locks of folders.
-_LOCK = ".lock"
 
 
 # Seconds; no build takes as long.
@@ -76,7 +74,7 @@ def _remove_if_unlocked(path: Path) -> None:
     if sys.platform == "win32":
         # It cannot be removed while the run that made it lives, and has it open.
         with suppress(OSError):
-            (path / _LOCK).unlink(missing_ok=True)
+            _name_lock(path).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
     else:
         try:
@@ -142,16 +140,21 @@ def remove_leftovers(folder: Path) -> None:
 def _make_folder(base: Path) -> tuple[Path, int]:
     while True:
         path = base / make_temporary_name()
+        # Windows opens no folders, and the file has to be there before others see the folder.
+        beside = os.open(_name_lock(path), os.O_CREAT) if sys.platform == "win32" else None
         path.mkdir(mode=0o700)
-        # Windows opens no folders.
-        locked, flags = (path / _LOCK, os.O_CREAT) if sys.platform == "win32" else (path, 0)
         try:
-            descriptor = os.open(locked, os.O_RDONLY | flags)
+            descriptor = os.open(path, os.O_RDONLY) if beside is None else beside
         except FileNotFoundError:  # Another run took it for stale already.
             continue
         if lock_new_file(descriptor, path):
             return path, descriptor
         os.close(descriptor)
+
+
+def _name_lock(path: Path) -> Path:
+    """The file that Windows has in the place of the lock of a folder: open while the folder's run lives."""
+    return path.with_name(f"{path.name}.lock")
 
 
 def _remove_folder(path: Path, descriptor: int) -> None:
@@ -160,6 +163,7 @@ def _remove_folder(path: Path, descriptor: int) -> None:
     try:
         if early:
             os.close(descriptor)
+            _name_lock(path).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
     except BaseException:  # a signal: remove the rest, then let it take effect
         shutil.rmtree(path, ignore_errors=True)

@@ -42,7 +42,7 @@ def test_a_folder_that_another_run_removed_is_made_again(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Path, "mkdir", make_and_lose)
     with ScratchFolder(tmp_path) as path:
-        assert os.listdir(tmp_path) == [path.name]
+        assert [*tmp_path.glob("*.tmp")] == [path]
     assert len(made) == 2
 
 
@@ -63,12 +63,12 @@ def test_what_a_killed_run_left_goes_and_what_a_living_one_has_stays(tmp_path: P
     command = [sys.executable, "-c", _HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout.readline() == "ready\n"
-        assert len(os.listdir(tmp_path)) == 2
+        assert len([*tmp_path.glob("*.tmp")]) == 2
         remove_stale_files(tmp_path)
-        assert len(os.listdir(tmp_path)) == 2
+        assert len([*tmp_path.glob("*.tmp")]) == 2
         child.kill()
         child.wait()
-    assert len(os.listdir(tmp_path)) == 2
+    assert len([*tmp_path.glob("*.tmp")]) == 2
     remove_stale_files(tmp_path)
     # Of files Windows does not tell whether somebody is about to rename them.
     assert [path for path in tmp_path.iterdir() if os.name != "nt" or path.is_dir()] == []
