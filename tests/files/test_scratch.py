@@ -43,7 +43,8 @@ def test_a_folder_that_another_run_removed_is_made_again(tmp_path: Path, monkeyp
     monkeypatch.setattr(Path, "mkdir", make_and_lose)
     with ScratchFolder(tmp_path) as path:
         assert [*tmp_path.glob("*.tmp")] == [path]
-    assert len(made) == 2
+    # On Windows the lock is there first.
+    assert len(made) == (1 if os.name == "nt" else 2)
 
 
 # ---- Temporary files of killed runs are removed by the next one; those of living runs are not.
