@@ -30,7 +30,7 @@ from onnxq.graph.nbits import write_nbits
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import restore_stored
 from onnxq.graph.qoperators import write_qoperators
-from onnxq.passes.patterns import Edit
+from onnxq.passes.patterns import INVARIANTS, Edit
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, name_part
 from onnxq.progress import Progress, silent
@@ -205,10 +205,11 @@ def build_quantized(state: FloatState, plan: Plan) -> ModelLike:
 def build_file(state: FloatState, plan: Plan, progress: Progress = silent) -> ModelLike:
     """The finished model: `build_quantized` with the plan's float types, inputs and outputs in theirs, checked.
 
-    Where nothing changes, it is the model as loaded: rewrites serve kernels of integers, and may be slower in float.
+    The model as loaded where nothing changes and its loops read weights from outside: with float weights that are
+    constants ONNX Runtime computes a step slower.
     """
-    matrices = find_target(plan.target).writes_matrices
-    if not (plan.sites or plan.precision or state.types.narrow or matrices):
+    changes = plan.sites or plan.precision or state.types.narrow
+    if INVARIANTS in state.rewrites and not changes:
         return state.named
     typed = _write_operators(emit_types(_write_all(state, plan, progress), plan, state.types), plan)
     proto = restore_stored(typed, state.types.stored)

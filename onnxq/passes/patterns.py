@@ -24,6 +24,8 @@ from onnxq.sites import Edge, NameSet, Refusal, TensorId
 # ORT's CPU provider has most kernels for these only; a chain of double may run where its single node does not.
 SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
+# The rewrite of loops, which only integers gain by.
+INVARIANTS = "invariants"
 # Operators whose results hold the values that they read.
 _PARTS = (*MOVING_OPS, "Concat")
 

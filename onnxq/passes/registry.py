@@ -15,6 +15,7 @@ from onnxq.passes.mixed_precision.activation_bits import ACTIVATION_BITS, WIDE_A
 from onnxq.passes.mixed_precision.noisy_pairs import DYNAMIC_SCALES, FLOAT_OPS, SENSITIVE_OPS
 from onnxq.passes.mixed_precision.promotion import PROMOTION, ROUNDING_AGAIN
 from onnxq.passes.mixed_precision.weight_bits import EMBEDDINGS, WEIGHT_BITS
+from onnxq.passes.patterns import INVARIANTS
 from onnxq.passes.ranges import RANGES
 from onnxq.passes.rewrites import products, single_nodes, whole
 from onnxq.passes.rewrites.activations import fuse_activations
@@ -77,7 +78,7 @@ REWRITES = tuple(
         ("fused", write_out_fused),
         ("attention_parts", whole.write_out_attention),
         ("constants", compute_constants),
-        ("invariants", single_nodes.read_invariants),
+        (INVARIANTS, single_nodes.read_invariants),
         # Behind what tells the sizes of constants.
         ("einsums", products.write_out_einsums),
         ("stacks", products.part_stacks),

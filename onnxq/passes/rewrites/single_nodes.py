@@ -23,7 +23,7 @@ from onnxq.graph.scopes import iterate_subgraphs, list_defined, rename_reads
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import find_linear
-from onnxq.passes.patterns import SINGLE, Edit, rewrite_nodes
+from onnxq.passes.patterns import INVARIANTS, SINGLE, Edit, rewrite_nodes
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import MaybeTensor, TensorId
 
@@ -439,7 +439,7 @@ def read_invariants(_ctx: RunContext, state: FloatState) -> FloatStep:
     index = get_index(state.model)
     # Most models have no bodies, and need no copy.
     if len(index.scopes) == 1:
-        return state, PassReport("invariants")
+        return state, PassReport(INVARIANTS)
     proto = copy_proto(state.model)
     changed = list[str]()
     for _, graph in walk_graphs(proto.graph):
@@ -462,7 +462,7 @@ def read_invariants(_ctx: RunContext, state: FloatState) -> FloatStep:
     if changed:
         # Parts of such constants are constants now: the gates of a cell, which its steps cut out of one weight.
         state = replace(state, model=infer_shapes(fold_constants(rebuild(state.model, proto))))
-    return state, PassReport("invariants", tuple(changed))
+    return state, PassReport(INVARIANTS, tuple(changed))
 
 
 def _find_invariants(index: GraphIndex, loop: NodeRef, body: GraphProto) -> list[int]:
