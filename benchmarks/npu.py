@@ -9,7 +9,7 @@ preprocesses the model for ONNX Runtime first, without which its recipe takes co
 writes them, for activations, and leaves their convolutions in float. Sizes are fixed to those of the samples, for both
 tools. The table has the parts of the model on the NPU and the nodes left to the
 CPU, the operators that compute in float and in 16 bits, the SQNR in dB against the float model as the file says and as
-the NPU computes, over all judged samples, and the same for one against the other. It needs `pip install 'onnxq[qnn]'`.
+the NPU computes, over all judged samples, and the same for one against the other. It needs `pip install "onnxq[qnn]"`.
 Emulation says nothing of time.
 """
 

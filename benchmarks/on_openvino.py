@@ -13,7 +13,7 @@ which other work on the machine moves less. NNCF quantizes OpenVINO's own model 
 samples; with ModelType.TRANSFORMER where the model's name is among --transformers.
 
 What is done is kept in OUT/rows.jsonl, step by step, times last, and not done again: run the same command once more to
-go on, or to print the table. Remove lines to have them measured anew. Needs `pip install 'onnxq[openvino]' nncf`.
+go on, or to print the table. Remove lines to have them measured anew. Needs `pip install "onnxq[openvino]" nncf`.
 """
 
 from __future__ import annotations

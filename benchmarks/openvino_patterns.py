@@ -4,7 +4,7 @@
     python benchmarks/openvino_patterns.py --only Conv Softmax patterns whose names hold one of these words
     python benchmarks/openvino_patterns.py --write             all, into docs/engines.md
 
-The patterns are those of npu_cases.py, with 8-bit activations. It needs `pip install 'onnxq[openvino]'`.
+The patterns are those of npu_cases.py, with 8-bit activations. It needs `pip install "onnxq[openvino]"`.
 """
 
 from __future__ import annotations

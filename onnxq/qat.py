@@ -26,5 +26,5 @@ def _front_end() -> Any:
         if error.name != "torch":
             raise
         raise MissingDependencyError(
-            "onnxq.qat", "torch is not installed", "pip install 'onnxq[torch]'", code="Q802"
+            "onnxq.qat", "torch is not installed", 'pip install "onnxq[torch]"', code="Q802"
         ) from error

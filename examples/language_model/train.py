@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train a byte-level decoder of six million weights on the text that every Python brings along.
 
-    pip install 'onnxq[cpu,torch]'        # torch 2.9 or later, for its Muon
+    pip install "onnxq[cpu,torch]"        # torch 2.9 or later, for its Muon
     python examples/language_model/train.py --minutes 40      # --quick: seconds, a model without meaning
 
 Writes the folder language_model_out (--out): model.pt every two minutes, and train.txt and test.txt.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train a small CNN on Fashion-MNIST, quantize it to few bits by every method, and compare the exports in ONNX Runtime.
 
-    pip install 'onnxq[cpu,torch]'            # Debian: apt install dataset-fashion-mnist, else it is downloaded
+    pip install "onnxq[cpu,torch]"            # Debian: apt install dataset-fashion-mnist, else it is downloaded
     python examples/qat_fashion_cnn/run.py    # about half an hour on two cores; --quick takes a tenth of everything
 
 Every row is the exported ONNX file, run by ONNX Runtime as the file says, on the 10 000 test images. First and last

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train a byte-level language model, quantize its weights by rounding, by GPTQ and by training, and compare.
 
-    pip install 'onnxq[cpu,torch]'
+    pip install "onnxq[cpu,torch]"
     python examples/qat_language_model/run.py      # some minutes on two cores; --quick: one, without figures
 
 Every row is an exported ONNX file, run by ONNX Runtime on text that nothing was trained on.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train a small BERT by Hugging Face's Trainer, quantize it by rounding, by GPTQ and by the same Trainer, and compare.
 
-    pip install 'onnxq[cpu,torch]' transformers accelerate
+    pip install "onnxq[cpu,torch]" transformers accelerate
     python examples/qat_text_encoder/run.py      # some minutes on two cores; --quick: half of one, without figures
 
 The encoder reads some bytes of Python's standard library and says of each what a highlighter colours: whether it

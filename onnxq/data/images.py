@@ -150,7 +150,7 @@ def _import_pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        fix = "pip install 'onnxq[images]'"
+        fix = 'pip install "onnxq[images]"'
         raise MissingDependencyError(
             "Pillow", "is needed to read images", fix, code="Q803"
         ) from error

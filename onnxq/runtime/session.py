@@ -45,7 +45,7 @@ def _explain_missing(cause: str) -> MissingDependencyError:
     return MissingDependencyError(
         "onnxruntime",
         cause,
-        "pip install 'onnxq[cpu]'  (with an NVIDIA GPU: 'onnxq[gpu]'; never both)",
+        'pip install "onnxq[cpu]"  (with an NVIDIA GPU: "onnxq[gpu]"; never both)',
         code="Q801",
     )
 
@@ -181,7 +181,7 @@ def check_loaded(session: Any, provider: str) -> None:
     """ConfigError where ONNX Runtime printed a line and took the CPU: the provider is installed and does not load."""
     if provider and provider not in session.get_providers():
         cause = "is installed, but does not start on this machine: ONNX Runtime took the CPU in its place"
-        own = " (pip install 'onnxruntime-gpu[cuda,cudnn]')" if provider == _CUDA else ""
+        own = ' (pip install "onnxruntime-gpu[cuda,cudnn]")' if provider == _CUDA else ""
         fix = f"see that its driver and its libraries are there{own}"
         raise ConfigError(f"provider {_shorten_name(provider)!r}", cause, fix, code="Q323")
 

@@ -118,6 +118,6 @@ def _import_distributed() -> Any:
         import distributed
     except ImportError as error:
         raise MissingDependencyError(
-            "distributed", f"cannot be imported ({error})", "pip install 'onnxq[dask]'", code="Q809"
+            "distributed", f"cannot be imported ({error})", 'pip install "onnxq[dask]"', code="Q809"
         ) from error
     return distributed

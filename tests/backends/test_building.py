@@ -75,7 +75,7 @@ def test_versions_come_from_packages(engine: str) -> None:
 
 def test_every_engine_has_a_library_with_an_install_line() -> None:
     for one in list_engines().values():
-        assert re.fullmatch(r"pip install 'onnxq\[[\w-]+\]'|npm install [\w-]+@[\d.]+ --ignore-scripts", one.install)
+        assert re.fullmatch(r'pip install "onnxq\[[\w-]+\]"|npm install [\w-]+@[\d.]+ --ignore-scripts', one.install)
         # Packages of npm are described by their own folder.
         assert one.packages or one.install.startswith("npm")
 
@@ -101,7 +101,7 @@ def test_of_several_packages_the_first_that_is_there_counts(monkeypatch: pytest.
 def test_a_missing_package_is_said_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = find_engine("openvino")
     monkeypatch.setattr(type(engine), "module", "openvino_that_is_not_there")
-    assert engine.find_obstacle().fix == "pip install 'onnxq[openvino]'"
+    assert engine.find_obstacle().fix == 'pip install "onnxq[openvino]"'
 
 
 # ---- Answers of all kinds that ONNX Runtime has come back from the process of an engine.

@@ -40,7 +40,7 @@ FOUND = Difference(
     outputs=(OUTPUT,),
     layers=(LAYER,),
     worst=(LAYER.name,),
-    skipped=(Refusal("trt", "TensorRT is not installed", "pip install 'onnxq[trt]'", code="R110"),),
+    skipped=(Refusal("trt", "TensorRT is not installed", 'pip install "onnxq[trt]"', code="R110"),),
 )
 
 TABLE = """\
@@ -59,7 +59,7 @@ outputs                                                                against
 engines  all agree within rounding
 worst    /layers.0/conv/Conv_output_0 (Conv): drops by 4.0 dB
 not run  [R110] trt: TensorRT is not installed
-             fix: pip install 'onnxq[trt]'
+             fix: pip install "onnxq[trt]"
 
                                                     as ORT
                                                    runs it
@@ -136,4 +136,4 @@ def test_an_engine_that_must_run_and_did_not_is_the_error() -> None:
     assert error is not None
     assert (error.code, error.subject) == ("Q704", "engine trt")
     assert error.cause == "must run, and did not: TensorRT is not installed"
-    assert error.fix == "pip install 'onnxq[trt]'"
+    assert error.fix == 'pip install "onnxq[trt]"'

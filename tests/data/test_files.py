@@ -247,7 +247,7 @@ def test_absent_pillow_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingDependencyError) as caught:
         load_data(tmp_path, [PICTURE], images())[0]
-    assert caught.value.fix == "pip install 'onnxq[images]'"
+    assert caught.value.fix == 'pip install "onnxq[images]"'
 
 
 # ---- Other views of pictures: what they keep, and what is no picture.

@@ -222,7 +222,7 @@ def test_a_missing_or_damaged_package_is_an_install_line(
         import_onnxruntime()
     assert cause in caught.value.cause
     assert "never both" in caught.value.fix
-    assert there or "pip install 'onnxq[cpu]'" in caught.value.fix
+    assert there or 'pip install "onnxq[cpu]"' in caught.value.fix
 
 
 # ---- Freed memory goes back to the system; where the C library has no such call, nothing happens.

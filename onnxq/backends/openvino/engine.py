@@ -72,7 +72,7 @@ class OpenVinoEngine(engine.Engine):
     place = "for this CPU"
     module = "openvino"
     packages: Names = ("openvino",)
-    install = "pip install 'onnxq[openvino]'"
+    install = 'pip install "onnxq[openvino]"'
     any_size = True
     judges = True
     saturates = True

@@ -35,7 +35,7 @@ class OrtEngine(GraphEngine):
     place = "for this CPU"
     module = "onnxruntime"
     packages = ("onnxruntime", "onnxruntime-gpu")
-    install = "pip install 'onnxq[cpu]'"
+    install = 'pip install "onnxq[cpu]"'
     takes = ("ort_library", "provider")
     any_size = True
     saturates = True

@@ -106,7 +106,7 @@ class QnnEngine(engine.Engine):
     place = "for Snapdragon's NPU, without one"
     module = "onnxruntime_qnn"
     packages: Names = ("onnxruntime-qnn",)
-    install = "pip install 'onnxq[qnn]'"
+    install = 'pip install "onnxq[qnn]"'
     needs = f"onnxruntime-qnn, which needs {NEEDS},"
     unable_fix = f"it needs {NEEDS}"
     takes = ("soc", "htp_arch")

@@ -51,7 +51,7 @@ _NEAR = 4
 # Operators that only move data: a quantization is carried over them.
 _MOVES = LAYOUT_OPS | {"Slice", "Expand", "Add"}
 _CUT_UP = "its result is cut up, which TensorRT does to the weight instead, in float: give its result a pair"
-POLYGRAPHY = "pip install 'onnxq[polygraphy]'"
+POLYGRAPHY = 'pip install "onnxq[polygraphy]"'
 # Of its errors: the name of its runs.
 _SUBJECT = "trt"
 # Characters of a message of Polygraphy's: it goes on for lines, and only the first ones name the cause.
@@ -71,7 +71,7 @@ class TrtEngine(Engine):
     place = "for the GPU of this machine"
     module = "tensorrt"
     packages: Names = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
-    install = "pip install 'onnxq[trt]'"
+    install = 'pip install "onnxq[trt]"'
     unable_fix = (
         "run it where there is one, or use `engine='tensorrt-rtx'`, which builds without a GPU"
     )
@@ -153,8 +153,8 @@ class TrtEngine(Engine):
         """Why an engine cannot be run on this machine."""
         if not self.installed:
             cause = "TensorRT is not installed"
-            where = "on a machine with an NVIDIA GPU ('onnxq[trt-rtx]' for TensorRT for RTX)"
-            fix = f"pip install 'onnxq[trt]' 'onnxq[polygraphy]' {where}"
+            where = 'on a machine with an NVIDIA GPU ("onnxq[trt-rtx]" for TensorRT for RTX)'
+            fix = f'pip install "onnxq[trt]" "onnxq[polygraphy]" {where}'
         elif find_spec("polygraphy") is None:
             cause = "Polygraphy, which runs its engines, is not installed"
             fix = POLYGRAPHY
@@ -252,7 +252,7 @@ class RtxEngine(TrtEngine):
     place = "without a GPU"
     module = "tensorrt_rtx"
     packages: Names = ("tensorrt-rtx",)
-    install = "pip install 'onnxq[trt-rtx]'"
+    install = 'pip install "onnxq[trt-rtx]"'
     takes: Names = ("plugin", "compute_capability")
     builds_ahead = True
 

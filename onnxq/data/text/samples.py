@@ -114,7 +114,7 @@ def _import_tokenizers() -> Any:
     except ImportError as error:
         cause = f"reading tokenizer.json needs the package tokenizers ({error})"
         raise MissingDependencyError(
-            "tokenizers", cause, "pip install 'onnxq[text]'", code="Q810"
+            "tokenizers", cause, 'pip install "onnxq[text]"', code="Q810"
         ) from error
 
 

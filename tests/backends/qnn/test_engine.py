@@ -139,7 +139,7 @@ def test_a_package_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(MissingDependencyError, match="no such package; it needs Python") as caught:
         prove("cut", forbid="float32")
-    assert caught.value.fix == "pip install 'onnxq[qnn]'"
+    assert caught.value.fix == 'pip install "onnxq[qnn]"'
 
 
 @needs_qnn

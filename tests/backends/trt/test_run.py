@@ -49,7 +49,7 @@ def test_without_the_library_the_install_line_is_given(monkeypatch: pytest.Monke
 def test_without_polygraphy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (trt, base):
         monkeypatch.setattr(module, "find_spec", lambda name: None if name == "polygraphy" else ModuleSpec(name, None))
-    assert find_obstacle().fix == "pip install 'onnxq[polygraphy]'"
+    assert find_obstacle().fix == 'pip install "onnxq[polygraphy]"'
 
 
 @pytest.mark.trt

@@ -160,7 +160,7 @@ def test_tensorrt_asked_for_without_polygraphy_names_the_extra(folder: Path) -> 
     assert done.exit_code == 1
     assert "error[Q704]: engine trt: must run, and did not" in done.stderr
     assert "fix: " in done.stderr
-    assert "pip install 'onnxq[" in done.stderr
+    assert 'pip install "onnxq[' in done.stderr
     assert "onnxq[polygraphy]" in done.stderr
     found = json.loads(done.stdout)
     assert found["missing"] == ["trt"]

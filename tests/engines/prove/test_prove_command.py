@@ -145,7 +145,7 @@ def test_a_missing_library_is_an_install_line(folder):
     result = run(folder / "good.onnx", "--engine", "tensorrt")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "error[Q805]: tensorrt: cannot be imported" in result.stderr
-    assert "pip install 'onnxq[trt]'" in result.stderr
+    assert 'pip install "onnxq[trt]"' in result.stderr
 
 
 @needs_rtx
