@@ -320,7 +320,7 @@ class SaturationCost:
     @property
     def saturated(self) -> int:
         """Sums that saturated, of all nodes."""
-        return sum(one.saturated for one in self.nodes)
+        return sum(node.saturated for node in self.nodes)
 
 
 def measure_saturation(
@@ -335,26 +335,20 @@ def measure_saturation(
 
     nodes: as of `emulate_saturation`. Raises DataError for samples that do not fit.
     """
-    found = emulate_saturation(proto, nodes)
-    exact = ReferenceRunner(found.exact, optimize=False, threads=threads, arena=False)
-    taking = replace(found, saturating=exact.selections.take_choices(found.saturating))
+    emulation = emulate_saturation(proto, nodes)
+    exact = ReferenceRunner(emulation.exact, optimize=False, threads=threads, arena=False)
+    taking = replace(emulation, saturating=exact.selections.take_choices(emulation.saturating))
     run = SaturatingRun(taking, threads=threads)
-    seen = 0
-
-    def count() -> None:
-        nonlocal seen
-        seen += 1
-        on_sample()
-
     pair = {"saturation": (exact, MatchedRunner(exact, run))}
-    errors = compare_models(pair, samples, on_sample=count)["saturation"].results()
+    errors = compare_models(pair, samples, on_sample=on_sample)["saturation"]
     return SaturationCost(
-        samples=seen,
-        nodes=run.nodes(),
+        samples=errors.count,
+        nodes=run.list_nodes(),
         outputs=tuple(
-            OutputCost(output=one.name, sqnr_db=one.sqnr_db, max_abs=one.max_abs) for one in errors
+            OutputCost(output=output.name, sqnr_db=output.sqnr_db, max_abs=output.max_abs)
+            for output in errors.results()
         ),
-        skipped=(*found.skipped, *run.refusals),
+        skipped=(*emulation.skipped, *run.refusals),
     )
 
 
@@ -390,7 +384,7 @@ class SaturatingRun:
             self._totals[tensor] += int(np.sum(values.pop(output)))
         return values
 
-    def nodes(self) -> tuple[NodeCost, ...]:
+    def list_nodes(self) -> tuple[NodeCost, ...]:
         """The counts so far."""
         total = self._totals
         return tuple(

@@ -158,16 +158,11 @@ def _name_lock(path: Path) -> Path:
 
 
 def _remove_folder(path: Path, descriptor: int) -> None:
-    # Windows removes nothing that is open; elsewhere other runs leave alone what is locked.
-    early = sys.platform == "win32"
     try:
-        if early:
-            os.close(descriptor)
-            _name_lock(path).unlink(missing_ok=True)
+        # First, since Windows removes nothing that is open. Another run may take the folder for stale now, and helps.
+        os.close(descriptor)
+        _name_lock(path).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
     except BaseException:  # a signal: remove the rest, then let it take effect
         shutil.rmtree(path, ignore_errors=True)
         raise
-    finally:
-        if not early:
-            os.close(descriptor)

@@ -226,8 +226,8 @@ def _parse_linear(data: bytes, source: str) -> ScaleTable:
 
 def _read_linear_entry(row: JsonObject, line: int) -> TensorScale:
     dtype = str(row["output_dtype"])
-    found = _INTEGER.fullmatch(dtype)
-    if found is None and dtype != FLOAT8:
+    integer = _INTEGER.fullmatch(dtype)
+    if integer is None and dtype != FLOAT8:
         raise NoGridError(f"{dtype}, which has no pair here")
     scale = _read_scale(row)
     axis = row.get("axis")
@@ -237,9 +237,9 @@ def _read_linear_entry(row: JsonObject, line: int) -> TensorScale:
         grain = PerChannel(int(axis)) if size is None else PerBlock(int(axis), int(size))
     kind = find_element_type(dtype)
     zero = row.get("y_zero_point", 0)
-    bits, signed = (int(found[2]), not found[1]) if found else (kind.bits, True)
+    bits, signed = (int(integer[2]), not integer[1]) if integer else (kind.bits, True)
     # Encodings of this version do not tell parameters apart; the model does.
-    storage = "" if found else FLOAT8
+    storage = "" if integer else FLOAT8
     return make_entry(
         str(row["name"]),
         line,

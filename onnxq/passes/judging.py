@@ -19,7 +19,7 @@ import numpy as np
 from onnxq.arrays import Arrays
 from onnxq.backends import find_target
 from onnxq.data import Dataset
-from onnxq.evaluation.accumulator import OutputAccuracy
+from onnxq.evaluation.accumulator import OutputAccuracy, db_to_noise
 from onnxq.evaluation.compare import FloatOutputs, ModelErrors
 from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import ModelLike
@@ -177,7 +177,7 @@ def add_noises(first_db: float, second_db: float) -> float:
     # No noise on one side: 10 ** -inf would do, but not with both infinite.
     if max(first_db, second_db) == math.inf:
         return min(first_db, second_db)
-    return -10 * math.log10(10 ** (-first_db / 10) + 10 ** (-second_db / 10))
+    return -10 * math.log10(db_to_noise(first_db) + db_to_noise(second_db))
 
 
 def estimate_mean(values: Sequence[float]) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """Patterns in a graph: the questions that they ask, and the edits that passes share."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
@@ -28,6 +29,14 @@ SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
 INVARIANTS = "invariants"
 # Operators whose results hold the values that they read.
 _PARTS = (*MOVING_OPS, "Concat")
+
+
+def find_pad_value(index: GraphIndex, node: NodeRef) -> float:
+    """A Pad's constant value: given, left out or an attribute of old opsets; NaN for a computed one."""
+    if index.find_input(node, 2) is None:
+        return node.read_float("value", 0.0)
+    value = index.input_value(node, 2)
+    return math.nan if value is None or value.size != 1 else float(value.flat[0])
 
 
 def find_logits(index: GraphIndex, *scores: str) -> set[TensorId]:

@@ -245,7 +245,7 @@ class CutProblem:
         return tuple(use for use in uses if use is not None)
 
     def _find_op_cost(self, op: QuantizableOp, cpu: MachineCosts) -> Cost:
-        """Predicted float and int8 time of an operator, its folded activation included."""
+        """The predicted float and int8 time of an operator, its folded activation included."""
         candidate = op.candidate
         case = OpCase(
             op_type=op.node.op_type,

@@ -424,10 +424,10 @@ def find_plugin_device(provider: str, library: str) -> Any:
     import onnxruntime
 
     onnxruntime.register_execution_provider_library(provider, library)
-    found = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
-    if not found:
+    devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
+    if not devices:
         raise RuntimeError("its library offers no device")
-    return found[0]
+    return devices[0]
 
 
 def open_plugin_session(

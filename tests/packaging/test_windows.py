@@ -1,4 +1,4 @@
-"""What Windows lacks is not imported there; mypy checks the same of each attribute (`make lint`)."""
+"""No module imports on Windows what is not there; mypy checks the same of each attribute (`make lint`)."""
 
 import subprocess
 import sys

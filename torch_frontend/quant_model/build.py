@@ -76,7 +76,7 @@ def _trace_network(
 ) -> _Network | Untraceable:
     """The network as symbols or, where they cannot follow, a run on the inputs find it."""
 
-    def simplify(traced: Traced | Untraceable) -> _Network | Untraceable:
+    def simplify_trace(traced: Traced | Untraceable) -> _Network | Untraceable:
         if isinstance(traced, Untraceable):
             return traced
         network = _simplify_traced(traced)
@@ -85,12 +85,12 @@ def _trace_network(
         why = None if inputs is None else compare_outputs(model, network.model, inputs)
         return network if why is None else Untraceable(why)
 
-    symbolic = simplify(trace_model(model, skip, arguments))
+    symbolic = simplify_trace(trace_model(model, skip, arguments))
     failed = isinstance(symbolic, Untraceable)
     # Where symbols see only an opaque part, a run may see through it.
     if inputs is None or not (failed or symbolic.traced.opaque):
         return symbolic
-    captured = simplify(capture_model(model, skip, inputs))
+    captured = simplify_trace(capture_model(model, skip, inputs))
     if isinstance(captured, Untraceable) and failed:
         return Untraceable(f"{symbolic.reason}; nor by torch.export: {captured.reason}")
     return symbolic if isinstance(captured, Untraceable) else captured

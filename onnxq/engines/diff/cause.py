@@ -66,7 +66,7 @@ def find_saturating_weights(
     if near == -math.inf or near < far + _EXPLAINED_DB:
         return ()
     behind = _find_ancestors(index, tensor)
-    counted = (one.node for one in session.nodes() if one.saturated)
+    counted = (one.node for one in session.list_nodes() if one.saturated)
     saturated = {node: weights[node] for node in counted if node in behind and node in weights}
     # The one weight that the tensor is computed from directly, if there is one; else all.
     node = index.find_producer(TensorId(tensor))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnxq.arrays import Mask
 from onnxq.graph import GraphIndex, NodeRef
 from onnxq.passes.linear import Linear, find_linear
-from onnxq.passes.rewrites.single_nodes import find_pad_value
+from onnxq.passes.patterns import find_pad_value
 from onnxq.sites import MaybeTensor, Names, TensorId
 
 Flags = Mask

@@ -20,6 +20,7 @@ import numpy as np
 
 from onnxq.arrays import as_float64, as_int32
 from onnxq.backends import find_target
+from onnxq.evaluation.accumulator import db_to_noise
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
@@ -125,7 +126,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
             return measure_models([make_trial(state, plan)], floats, ctx.crew, task)[0].noise()
 
     wanted = ctx.request.min_sqnr
-    allowed = _MOST_NOISE * measure(wide_plan) if wanted is None else 10 ** (-wanted / 10)
+    allowed = _MOST_NOISE * measure(wide_plan) if wanted is None else db_to_noise(wanted)
 
     def estimate_plan(count: int) -> float:
         return estimate_new(ctx, replace(state, plan=place(order, count)))
@@ -142,7 +143,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         # As many wide operators as may be are too few: each is where it mends most, whatever its work. More are wide
         # only where answers would change.
         order = _order_operators(state, dict.fromkeys(work, 0.0), noises, wide)
-        good = 10 ** (-_GOOD_DB / 10)
+        good = db_to_noise(_GOOD_DB)
         low = _find_most(0, fewest, lambda count: measure(place(order, count)) <= good)
     low = max(low, 0)
     best = place(order, low)

@@ -16,6 +16,7 @@ from itertools import takewhile
 import numpy as np
 
 from onnxq.backends import find_target
+from onnxq.evaluation.accumulator import db_to_noise
 from onnxq.evaluation.compare import Estimate, FloatOutputs, ModelErrors
 from onnxq.evaluation.metric import FLOAT
 from onnxq.evaluation.trials import TRIAL_PIECES, TrialModel, measure_models
@@ -250,9 +251,9 @@ class PromotionSearch:
         failing = [noise for noise, figure in known.values() if figure < wanted]
         if smooth:
             curve = Rescaling.fit_pairs(
-                (noise, 10 ** (-figure / 10)) for noise, figure in known.values()
+                (noise, db_to_noise(figure)) for noise, figure in known.values()
             )
-            limit = curve.find_prediction(10 ** (-wanted / 10))
+            limit = curve.find_prediction(db_to_noise(wanted))
         else:
             limit = bisect_noise(
                 failing, [noise for noise, figure in known.values() if figure >= wanted]

@@ -222,11 +222,11 @@ def _lower_pointwise(index: GraphIndex, node: NodeRef, after: Shape) -> list[_Lo
     if len(sizes) < 2:
         return []
 
-    def repeats(axis: int) -> list[bool]:
+    def list_repeated(axis: int) -> list[bool]:
         return [shape[axis] < after[axis] for shape in sizes]
 
     axes = [axis for axis, size in enumerate(after) if size != 1]
-    runs = [list(run) for _, run in groupby(axes, repeats)]
+    runs = [list(run) for _, run in groupby(axes, list_repeated)]
     if len(runs) > _MOST_AXES or index.has_constant(node, 0):
         return []
     left, right = (tuple(_count_values(shape, [run]) for run in runs) for shape in sizes)

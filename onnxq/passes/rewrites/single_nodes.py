@@ -1,6 +1,5 @@
 """Rewrites of single nodes, and of a node and its neighbour: what ORT has faster, or quantized, kernels for."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -23,7 +22,7 @@ from onnxq.graph.scopes import iterate_subgraphs, list_defined, rename_reads
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
 from onnxq.passes.linear import find_linear
-from onnxq.passes.patterns import INVARIANTS, SINGLE, Edit, rewrite_nodes
+from onnxq.passes.patterns import INVARIANTS, SINGLE, Edit, find_pad_value, rewrite_nodes
 from onnxq.passes.state import FloatState, FloatStep
 from onnxq.sites import MaybeTensor, TensorId
 
@@ -333,14 +332,6 @@ def pad_amounts(index: GraphIndex, node: NodeRef, rank: int | None) -> Amounts |
     full = np.zeros((2, rank), np.int64)
     full[:, axes.reshape(-1) % rank] = pads.reshape(2, -1)
     return tuple(full.reshape(-1).tolist())
-
-
-def find_pad_value(index: GraphIndex, node: NodeRef) -> float:
-    """A Pad's constant value: given, left out or an attribute of old opsets; NaN for a computed one."""
-    if index.find_input(node, 2) is None:
-        return node.read_float("value", 0.0)
-    value = index.input_value(node, 2)
-    return math.nan if value is None or value.size != 1 else float(value.flat[0])
 
 
 def _add_pads(conv: NodeRef, amounts: Amounts) -> list[int]:

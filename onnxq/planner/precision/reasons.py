@@ -257,8 +257,8 @@ class ReasonSearch:
             number = float(value.item())
             if not 0 < abs(number) < _ZERO * self.kind.smallest:
                 continue
-            for kept in walk_from([node], self._list_dividing):
-                self._keep_wide(kept.name, KeepReason.SMALL, number)
+            for reader in walk_from([node], self._list_dividing):
+                self._keep_wide(reader.name, KeepReason.SMALL, number)
 
     def _list_dividing(self, node: NodeRef) -> list[NodeRef]:
         """The nodes that read what a node makes on its way to a quotient, but those with a reason of their own."""

@@ -165,8 +165,8 @@ def test_a_conv_saturates_as_multiplied_in_numpy(x, w, attrs, kind, zero):
     got = run.run({"x": data})["c"].reshape(x[0], w[0], -1).transpose(0, 2, 1)
     np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
     assert count > 0
-    assert [one.saturated for one in run.nodes()] == [count]
-    assert run.nodes()[0].sums == got.size * -(-rows.shape[2] // 2)
+    assert [one.saturated for one in run.list_nodes()] == [count]
+    assert run.list_nodes()[0].sums == got.size * -(-rows.shape[2] // 2)
 
 
 def _patches(data: np.ndarray, arrays: dict, w: tuple[int, ...], attrs: dict) -> np.ndarray:
@@ -205,7 +205,7 @@ def test_a_matrix_product_saturates_as_multiplied_in_numpy(op, x, w, attrs, kind
     run = SaturatingRun(emulate_saturation(proto))
     got = run.run({"x": data})["y"]
     np.testing.assert_allclose(got, wanted if len(w) > 1 else wanted[..., 0], rtol=2e-5, atol=2e-5)
-    assert run.nodes()[0].saturated == _count(raw.reshape(-1, raw.shape[-1]), matrix) > 0
+    assert run.list_nodes()[0].saturated == _count(raw.reshape(-1, raw.shape[-1]), matrix) > 0
 
 
 def test_many_rows_are_taken_in_chunks(monkeypatch):
@@ -216,7 +216,7 @@ def test_many_rows_are_taken_in_chunks(monkeypatch):
     assert len(parts.saturating.graph.node) > len(whole.saturating.graph.node)
     first, second = (SaturatingRun(one) for one in (whole, parts))
     np.testing.assert_array_equal(first.run(x)["y"], second.run(x)["y"])
-    assert first.nodes() == second.nodes()
+    assert first.list_nodes() == second.list_nodes()
 
 
 @pytest.mark.recent_ort
@@ -248,7 +248,7 @@ def test_ort_computes_what_is_emulated(file):
     saturating, exact = run.run({"x": x})["y"], Session(made.exact, optimize=False).run({"x": x})["y"]
     fast = Session(file).run({"x": x})["y"]
     assert sqnr(fast, saturating) > 45
-    if sum(one.saturated for one in run.nodes()):
+    if sum(one.saturated for one in run.list_nodes()):
         assert sqnr(fast, exact) < sqnr(fast, saturating) - 10
     else:
         assert any(node.op_type == "MatMulInteger" for node in file.graph.node)
@@ -276,7 +276,7 @@ def test_dynamically_quantized_products_saturate_too():
     total = multiply_saturating(got["q"], weight) - int(got["z"]) * weight.astype(np.int64).sum(axis=0)
     span = (x["x"].max() - x["x"].min()) / 255
     np.testing.assert_allclose(got["y"], total * span, rtol=1e-5)
-    assert run.nodes()[0].saturated == _count(got["q"], weight) > 0
+    assert run.list_nodes()[0].saturated == _count(got["q"], weight) > 0
     if kit.this_cpu_saturates():
         np.testing.assert_allclose(Session(proto).run(x)["y"], got["y"], rtol=1e-5)
 
@@ -312,6 +312,6 @@ def test_kernels_saved_as_a_file_are_found_and_emulated(kernel, make):
     x = {"x": np.random.default_rng(6).uniform(-2, 9, shape).astype(np.float32)}
     runs = [SaturatingRun(emulate_saturation(proto)) for proto in (source, made)]
     first, second = (one.run(x)["y"] for one in runs)
-    assert runs[0].nodes()[0].saturated == runs[1].nodes()[0].saturated > 0
+    assert runs[0].list_nodes()[0].saturated == runs[1].list_nodes()[0].saturated > 0
     # A rounded result may fall to the other side of a border.
     np.testing.assert_allclose(second, first, rtol=1e-5, atol=0.5 + 1e-5 if "QLinear" in kernel else 1e-4)
