@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime
 
 import onnxq
-from onnxq.report.live import open_display
+from onnxq.report.live import show_progress
 from onnxq.runtime import time_models
 
 HERE = Path(__file__).resolve().parent
@@ -74,9 +74,10 @@ def main() -> None:
     """Quantize with the default preset, then print one row per model."""
     source, target = HERE / "digits.onnx", OUT / "digits.q.onnx"
     print(f"quantizing {source.name} with the samples in digits.npz …", flush=True)
-    result = onnxq.quantize(
-        source, HERE / "digits.npz", overrides={"latency": False}, progress=open_display()
-    )
+    with show_progress("quantizing", source) as progress:
+        result = onnxq.quantize(
+            source, HERE / "digits.npz", overrides={"latency": False}, progress=progress
+        )
     OUT.mkdir(exist_ok=True)
     result.save(target, overwrite=True)
 
