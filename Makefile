@@ -1,4 +1,4 @@
-# `make demo` and `make test` start from nothing but a Python 3.10-3.13; 3.11 is taken when there.
+# `make demo` and `make test` start from nothing but a Python 3.10-3.14; 3.11 is taken when there.
 # Another interpreter: make test PYTHON=python3.13. Another folder: VENV=…. With a GPU: RUNTIME=gpu VENV=.venv-gpu.
 
 VENV ?= .venv
@@ -9,8 +9,8 @@ TORCH ?= torch==2.13.0
 # Workers start with a half of the tests each, in order, and take from each other at the end: what tests of a file share is
 # made once.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-FITS := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3 python; do \
+FITS := import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3.10 python3 python; do \
 	$$p -c "$(FITS)" >/dev/null 2>&1 && echo $$p && break; done)
 
 BIN := $(VENV)/bin
@@ -37,8 +37,8 @@ help:
 	@echo "make clean   remove $(VENV) and everything built"
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "no Python 3.10 to 3.13 with venv found: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@"$(PYTHON)" -c "$(FITS)" || { echo "$(PYTHON) is not a Python 3.10 to 3.13 with venv" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no Python 3.10 to 3.14 with venv found: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@"$(PYTHON)" -c "$(FITS)" || { echo "$(PYTHON) is not a Python 3.10 to 3.14 with venv" >&2; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
 
 # One stamp per set of packages; a changed pyproject.toml installs again. For tests nothing is compiled ahead: of 15,000

@@ -31,9 +31,8 @@ class BuildKernels(build_py):
 
             place.mkdir(parents=True, exist_ok=True)
             build_host(place, march=portable_march())
-        except (
-            Exception
-        ) as error:  # a wheel without kernels is whole: they are compiled on first use then
+        # A wheel without kernels is whole: they are compiled on first use then.
+        except Exception as error:
             self.announce(f"no CPU kernels in the wheel: {error}", level=3)
         finally:
             sys.path.remove(str(HERE))

@@ -34,9 +34,8 @@ def prepare(source: str, folder: str) -> None:
     ready = f"{folder}/model.onnx"
     try:
         quant_pre_process(source, ready)
-    except (
-        Exception
-    ) as error:  # it raises plain Exception where its symbolic shape inference gives up
+    # It raises plain Exception where its symbolic shape inference gives up.
+    except Exception as error:
         print(f"the peer's symbolic shape inference failed ({error}); prepared without it")
         quant_pre_process(source, ready, skip_symbolic_shape=True)
     ops = sorted({*QDQRegistry, *QLinearOpsRegistry} - {*_EXCLUDED_BY_PEER})

@@ -190,9 +190,8 @@ def write_net(folder: Path, name: str) -> None:
     }
     np.savez(folder / "data" / f"{name}.npz", **arrays, **{"label/y": labels[CALIBRATION:]})
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # the older exporter, which keeps LSTM one operator, and says it is older
+        # The older exporter, which keeps LSTM one operator, and says it is older.
+        warnings.simplefilter("ignore")
         torch.onnx.export(
             net,
             (torch.from_numpy(samples[:1]),),

@@ -68,9 +68,8 @@ def preprocess(source: str, target: str) -> Iterator[str]:
     ready = f"{target}.pre.onnx"
     try:
         quant_pre_process(source, ready)
-    except (
-        Exception
-    ):  # its symbolic shape inference does not know every operator; its own advice is to skip it
+    # Its symbolic shape inference does not know every operator; its own advice is to skip it.
+    except Exception:
         quant_pre_process(source, ready, skip_symbolic_shape=True)
     yield ready
     Path(ready).unlink()

@@ -63,9 +63,8 @@ def describe(before: Row, after: Row, count: int) -> str:
             f"{row.name:8}  {row.size:5} kB  {row.accuracy:8.1%}  {row.milliseconds:6.3f} ms"
         )
     smaller = before.size / after.size
-    speedup = before.milliseconds / max(
-        after.milliseconds, 0.001
-    )  # the least that the table can show
+    # The least that the table can show.
+    speedup = before.milliseconds / max(after.milliseconds, 0.001)
     said = f"{speedup:.2f}x as fast" if speedup >= 1 else f"SLOWER here: {speedup:.2f}x as fast"
     return "\n".join([*lines, "", f"{after.name} is {smaller:.1f}x smaller and {said}."])
 

@@ -164,9 +164,8 @@ class _ValueReader:
             value = self.loader.construct_object(node)
         except yaml.YAMLError:
             raise
-        except (
-            Exception
-        ) as error:  # PyYAML's constructors let ValueError, KeyError, AttributeError … through
+        # PyYAML's constructors let ValueError, KeyError, AttributeError … through.
+        except Exception as error:
             text = node.value if len(node.value) <= _SHOWN else f"{node.value[:_SHOWN]}..."
             raise ConfigError(
                 where, f"{text!r} is no value of its kind", "quote it, or correct it", code="Q304"

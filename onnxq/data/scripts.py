@@ -160,10 +160,8 @@ def read_json_feeds(path: Path) -> Sequence[Arrays]:
     try:
         text = read_input(path, DataError, limit=_MOST_BYTES).decode("utf-8")
         content = json.loads(text, object_hook=lambda entry: _decode_array(entry, path))
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: no JSON, no text, numbers of thousands of digits
+    # ValueError: no JSON, no text, numbers of thousands of digits.
+    except (ValueError, RecursionError) as error:
         raise DataError(path, f"is not JSON ({error})", _SAVE_INPUTS, code="Q206") from error
     except OSError as error:
         raise DataError(path, explain_unreadable(error), code="Q202") from error

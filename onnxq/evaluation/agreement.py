@@ -60,7 +60,7 @@ class AgreementSums:
             other = choices[selection.name]
             if isinstance(choice, np.ndarray) and isinstance(other, np.ndarray):
                 rows, mine, theirs = _number_items(selection, choice, other)
-                shared = np.isin(mine, theirs).sum()
+                shared = int(np.isin(mine, theirs).sum())
                 counts = self._counts.setdefault(selection.node, np.zeros(3, np.int64))
                 # Items that the other model alone chooses count against it as those that it misses.
                 counts += as_int64([rows, max(mine.size, theirs.size), shared])

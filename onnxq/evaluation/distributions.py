@@ -27,7 +27,7 @@ class Distribution:
 
     def __init__(self, axis: int | None) -> None:
         self.axis = axis
-        self.largest = np.zeros(0, np.float32)
+        self.largest: Array = np.zeros(0, np.float32)
         self._histogram = Histogram(_FINE)
 
     def add_weight(self, weight: Array, outputs: int) -> None:

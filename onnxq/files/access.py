@@ -290,9 +290,8 @@ def replace_files(
                 if not is_stream(target):
                     # Without it a crash of the system after the rename can leave an empty file in the target's place.
                     os.fsync(file.fileno())
-                if (
-                    os.name == "nt"
-                ):  # where an open file cannot be renamed; elsewhere closing would end its lock
+                # Where an open file cannot be renamed; elsewhere closing would end its lock.
+                if os.name == "nt":
                     file.close()
             if len(temporary) > 1:
                 _replace_all(temporary, targets)

@@ -192,9 +192,8 @@ def infer_shapes(proto: ModelProto) -> ModelProto:
         inferred = shape_inference.infer_shapes(
             light, check_type=False, strict_mode=False, data_prop=True
         )
-    except (
-        Exception
-    ):  # an operator's own inference function may raise anything; the model may run all the same
+    # An operator's own inference function may raise anything; the model may run all the same.
+    except Exception:
         return result
     for (scope, target), (_, source) in zip(
         walk_graphs(result.graph), walk_graphs(inferred.graph), strict=True

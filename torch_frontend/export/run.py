@@ -229,9 +229,8 @@ def export_onnx(
     )
     plan = Path(plan_path) if plan_path is not None else whole.with_name(f"{whole.stem}.plan.json")
     extra = (whole.with_name(f"{whole.stem}_extra.onnx"),) if bits_attribute else ()
-    check_outputs(
-        "", whole, bare, plan, *extra, force=overwrite
-    )  # before the export, which takes long
+    # Before the export, which takes long.
+    check_outputs("", whole, bare, plan, *extra, force=overwrite)
     done = to_onnx(model, example_inputs, **{"name": bare.name, **options})
     marked = {path: write_bits(done.model, find_pairs(done.model)) for path in extra}
     models = {bare: done.float_model, whole: done.model, **marked}

@@ -149,9 +149,8 @@ def _allocate_like(x: Tensor) -> Tensor:
     if size >= _LARGE and y.device.type == "cpu":
         advise = _load_madvise()
         if advise is not None:
-            start = (
-                -(-y.data_ptr() // _PAGE) * _PAGE
-            )  # first whole page; its neighbours may belong to others
+            # First whole page; its neighbours may belong to others.
+            start = -(-y.data_ptr() // _PAGE) * _PAGE
             advise(start, (y.data_ptr() + size - start) // _PAGE * _PAGE, _MADV_HUGEPAGE)
     return y
 

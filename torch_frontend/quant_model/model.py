@@ -70,9 +70,8 @@ class QuantModel(AncestorNames, Exportable):
         self.quant_config = _load_config(config, target)
         refuse_compiled(model)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # torch's own, of copies of exported modules
+            # torch's own, of copies of exported modules.
+            warnings.simplefilter("ignore", FutureWarning)
             source = copy_with_tensors(model) if copy else model
         built = build_quantized(source, self.quant_config, example_inputs)
         self.model = built.model

@@ -48,9 +48,8 @@ class ActivationRange:
             )
         self.spec = spec
         self.observer = observer
-        observers.create_observer(
-            observer, spec
-        )  # raises ConfigError for a wrong name or option, before any batch
+        # Raises ConfigError for a wrong name or option, before any batch.
+        observers.create_observer(observer, spec)
         self._channels: list[observers.Observer] = []
 
     def update(self, x: Tensor) -> None:
@@ -109,9 +108,8 @@ class WeightRange:
         self.spec = spec
         self.observer = observer
         self.orders = orders
-        numerics.weight_qparams(
-            np.zeros(1), QuantSpec(), observer=observer
-        )  # raises ConfigError for a wrong observer
+        # Raises ConfigError for a wrong observer.
+        numerics.weight_qparams(np.zeros(1), QuantSpec(), observer=observer)
         self.weight: Tensor | None = None
 
     def update(self, x: Tensor) -> None:

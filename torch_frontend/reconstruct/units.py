@@ -263,9 +263,8 @@ def module_unit(model: nn.Module, name: str) -> Unit:
                 cause = "is called with different arguments at different times"
                 raise ModelError(name, cause, "name another block", code="Q124")
             # A stack: the module may call itself, and then inner calls end first.
-            pending.append(
-                tuple(_copy_value(value) for value in flat)
-            )  # copies: the model may write into them
+            # Copies: the model may write into them.
+            pending.append(tuple(_copy_value(value) for value in flat))
 
         def note_output(_: nn.Module, __: Any, output: Any) -> None:
             if not isinstance(output, Tensor):

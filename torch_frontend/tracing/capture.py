@@ -202,9 +202,8 @@ def _capture_graph(
     for batch, dynamic in ((_widen_batch(inputs), True), (inputs, True), (inputs, False)):
         try:
             lost: dict[str, str] = {}
-            silence = silence_torch(
-                "torch", logging.CRITICAL, Warning
-            )  # its notes on the person's model
+            # Its notes on the person's model.
+            silence = silence_torch("torch", logging.CRITICAL, Warning)
             drop = model.register_forward_hook(
                 lambda _module, _args, output, lost=lost: _drop_unknown(output, lost)
             )

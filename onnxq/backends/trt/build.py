@@ -31,9 +31,8 @@ def build_engine(engine: Engine, job: Job, folder: Path) -> BuildResult:
         start = time.perf_counter()
         try:
             result = _build(library, make_logger(library, sink), engine, job, folder)
-        except (
-            Exception
-        ) as error:  # the library's own kinds have no common base; all of them end a build
+        # The library's own kinds have no common base; all of them end a build.
+        except Exception as error:
             result = BuildResult(state=BuildState.FAILED, reason=f"{type(error).__name__}: {error}")
     return replace(result, seconds=time.perf_counter() - start)
 

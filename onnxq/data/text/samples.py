@@ -99,9 +99,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     library = _import_tokenizers()
     try:
         return FileTokenizer(library.Tokenizer.from_file(str(path)))
-    except (
-        Exception
-    ) as error:  # the library's errors are plain Exceptions, with the reason in their text
+    # The library's errors are plain Exceptions, with the reason in their text.
+    except Exception as error:
         raise DataError(
             path, f"is no tokenizer ({shorten_error(error)})", fix, code="Q222"
         ) from error

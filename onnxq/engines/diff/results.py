@@ -115,9 +115,8 @@ def load_results(path: AnyPath) -> tuple[LoadedRun, ...]:
                 for iteration in iterations:
                     outputs = iteration["outputs"].items()
                     samples.append({name: np.asarray(value) for name, value in outputs})
-    except (
-        Exception
-    ) as error:  # the file may hold anything; numpy and json each complain in their own way
+    # The file may hold anything; numpy and json each complain in their own way.
+    except Exception as error:
         fix = "save one with `onnxq diff` and `out=…`, or `polygraphy run --save-outputs`"
         raise DataError(
             path, f"holds no Polygraphy RunResults ({shorten_error(error)})", fix, code="Q217"

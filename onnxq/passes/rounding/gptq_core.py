@@ -356,7 +356,7 @@ class _SharedSums:
         before = np.where(at > np.arange(order.shape[1]), at, 0)
         self.groups = np.arange(len(before))
         self.before = before
-        self.there = before.any(axis=0).tolist()
+        self.there = np.logical_or.reduce(before)
         self.only = before[0].tolist() if len(before) == 1 else None
         # Sums are of stored integers, zero points among them.
         self.zeros = as_float32(zero) if zero.any() else None
@@ -364,7 +364,7 @@ class _SharedSums:
     def limit_column(self, column: Array, codes: Array, k: int) -> Array:
         """The codes of column k, clipped to the rest of their sums; [groups, rows], without zero points."""
         # Integers of different signs never add up to more than MOST, so clipping changes only sums of one sign.
-        if not self.there[k]:  # type: ignore[index]
+        if not self.there[k]:
             return column
         at = self.before[:, k]
         paired = (at > 0)[:, None]
