@@ -1,6 +1,5 @@
 """The pairs of a model, with everything the file says about them, attributes that onnx.checker refuses included."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -144,8 +143,8 @@ def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
         symmetric=_find_scheme(record, qparams, bits),
         granularity=qparams.granularity,
         scales=int(scale.size),
-        scale_min=float(scale.min()) if scale.size else math.nan,
-        scale_max=float(scale.max()) if scale.size else math.nan,
+        scale_min=float(scale.min()) if scale.size else np.nan,
+        scale_max=float(scale.max()) if scale.size else np.nan,
         levels=levels,
     )
 

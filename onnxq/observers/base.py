@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -254,8 +253,8 @@ class MinMax(ValueObserver):
     def __init__(self, quant: QuantSpec) -> None:
         super().__init__(quant)
         self.count = 0
-        self.minimum = math.inf
-        self.maximum = -math.inf
+        self.minimum = np.inf
+        self.maximum = -np.inf
 
     def add_values(self, values: Values) -> None:
         """Count the values, and extend the range to them."""

@@ -1,6 +1,5 @@
 """The journal of a run: actions of passes and costs of stages, as frozen values. `report` alone makes text of them."""
 
-import math
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -66,7 +65,7 @@ class Shortened:
     name: str
     how: Shortage
     budget: float
-    seconds: float = math.nan
+    seconds: float = np.nan
     samples: tuple[int, int] = (0, 0)
 
 
@@ -110,8 +109,8 @@ class Promotion:
     steps: tuple[PromotionStep, ...] = ()
     operators: int = 0
     left: int = 0
-    spread: float = math.nan
-    float_value: float = math.nan
+    spread: float = np.nan
+    float_value: float = np.nan
     samples: int = 0
     note: str = ""
     part: str = ""

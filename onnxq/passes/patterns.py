@@ -1,6 +1,5 @@
 """Patterns in a graph: the questions that they ask, and the edits that passes share."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
@@ -36,7 +35,7 @@ def find_pad_value(index: GraphIndex, node: NodeRef) -> float:
     if index.find_input(node, 2) is None:
         return node.read_float("value", 0.0)
     value = index.input_value(node, 2)
-    return math.nan if value is None or value.size != 1 else float(value.flat[0])
+    return np.nan if value is None or value.size != 1 else float(value.flat[0])
 
 
 def find_logits(index: GraphIndex, *scores: str) -> set[TensorId]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -77,8 +76,8 @@ class AttentionChoice:
 
     kind: AttentionKind
     # JSON has no infinity, so that it is the default, which is left out.
-    float_db: Finite = math.inf
-    quantized_db: Finite = math.inf
+    float_db: Finite = np.inf
+    quantized_db: Finite = np.inf
     samples: Natural
 
 

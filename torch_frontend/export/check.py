@@ -1,7 +1,6 @@
 """The exported file on the example inputs, compared with the module that it was made from."""
 
 import logging
-import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +44,10 @@ class ExportCheck:
     not_run: why nothing was compared; "" where it was.
     """
 
-    as_written: float = math.nan
-    as_run: float = math.nan
-    max_abs: float = math.nan
-    quantization: float = math.nan
+    as_written: float = np.nan
+    as_run: float = np.nan
+    max_abs: float = np.nan
+    quantization: float = np.nan
     not_run: str = ""
 
     @property
@@ -104,7 +103,7 @@ def _compare(model: nn.Module, file: Path, inputs: Inputs) -> ExportCheck:
 
 def _measure(wanted: Arrays, got: Arrays) -> tuple[float, float]:
     """SQNR of the worst output in dB, and the largest difference; floats only."""
-    worst = math.inf
+    worst = np.inf
     most = 0.0
     for expected, value in zip(wanted, got, strict=True):
         if expected.dtype.kind == "f" and expected.size:

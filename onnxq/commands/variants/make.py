@@ -1,7 +1,6 @@
 """`onnxq variants`: the quantized files of a model that hubs hold, made in one go and checked against float."""
 
 import filecmp
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -333,7 +332,7 @@ def _check_file(run: _Run, variant: Variant, result: Result, original: Variant) 
     )
     lost = dropped or any(caution.code == _LOST for caution in cautions)
     off, on = (
-        float(np.min([check.sqnr_db[k] for check in report.checks] or [math.nan])) for k in range(2)
+        float(np.min([check.sqnr_db[k] for check in report.checks] or [np.nan])) for k in range(2)
     )
     return replace(
         variant,

@@ -1,6 +1,5 @@
 """The equalization passes: observe channels, choose factors, write and replay them, prove the function unchanged."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -304,7 +303,7 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     possible = rotation.list_rotations(state.model, 0)
     first = score_rotated(ctx, state) if possible else None
     best = state
-    before = highest = -math.inf if first is None else first
+    before = highest = -np.inf if first is None else first
     line = f"{fixed[0].subject} {fixed[0].reason}" if fixed else ""
     # A model too large for memory is written anew for each of them.
     seeds = 1 if is_large_model(state.model) else _SEEDS
