@@ -63,12 +63,7 @@ def match_inputs(inputs: Inputs, arrays: Arrays, where: str) -> tuple[Feeds, Nam
     Raises DataError for an input without an array, with the nearest name arrays.
     """
     names = [value.name for value in inputs]
-    if (
-        len(names) == 1
-        and names[0] not in arrays
-        and len(arrays) == 1
-        and next(iter(arrays)) in ("", "arr_0")
-    ):
+    if len(names) == 1 and names[0] not in arrays and [*arrays] in ([""], ["arr_0"]):
         return {names[0]: next(iter(arrays.values()))}, ()
     extra = tuple(name for name in arrays if name not in names)
     for name in names:

@@ -63,6 +63,8 @@ class Selections:
 
     def add_choices(self, feeds: Arrays, outputs: Arrays) -> Arrays:
         """The inputs of another model. outputs: of the float model, on the same sample."""
+        if not self.nodes:
+            return feeds
         choices = {name: outputs[name] for node in self.nodes for name, _ in node.choices}
         return {**feeds, **choices}
 
