@@ -15,8 +15,8 @@ from onnx import numpy_helper, parser
 import onnxq
 
 ROOT = Path(__file__).resolve().parents[1]
-# Names of code that Python makes of comprehensions and generator expressions.
-_INNER = re.compile("<(list|set|dict)comp>|<genexpr>")
+# Names of code that Python makes of comprehensions, generator expressions and annotations.
+_INNER = re.compile("<(list|set|dict)comp>|<genexpr>|__annotate__")
 
 NET = """
     <ir_version: 8, opset_import: ["" : 17]>

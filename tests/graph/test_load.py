@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -248,7 +249,8 @@ def test_a_cache_that_links_model_and_data_to_one_store_is_read(tmp_path: Path) 
         ({"length": 4}, "needs 8000 bytes, 4 are stored"),
         ({"offset": "many"}, "not a number"),
         ({"\0ffset": 4}, "unknown key '\\x00ffset'"),
-        ({"location": "n" * 3000}, "cannot be reached"),
+        # Since Python 3.14 a name that no file can have is that of none.
+        ({"location": "n" * 3000}, "cannot be reached" if sys.version_info < (3, 14) else "is not there"),
     ],
 )
 def test_external_data_that_does_not_fit_is_told(tmp_path: Path, entries: dict[str, object], words: str) -> None:

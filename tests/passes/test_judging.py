@@ -31,10 +31,10 @@ def feeds(count: int = 12) -> dict[str, np.ndarray]:
 
 
 def test_a_plan_is_judged_once_and_as_the_file_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config("ort-int8")
     prepared = load_state(product())
-    inputs = read_data(prepared, feeds(), config)
-    plan = calibrate(prepared.model, draft_placement(prepared, inputs, config, "").default(), inputs.calibration)
+    inputs = read_data(prepared, feeds(), EVERYTHING)
+    plan = calibrate(prepared.model, draft_placement(prepared, inputs, EVERYTHING, "").default(), inputs.calibration)
+    assert plan.sites
     held = inputs.validation
     judge = Evaluator(held)
     found = judge.measure(prepared, plan)
@@ -42,9 +42,12 @@ def test_a_plan_is_judged_once_and_as_the_file_answers(monkeypatch: pytest.Monke
     errors = ModelErrors()
     for sample in held.samples():
         errors.update(sample, *(session.run(sample) for session in sessions))
-    assert found == errors.results()
+    # Trials have their weights as constants, which ONNX Runtime packs and adds up in another order.
+    assert [output.sqnr_db for output in found] == pytest.approx(
+        [output.sqnr_db for output in errors.results()], abs=0.01
+    )
     monkeypatch.setattr(judging, "write_pairs", None)
-    assert judge.measure(prepared, plan) == found
+    assert repr(judge.measure(prepared, plan)) == repr(found)
 
 
 BODY = parse(

@@ -42,7 +42,8 @@ def test_a_file_without_notes_is_smaller_and_read_alike_by_every_command(
     # The plan lies beside it, and makes the same file again.
     again = onnxq.apply(residual(), tmp_path / "plan.json", overrides={"notes": level})
     assert again.model.SerializeToString() == out.read_bytes()
-    assert read(made.model) == full[1]
+    # As text, since NaN equals itself in dataclasses only before Python 3.13.
+    assert repr(read(made.model)) == repr(full[1])
     with pytest.raises(ModelError, match="already quantized"):
         quantize(made.model, images())
 
