@@ -11,6 +11,7 @@ mixed by products in turn (Tolstikhin et al., "MLP-Mixer", 2021). digits: the de
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -79,7 +80,11 @@ def train(net: nn.Module, images: Tensor, labels: Tensor) -> nn.Module:
 
 def main() -> None:
     """Train, export, write images that no training saw."""
-    out = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, help="folder of the corpus")
+    out = parser.parse_args().out
     sys.path.insert(0, str(DEMO))
     from train import EVAL, export, load
 

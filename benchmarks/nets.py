@@ -9,6 +9,7 @@ folder then serves `peers.py --corpus OUT`; its evaluate.py is a copy of `score_
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import warnings
@@ -206,11 +207,17 @@ def write_net(folder: Path, name: str) -> None:
 
 def main() -> None:
     """Write the corpus."""
-    folder, names = Path(sys.argv[1]), sys.argv[2:] or list(TASKS)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, help="folder of the corpus")
+    parser.add_argument("names", nargs="*", default=[*TASKS], help=", ".join(TASKS))
+    arguments = parser.parse_args()
+    folder = arguments.out
     for part in ("models", "data"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     shutil.copyfile(HERE / "score_classes.py", folder / "evaluate.py")
-    for name in names:
+    for name in arguments.names:
         write_net(folder, name)
 
 

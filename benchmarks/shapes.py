@@ -8,7 +8,7 @@ The batch is free. Batch normalization is folded, ViT takes the mean of its toke
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
 from typing import Any
 
@@ -166,5 +166,11 @@ SHAPES: dict[str, Callable[[str], np.ndarray]] = {
 
 
 if __name__ == "__main__":
-    name, model, data = sys.argv[1:4]
-    np.savez(data, x=SHAPES[name](model))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", choices=SHAPES)
+    parser.add_argument("model", help="file to write, ONNX")
+    parser.add_argument("data", help="file to write, .npz")
+    arguments = parser.parse_args()
+    np.savez(arguments.data, x=SHAPES[arguments.name](arguments.model))
