@@ -263,8 +263,10 @@ def test_a_gemm_is_a_product_and_one_bias_a_column(gemm: str, inputs: int, behin
     node, *others = after.graph.node
     assert (len(node.input), [other.op_type for other in others]) == (inputs, behind)
     assert [attribute.name for attribute in node.attribute] == ["transB"] * ("transB" in gemm)
-    result = quantize(before, random_weights({"x": (8, 8, 8)}), overrides={"latency": False, "cpu": "vnni"})
+    overrides = {"latency": False, "cpu": "vnni", "rules": [{"op": "Gemm", "set": {"quantize": True}}]}
+    result = quantize(before, random_weights({"x": (8, 8, 8)}), overrides=overrides)
     assert not result.report.refusals
+    assert result.plan.sites
 
 
 @pytest.mark.parametrize(("weight", "attributes"), [((8, 8), {"beta": [0.5, 0.5]}), ((8,), {})])
