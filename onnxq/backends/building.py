@@ -59,6 +59,8 @@ def build_engine(
         return BuildResult(
             state=BuildState.LATE, seconds=timeout, reason=reason, log=_read_last_lines(folder)
         )
+    except MissingDependencyError as error:
+        return BuildResult(state=BuildState.FAILED, reason=error.cause, fix=error.fix)
     row = read_result(folder)
     if row is None:
         result = BuildResult(
@@ -110,7 +112,14 @@ def _prepare_child(
     *,
     builds: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
-    """Write the job of a child process to its folder; returns its command line and its environment."""
+    """Write the job of a child process to its folder; returns its command line and its environment.
+
+    Raises MissingDependencyError in a frozen program.
+    """
+    # It would start itself in the place of the child, which does so in turn.
+    if getattr(sys, "frozen", False):
+        cause = "engines work in a Python process of their own, and a frozen program has none"
+        raise MissingDependencyError(engine.title, cause, "call this from an installed onnxq")
     # The result of an earlier job here must not be taken for that of this one.
     (folder / RESULT).unlink(missing_ok=True)
     task = {"engine": engine.name, "builds": builds, "job": job}
@@ -198,7 +207,7 @@ def read_result(folder: Path) -> JsonObject | None:
     """The result of a child; None where it left none."""
     try:
         result: JsonObject = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return None
     return result
 
@@ -222,7 +231,7 @@ def _read_last_lines(folder: Path) -> Lines:
         path = folder / name
         if path.exists():
             text = path.read_text(encoding="utf-8", errors="replace")
-            lines += [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL:]
+            lines += [line.rstrip() for line in text.splitlines() if line.strip()]
     return tuple(lines[-_TAIL:])
 
 

@@ -104,7 +104,7 @@ def read_cache(path: Path) -> Plan | dict[str, Interval]:
         return {name: (min(a, 0.0), max(b, 0.0)) for name, (a, b) in ends.items() if a < b}
     except (ValueError, KeyError, TypeError) as error:
         fix = "delete it, so that it is written anew, or name a cache of quantize_static"
-        raise ConfigError(str(path), "is no calibration cache", fix, code="Q304") from error
+        raise ConfigError(path, "is no calibration cache", fix, code="Q304") from error
 
 
 def add_ranges(tensors: dict[str, Any], ranges: dict[str, Interval], model: Any) -> None:

@@ -51,9 +51,15 @@ def _find_folder() -> Traversable:
         return beside
     try:
         return resources.files(_PACKAGE)
-    except ModuleNotFoundError as error:
-        cause = f"neither {beside} nor the package {_PACKAGE} is there"
-        raise ConfigError("presets", cause, "reinstall onnxq", code="Q301") from error
+    # NotADirectoryError: onnxq lies in a zip, where Python finds no folders without code.
+    except (ModuleNotFoundError, NotADirectoryError) as error:
+        cause = f"neither {beside} nor a folder {_PACKAGE} is there"
+        raise ConfigError(
+            "presets",
+            cause,
+            "reinstall onnxq, as files and not in a zip; for PyInstaller see the README",
+            code="Q301",
+        ) from error
 
 
 def list_presets() -> Names:

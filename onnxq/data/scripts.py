@@ -142,14 +142,12 @@ def _check_script(path: Path) -> None:
         check_input_kind(path, DataError)
         if path.stat().st_size > _LONGEST_SCRIPT:
             cause = f"is larger than {_LONGEST_SCRIPT // 2**20} MiB"
-            raise DataError(str(path), cause, "name the right file", code="Q202")
+            raise DataError(path, cause, "name the right file", code="Q202")
     except FileNotFoundError:
-        raise DataError(
-            str(path), "there is no such file", suggest_files(path), code="Q201"
-        ) from None
+        raise DataError(path, "there is no such file", suggest_files(path), code="Q201") from None
     except OSError as error:
         cause = explain_unreadable(error)
-        raise DataError(str(path), cause, "check its permissions", code="Q213") from error
+        raise DataError(path, cause, "check its permissions", code="Q213") from error
 
 
 def read_json_feeds(path: Path) -> Sequence[Arrays]:

@@ -54,20 +54,19 @@ def check_outputs(model: AnyPath, *outputs: AnyPath | None, force: bool = False)
     wanted = [Path(output) for output in outputs if output is not None]
     for position, path in enumerate(wanted):
         status = check_output_kind(path)
-        name = str(path)
         if str(model) and _is_same_file(path, Path(model)):
             raise OutputError(
-                name,
+                path,
                 "is the input model, which is never overwritten",
                 "choose another name",
                 code="Q602",
             )
         if any(_is_same_file(path, other) for other in wanted[:position]) and not is_stream(path):
             raise OutputError(
-                name, "is asked for twice", "give the outputs different names", code="Q602"
+                path, "is asked for twice", "give the outputs different names", code="Q602"
             )
         if status is not None and not force and not is_stream(path):
-            raise OutputError(name, "exists", EXISTS_FIX, code="Q601")
+            raise OutputError(path, "exists", EXISTS_FIX, code="Q601")
     for folder, path in {path.parent: path for path in wanted if not is_stream(path)}.items():
         _probe_folder(folder, path)
 
@@ -103,13 +102,9 @@ def prepare_folder(folder: Path, names: Iterable[str], *, parents: bool = False)
     Raises OutputError if it is a file, or cannot be made or written to.
     """
     if os.path.exists(folder) and not os.path.isdir(folder):
-        raise OutputError(str(folder), "is a file", "name a folder", code="Q603")
+        raise OutputError(folder, "is a file", "name a folder", code="Q603")
     new = not os.path.exists(folder)
-    try:
-        folder.mkdir(parents=parents, exist_ok=True)
-    except OSError as error:
-        fix = "choose another folder" if parents else "create the folder it is to be in first"
-        raise OutputError(str(folder), describe_os_error(error), fix, code="Q604") from error
+    make_folder(folder, parents=parents)
     try:
         with guard_outputs("", *(folder / name for name in names), force=True):
             yield
@@ -117,6 +112,15 @@ def prepare_folder(folder: Path, names: Iterable[str], *, parents: bool = False)
         if new:
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
+
+
+def make_folder(folder: Path, *, parents: bool = True) -> None:
+    """Make a folder unless it exists. parents: also missing folders above. Raises OutputError if it cannot be made."""
+    try:
+        folder.mkdir(parents=parents, exist_ok=True)
+    except OSError as error:
+        fix = "choose another folder" if parents else "create the folder it is to be in first"
+        raise OutputError(folder, describe_os_error(error), fix, code="Q604") from error
 
 
 def register_input(path: AnyPath) -> None:
@@ -130,9 +134,7 @@ def register_input(path: AnyPath) -> None:
         target = guard.targets.get(key)
         if target is not None:
             known = "" if str(target) == str(path) else f", as {path}"
-            raise OutputError(
-                str(target), f"is read by this command{known}", _INPUT_FIX, code="Q602"
-            )
+            raise OutputError(target, f"is read by this command{known}", _INPUT_FIX, code="Q602")
 
 
 def refuse_inputs(targets: Iterable[Path], inputs: Iterable[Path] = ()) -> None:
@@ -143,7 +145,7 @@ def refuse_inputs(targets: Iterable[Path], inputs: Iterable[Path] = ()) -> None:
     for target in targets:
         key = _find_identity(target)
         if key is not None and key in read:
-            raise OutputError(str(target), "is an input of this command", _INPUT_FIX, code="Q602")
+            raise OutputError(target, "is an input of this command", _INPUT_FIX, code="Q602")
 
 
 def is_stream(path: Path) -> bool:
@@ -161,23 +163,22 @@ def check_output_kind(path: Path) -> os.stat_result | None:
 
     Raises OutputError for a folder, a block device, a socket, the standard streams, and a name no file can have.
     """
-    name = str(path)
     try:
         status = os.lstat(path)
     except FileNotFoundError:
         if not os.path.isdir(path.parent):
             raise OutputError(
-                name, f"there is no folder {path.parent}", "create it first", code="Q603"
+                path, f"there is no folder {path.parent}", "create it first", code="Q603"
             ) from None
         return None
     except NotADirectoryError:
         raise OutputError(
-            name, f"{path.parent} is not a folder", "name a file in a folder", code="Q603"
+            path, f"{path.parent} is not a folder", "name a file in a folder", code="Q603"
         ) from None
     except (OSError, ValueError) as error:
         cause = describe_os_error(error)
         raise OutputError(
-            name,
+            path,
             f"cannot be the name of an output ({cause})",
             "choose another name",
             code="Q603",
@@ -185,13 +186,13 @@ def check_output_kind(path: Path) -> os.stat_result | None:
     # Of what a link leads to; of the link itself where it leads nowhere.
     mode = path.stat().st_mode if os.path.exists(path) else status.st_mode
     if stat.S_ISDIR(mode):
-        raise OutputError(name, "is a folder", "give a file name", code="Q603")
+        raise OutputError(path, "is a folder", "give a file name", code="Q603")
     if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
-        kind = "socket" if stat.S_ISSOCK(mode) else "block device"
-        raise OutputError(name, f"is a {kind}", "name a file", code="Q603")
+        cause = "is a socket" if stat.S_ISSOCK(mode) else "is a block device"
+        raise OutputError(path, cause, "name a file", code="Q603")
     if _leads_to_standard_stream(path):
         raise OutputError(
-            name,
+            path,
             "is a standard stream, where messages and reports go",
             "name a file",
             code="Q603",
@@ -230,9 +231,9 @@ def _probe_folder(folder: Path, path: Path) -> None:
         os.close(os.open(trial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         trial.unlink(missing_ok=True)
     except OSError as error:
-        cause = f"cannot be written: no file can be made in its folder ({error.strerror or error})"
+        cause = f"cannot be written: no file can be made in its folder ({describe_os_error(error)})"
         raise OutputError(
-            str(path), cause, "choose another folder, or check this one's permissions", code="Q604"
+            path, cause, "choose another folder, or check this one's permissions", code="Q604"
         ) from error
     finally:
         with suppress(OSError):  # still there if a signal came between the two calls
@@ -277,7 +278,7 @@ def replace_files(
     for target in targets:
         check_output_kind(target)
         if os.path.lexists(target) and not (overwrite or is_stream(target)):
-            raise OutputError(str(target), "exists already", EXISTS_FIX, code="Q601")
+            raise OutputError(target, "exists already", EXISTS_FIX, code="Q601")
     refuse_inputs(targets, inputs)
     scratch.remove_stale_files(targets[0].parent)
     temporary: list[Path] = []
@@ -308,11 +309,11 @@ def make_write_error(path: Path, error: OSError) -> OutputError:
     """Make the error for a failed write to `path`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return OutputError(
-            str(path), "there is no room left on the disk", "free some space", code="Q604"
+            path, "there is no room left on the disk", "free some space", code="Q604"
         )
-    cause = f"cannot be written ({error.strerror or error})"
+    cause = f"cannot be written ({describe_os_error(error)})"
     return OutputError(
-        str(path), cause, "choose another folder, or check this one's permissions", code="Q604"
+        path, cause, "choose another folder, or check this one's permissions", code="Q604"
     )
 
 
@@ -384,7 +385,7 @@ def read_input(path: AnyPath, error: ErrorClass, *, limit: int, pipes: bool = Fa
         # One byte more than allowed shows that a stream is too long, without reading it to its end.
         data = b"" if size > limit else file.read() if regular else file.read(limit + 1)
     if max(size, len(data)) > limit:
-        raise error(str(path), f"is larger than {limit // MIB} MiB", "name the right file")
+        raise error(path, f"is larger than {limit // MIB} MiB", "name the right file")
     return data
 
 
@@ -430,10 +431,10 @@ def check_input_kind(path: AnyPath, error: ErrorClass, *, pipes: bool = False) -
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         register_input(path)
     elif stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not pipes):
-        raise error(str(path), "is a device, not a file", "name a file")
+        raise error(path, "is a device, not a file", "name a file")
     elif not pipes:
         raise error(
-            str(path),
+            path,
             "is a pipe, and is read more than once",
             "write it to a file first, and name that",
         )

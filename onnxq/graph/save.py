@@ -83,7 +83,7 @@ def check_data_name(target: Path) -> None:
     if is_stream(target):
         cause = "is a pipe or device, and the weights belong into a file beside the model"
         raise OutputError(
-            str(target), cause, "name a file, or keep the weights in the model", code="Q603"
+            target, cause, "name a file, or keep the weights in the model", code="Q603"
         )
     try:
         target.name.encode("utf-8")

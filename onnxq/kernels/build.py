@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from onnxq.errors import MissingDependencyError, OutputError
-from onnxq.files import describe_os_error
+from onnxq.errors import MissingDependencyError
+from onnxq.files import make_folder
 from onnxq.kernels import cache as store
 from onnxq.kernels.device import ARCHS, arch_number, build_cubin, build_fatbin, find_nvrtc
 from onnxq.kernels.host import build_host, portable_march
@@ -51,12 +51,7 @@ def build_kernels(
     """
     chosen = tuple(sorted({arch_number(arch) for arch in archs}))
     if output is not None:
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(
-                output, describe_os_error(error), "choose another folder", code="Q604"
-            ) from error
+        make_folder(output)
     # A folder may go to other machines; the cache stays on this one.
     march = "native" if output is None else portable_march()
     with progress("compiling for the CPU, about a minute"):
@@ -77,9 +72,7 @@ def _time_build(kernels: str, build: Callable[[], store.CacheEntry]) -> Built:
     try:
         entry = build()
     except MissingDependencyError as error:
-        return Built(
-            kernels, "missing", reason=f"{error.cause}; {error.fix}" if error.fix else error.cause
-        )
+        return Built(kernels, "missing", reason=f"{error.cause}; {error.fix}")
     archs = tuple(f"sm_{arch}" for arch in entry.key.get("archs", "").split(",") if arch)
     return Built(
         kernels,

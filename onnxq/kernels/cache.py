@@ -6,10 +6,13 @@ Both are renamed into place, the note last. A file that does not match its note 
 
 import hashlib
 import json
+import logging
 import os
 import stat
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from onnxq.arrays import hash_parts
@@ -20,6 +23,7 @@ from onnxq.files import ScratchFolder, describe_os_error, hold_lock, replace_fil
 Key = Mapping[str, str]
 
 _FIX = "set ONNXQ_CACHE to a folder of yours"
+LOG = logging.getLogger("onnxq")
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,10 @@ class CacheEntry:
 
 def find_cache() -> Path:
     """Return the cache folder: $ONNXQ_CACHE, else $XDG_CACHE_HOME/onnxq, else ~/.cache/onnxq."""
-    named = os.environ.get("ONNXQ_CACHE")
-    if named:
-        return Path(named).expanduser()
     # The XDG specification says that relative paths are to be ignored.
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path("~/.cache").expanduser()) / "onnxq"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    usual = base if os.path.isabs(base) else "~/.cache"
+    return Path(os.environ.get("ONNXQ_CACHE") or f"{usual}/onnxq").expanduser()
 
 
 def kernels_folder() -> Path:
@@ -48,11 +50,13 @@ def kernels_folder() -> Path:
     Code is loaded from it, so nobody else may write to it. Raises OutputError if it cannot be made, belongs to another
     user, or is writable by others.
     """
-    place = find_cache() / "kernels"
+    place = Path("~/.cache/onnxq")
     try:
+        place = find_cache() / "kernels"
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = place.stat()
-    except OSError as error:
+    # A RuntimeError: there is no home folder, as of a user id in a container that has no name.
+    except (OSError, RuntimeError) as error:
         raise OutputError(place, describe_os_error(error), _FIX, code="Q605") from error
     if hasattr(os, "geteuid") and (
         status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -61,6 +65,33 @@ def kernels_folder() -> Path:
             place, "others may write to it, and code is loaded from it", _FIX, code="Q605"
         )
     return place
+
+
+@cache
+def _replace_folder(fault: str, fix: str) -> ScratchFolder:
+    folder = ScratchFolder()
+    LOG.warning(
+        "onnxq: %s; kernels go to %s, for this process alone; to keep them, %s",
+        fault,
+        folder.path,
+        fix,
+    )
+    return folder
+
+
+def choose_folder(*, libraries: bool = False) -> Path:
+    """Return `kernels_folder`; where nothing can be written to it, a folder for this process alone.
+
+    libraries: also where none can be loaded from it. Raises OutputError if neither can be made.
+    """
+    try:
+        place = kernels_folder()
+        # Found out before a build, which takes up to a minute, and would in every process.
+        if libraries and sys.platform == "linux" and os.statvfs(place).f_flag & os.ST_NOEXEC:
+            raise OutputError(place, "code may not be loaded from it (noexec)", _FIX)
+        return place
+    except OutputError as error:
+        return _replace_folder(error.fault, error.fix).path
 
 
 def find_entry(place: Path, wanted: Callable[[Key], bool]) -> CacheEntry | None:
@@ -84,11 +115,11 @@ def fetch_entry(
     name: file name with {} for a hash of the key: `lib{}.so`. force: build in any case.
     Other processes that request the same key wait and use the first one's build.
     """
-    identity = hash_parts(json.dumps(dict(key), sort_keys=True))[:16]
+    identity = hash_parts(json.dumps(key, sort_keys=True))[:16]
     path = (place or kernels_folder()) / name.format(identity)
 
     def same(other: Key) -> bool:
-        return other == dict(key)
+        return other == key
 
     entry = None if force else _read_valid(path, same)
     if entry is not None:
@@ -119,7 +150,7 @@ def _store_entry(path: Path, key: Key, build: Callable[[Path], None]) -> CacheEn
     with ScratchFolder(path.parent) as work:
         build(work / path.name)
         data = (work / path.name).read_bytes()
-    note = {"key": dict(key), "sha256": hashlib.sha256(data).hexdigest()}
+    note = {"key": key, "sha256": hashlib.sha256(data).hexdigest()}
     with replace_files([path.with_name(f"{path.name}.json"), path], overwrite=True) as (
         note_file,
         file,

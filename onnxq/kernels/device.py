@@ -191,11 +191,11 @@ def device_image(arch: str, nvrtc: Sequence[Path] = ()) -> DeviceImage:
         return DeviceImage(ready.path.read_bytes(), f"ahead of time, {ready.path}")
     compiler = find_nvrtc(nvrtc)
     if compiler is not None:
-        entry = build_cubin(compiler, number)
+        entry = build_cubin(compiler, number, store.choose_folder())
         return DeviceImage(entry.path.read_bytes(), f"NVRTC {compiler.version}, {entry.path}")
     # Compiled by an NVRTC that is gone since.
     wanted = _identify_source() | {"archs": str(number)}
-    left = store.find_entry(store.kernels_folder(), lambda key: key.items() >= wanted.items())
+    left = store.find_entry(store.choose_folder(), lambda key: key.items() >= wanted.items())
     if left is None:
         raise MissingDependencyError(
             f"CUDA kernels for sm_{number}",
@@ -312,7 +312,7 @@ def _find_prebuilt(arch: int) -> store.CacheEntry | None:
     if shipped is not None:
         return shipped
     return store.find_entry(
-        store.kernels_folder(),
+        store.choose_folder(),
         lambda key: wanted(key) and key.get("compiler", "").startswith("nvcc"),
     )
 

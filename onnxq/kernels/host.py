@@ -1,18 +1,15 @@
 """The CPU twin as a shared library: from the cache or a wheel, else compiled for this processor."""
 
-import atexit
 import ctypes
-import logging
 import os
 import platform
 import shutil
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 
 from onnxq.arrays import hash_parts
-from onnxq.errors import MissingDependencyError, OnnxqError, OutputError
+from onnxq.errors import MissingDependencyError, OnnxqError
 from onnxq.kernels import cache as store
 from onnxq.kernels import sources
 from onnxq.kernels.abi import KernelCall
@@ -31,7 +28,6 @@ _FLAGS = (
     "-ffp-contract=off",
 )
 _NAME = "libfq_cpu-{}.dylib" if sys.platform == "darwin" else "libfq_cpu-{}.so"
-_log = logging.getLogger("onnxq")
 # The features that x86-64-v3 adds, as /proc/cpuinfo names them. The library of a wheel is built for that level.
 _V3 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
 PORTABLE = "x86-64-v3"
@@ -86,7 +82,7 @@ def build_host(
 def _find_library() -> tuple[Path | None, str]:
     """Find a build for this processor, else that of the wheel; compile without either."""
     try:
-        place = _choose_folder()
+        place = store.choose_folder(libraries=True)
         mine = _identify_source() | {"cpu": _hash_cpu()}
         ready = store.find_entry(place, lambda key: key.items() >= mine.items())
         ready = ready or store.find_entry(sources.find_folder() / sources.PREBUILT, _runs_here)
@@ -95,32 +91,15 @@ def _find_library() -> tuple[Path | None, str]:
             return ready.path, ""
     except MissingDependencyError as error:
         # A library that does not load is built anew.
-        _log.info("%s", error)
+        store.LOG.info("%s", error)
     try:
         _find_compiler()
-        _log.warning(
+        store.LOG.warning(
             "onnxq: compiling the CPU kernels of fake quantization, once for this user: up to a minute"
         )
         return build_host(place).path, ""
     except OnnxqError as error:
         return None, f"{error.fault}; {error.fix}"
-
-
-def _choose_folder() -> Path:
-    """The cache; where nothing can be written to it, a folder for this process alone."""
-    try:
-        return store.kernels_folder()
-    except OutputError as error:
-        place = Path(tempfile.mkdtemp(prefix="onnxq-kernels-"))
-        atexit.register(shutil.rmtree, place, ignore_errors=True)
-        _log.warning(
-            "onnxq: %s: %s; kernels go to %s, for this process alone",
-            error.subject,
-            error.cause,
-            place,
-        )
-        _log.warning("onnxq: to keep them, %s", error.fix)
-        return place
 
 
 def _identify_source() -> dict[str, str]:
@@ -174,7 +153,10 @@ def _load_library(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise MissingDependencyError(
-            "CPU kernels", str(error), "set CXX to another compiler", code="Q807"
+            "CPU kernels",
+            str(error),
+            "set CXX to another compiler, or ONNXQ_CACHE to a folder that is not mounted noexec",
+            code="Q807",
         ) from error
     for name in ("fq_cpu_forward", "fq_cpu_backward"):
         getattr(library, name).argtypes = (ctypes.POINTER(KernelCall),)

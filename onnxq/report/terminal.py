@@ -6,6 +6,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import PurePath
 from typing import IO, TypeVar
@@ -35,6 +36,8 @@ _PIPED_WIDTH = 100_000
 # Columns of a table in a notebook, which scrolls what is wider.
 _NOTEBOOK = 130
 _PREFORMATTED = '<pre style="white-space:pre;overflow-x:auto;line-height:1.35">{code}</pre>'
+# In a notebook rich would display by itself all that is to become a text.
+_Console = partial(Console, highlight=False, emoji=False, markup=False, force_jupyter=False)
 # Lines on choices.
 _CHOICES = 3
 MORE = "`verbose=True` lists them all"
@@ -83,8 +86,9 @@ def print_renderable(renderable: RenderableType, stream: IO[str] | None, width: 
 
     width: wrap at so many columns in any case.
     """
-    stream = sys.stdout if stream is None else stream
-    console = Console(file=stream, highlight=False, emoji=False, markup=False, width=width)
+    # FORCE_COLOR is about the standard output, not about a text that a program asks for.
+    forced = None if stream is None else stream.isatty()
+    console = _Console(file=stream, force_terminal=forced, width=width)
     # In a group, because rich copies a text that is printed alone, and the copy breaks words.
     group = Group(renderable)
     if console.is_terminal:
@@ -99,9 +103,7 @@ def print_renderable(renderable: RenderableType, stream: IO[str] | None, width: 
 
 def render_parts(parts: Iterable[RenderableType]) -> str:
     """Parts of a result as HTML, with their styles."""
-    console = Console(
-        file=io.StringIO(), record=True, width=_NOTEBOOK, highlight=False, emoji=False, markup=False
-    )
+    console = _Console(file=io.StringIO(), record=True, width=_NOTEBOOK)
     console.print(Group(*parts))
     return console.export_html(inline_styles=True, code_format=_PREFORMATTED)
 

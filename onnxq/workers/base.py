@@ -15,8 +15,8 @@ import ml_dtypes  # noqa: F401 (numpy knows its types by name from here on)
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.errors import ConfigError, OutputError
-from onnxq.files import describe_os_error, replace_files
+from onnxq.errors import ConfigError
+from onnxq.files import make_folder, replace_files
 
 # Finished pieces in a folder, one file each, from which interrupted work goes on.
 # Their values become JSON and arrays and come back exactly, without pickle: reading a file of results runs no code in
@@ -173,12 +173,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(
-                folder, describe_os_error(error), "name another folder", code="Q604"
-            ) from error
+        make_folder(folder)
         self._earlier = {path.stem for path in folder.glob(f"*{_ENDING}")}
         self._used: set[str] = set()
 

@@ -16,6 +16,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from onnxq.errors import WorkerError
+from onnxq.files import describe_os_error
 from onnxq.workers.base import (
     Finished,
     Journal,
@@ -29,6 +30,13 @@ from onnxq.workers.base import (
 
 # Deaths over one piece, after which it is given up.
 _PATIENCE = 4
+# Seconds for a worker whose pipe has ended to end as well.
+_LAST_WORDS = 10.0
+# The exit code of a worker in which Python raised what is not of the piece: almost always while it imports the script.
+_PYTHON_ERROR = 1
+_GUARD_FIX = (
+    'call onnxq in a file, below `if __name__ == "__main__":`, since each worker imports that file'
+)
 
 
 @dataclass(eq=False)
@@ -68,11 +76,9 @@ class ProcessWorkers(Workers):
         self._drop_members([member for member in self.members if member.at is not None])
         while waiting or any(member.at for member in self.members):
             lost = self._hand_out(function, waiting)
-            busy = [
-                member for member in self.members if member.at is not None and member not in lost
-            ]
-            ready = wait([member.pipe for member in busy]) if busy and not lost else []
-            for member in [member for member in busy if member.pipe in ready]:
+            busy = {member.pipe: member for member in self.members if member.at is not None}
+            for pipe in () if lost else wait([*busy]):
+                member = busy[pipe]
                 assert member.at is not None
                 try:
                     result = member.pipe.recv()
@@ -85,6 +91,10 @@ class ProcessWorkers(Workers):
             for member in lost:
                 assert member.at is not None
                 k, piece = member.at
+                member.process.join(_LAST_WORDS)
+                if member.process.exitcode == _PYTHON_ERROR:
+                    cause = "a worker ended with the error that is printed above"
+                    raise WorkerError(piece.title, cause, _GUARD_FIX, code="Q904")
                 deaths[k] += 1
                 if deaths[k] == _PATIENCE:
                     cause = f"a worker died each of the {_PATIENCE} times that it was at this"
@@ -102,9 +112,9 @@ class ProcessWorkers(Workers):
         lost = []
         while waiting:
             member = next((member for member in self.members if member.at is None), None)
-            if member is None and len(self.members) == self.count:
-                break
             if member is None:
+                if len(self.members) == self.count:
+                    break
                 member = _start_member()
                 self.members.append(member)
             member.at = waiting.popleft()
@@ -125,7 +135,12 @@ def _start_member() -> _Member:
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
-    process.start()
+    try:
+        process.start()
+    # An assertion of Python's: the process is a daemon, as those of task queues and data loaders are.
+    except (AssertionError, OSError) as error:
+        cause = f"no process can be started here ({describe_os_error(error)})"
+        raise WorkerError("workers", cause, "leave `workers` out", code="Q904") from error
     # The other end is the worker's alone, so that its death shows as the end of the pipe.
     theirs.close()
     return _Member(process, mine)

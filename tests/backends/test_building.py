@@ -1,6 +1,7 @@
 """Builds in child processes, and how they end."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,17 @@ def test_a_build_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     result = build_engine(ORT, kit.conv(), Job(), tmp_path, timeout=0.05)
     assert result.state is BuildState.LATE
     assert "0.05 s" in result.reason
+
+
+def test_a_frozen_program_does_not_start_itself_in_the_place_of_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As PyInstaller sets them. A shell would take `-m` for an option of its own.
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", "/bin/sh")
+    result = build_engine(ORT, kit.conv(), Job(), tmp_path, timeout=60)
+    assert (result.state, result.exit_code) == (BuildState.FAILED, 0)
+    assert "frozen" in result.reason
 
 
 def failed(reason: str = "", state: BuildState = BuildState.FAILED, exit_code: int = 0) -> BuildResult:

@@ -1,6 +1,7 @@
 """Runs that provoke the codes which no test of another room asserts, by areas."""
 
 import importlib
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -252,6 +253,13 @@ def deadly_piece(_: Path):
 def no_scheduler(_: Path):
     pytest.importorskip("distributed")
     dask.DaskWorkers("tcp://127.0.0.1:9", patience=0.1)
+
+
+@reach("Q904")
+def daemon(_: Path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(multiprocessing.current_process()._config, "daemon", True)
+        list(ProcessWorkers(1).map(die, [WorkPiece("piece 1", 1)]))
 
 
 @reach("W128")

@@ -8,9 +8,11 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,7 +87,9 @@ def test_a_damaged_library_is_never_loaded(fresh_cache: Path, own_cache: Path, m
 
 
 @pytest.mark.usefixtures("no_compilers", "fresh_cache")
-def test_without_a_compiler_there_is_a_reason_and_a_remedy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_compiler_there_is_a_reason_and_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     assert host_library() is None
     assert load_host() is None
     assert "no C++ compiler (no-such-compiler)" in host_reason()
@@ -99,6 +103,11 @@ def test_without_a_compiler_there_is_a_reason_and_a_remedy(tmp_path: Path, caplo
     assert run("build-kernels", "--arch", "ninety").exit_code == 1
     (tmp_path / "file").touch()
     assert "choose another folder" in run("build-kernels", "-o", tmp_path / "file" / "x").output
+    # Of no cache that can be written, either.
+    monkeypatch.setenv("ONNXQ_CACHE", str(tmp_path / "file" / "x"))
+    with pytest.raises(MissingDependencyError, match="Q808"):
+        device_image("sm_90")
+    assert "kernels go to" in caplog.text
 
 
 @pytest.mark.usefixtures("fresh_cache")
@@ -110,18 +119,24 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @needs_gxx
-def test_a_cache_that_cannot_be_written_is_replaced_for_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "noexec", [False, pytest.param(True, marks=pytest.mark.skipif(sys.platform != "linux", reason="others do not say"))]
+)
+def test_a_cache_that_cannot_be_used_is_replaced_for_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, noexec: bool
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("ONNXQ_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("ONNXQ_CACHE", str(tmp_path / ("" if noexec else "file") / "cache"))
+    if noexec:
+        # Only root could mount such a folder.
+        monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     monkeypatch.setenv("CXX", str(write_script(tmp_path / "cxx", f'exec {GXX} "$@" -O0')))
     # The wheel's own library would do.
     monkeypatch.setattr(host, "_runs_here", lambda key: False)
     host._find_library.cache_clear()
     with caplog.at_level(logging.WARNING, "onnxq"):
         found = host_library()
-    assert found.parent.name.startswith("onnxq-kernels-")
+    assert found.parent.parent == Path(tempfile.gettempdir())
     assert "for this process alone" in caplog.text
     assert "set ONNXQ_CACHE to a folder of yours" in caplog.text
     assert "compiling the CPU kernels" in caplog.text
@@ -361,6 +376,8 @@ def test_a_folder_open_to_others_or_impossible_is_refused(monkeypatch: pytest.Mo
         with pytest.raises(OutputError, match="others may write"):
             cache.kernels_folder()
     (tmp_path / "file").touch()
-    monkeypatch.setenv("ONNXQ_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(OutputError, match="ONNXQ_CACHE"):
-        cache.kernels_folder()
+    # The home folder of a user without one.
+    for impossible in (tmp_path / "file" / "cache", "~no-such-user/cache"):
+        monkeypatch.setenv("ONNXQ_CACHE", str(impossible))
+        with pytest.raises(OutputError, match="ONNXQ_CACHE"):
+            cache.kernels_folder()

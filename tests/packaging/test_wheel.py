@@ -134,6 +134,12 @@ print(*names)
     assert names.split() == sorted(p.stem for p in (ROOT / "configs").glob("*.yaml"))
 
 
+def test_out_of_a_zip_presets_are_read_or_refused(wheel: Path, tmp_path: Path) -> None:
+    # Which of the two, depends on Python.
+    code = "import onnxq\ntry: print(onnxq.load_config().target)\nexcept onnxq.OnnxqError as error: print(error.code)"
+    assert _run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(wheel)).strip() in ("ort", "Q301")
+
+
 def test_kernel_sources_are_found_without_importing_cuda(installed: Path, tmp_path: Path) -> None:
     code = "from importlib import resources; print(*(f.name for f in resources.files('onnxq_cuda').iterdir()))"
     assert "README.md" in _run(installed / "python", "-c", code, cwd=tmp_path).split()

@@ -1,5 +1,6 @@
 """Tables, sheets and numbers as people see them, at 80 columns and in a pipe."""
 
+import builtins
 import io
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ from onnxq.report.terminal import (
     make_table,
     print_renderable,
     print_result,
+    render_parts,
 )
 from onnxq.report.terminal import write_stream as write_text
 from onnxq.sites import Caution
@@ -165,6 +167,19 @@ def test_warnings_are_seen_in_every_form(view: dict[str, bool], out: str, err: s
     print_result(shown, lambda: "{}\n", [Text("the result")], iter([Text("mind this")] if loud else []))
     wanted = (out, err) if loud else (out.replace("mind this\n", ""), "")
     assert (streams[0].getvalue(), streams[1].getvalue()) == wanted
+
+
+def test_a_text_is_plain_and_shown_nowhere_else_in_notebooks_and_under_force_color(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As rich tells a notebook.
+    monkeypatch.setattr(builtins, "get_ipython", type("ZMQInteractiveShell", (), {}), raising=False)
+    monkeypatch.setattr("rich.jupyter.display", lambda *_: pytest.fail("displayed"))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stream = io.StringIO()
+    print_renderable(Text("the result " * 20, style="bold"), stream, None)
+    assert stream.getvalue() == "the result " * 19 + "the result\n"
+    assert "the result" in render_parts([Text("the result")])
 
 
 def test_a_result_that_is_not_shown_is_not_made() -> None:

@@ -1,5 +1,7 @@
 """Pieces done by processes: in order, again where one dies, with the error of the first piece that fails."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,3 +37,25 @@ def test_the_piece_of_a_dead_worker_is_done_again(workers: ProcessWorkers, tmp_p
     pieces = [WorkPiece(f"piece {k}", (str(tmp_path), k)) for k in range(4)]
     assert list(workers.map(die_once, pieces)) == [0, 1, 4, 9]
     assert (tmp_path / "died").exists()
+
+
+_SCRIPT = """
+from onnxq.workers import WorkPiece
+from onnxq.workers.processes import ProcessWorkers
+from tests.workers.work import square
+
+list(ProcessWorkers(1).map(square, [WorkPiece("piece 1", 1)]))
+"""
+
+
+@pytest.mark.parametrize("stdin", [False, True])
+def test_a_script_that_workers_cannot_import_is_told_how_at_once(tmp_path: Path, stdin: bool) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    command = [sys.executable, "-" if stdin else str(script)]
+    ended = subprocess.run(
+        command, input=_SCRIPT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+    )
+    assert ended.returncode == 1
+    assert 'below `if __name__ == "__main__":`' in ended.stderr.splitlines()[-1]
+    assert ended.stderr.count("Traceback") == 2

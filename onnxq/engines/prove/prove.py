@@ -390,7 +390,7 @@ def open_output_folder(folder: Path | None, engine: str | None, *, force: bool) 
     for name in names:
         if os.path.exists(folder / name) and not force:
             fix = "choose another folder, or use `force=True`"
-            raise OutputError(str(folder / name), "exists", fix, code="Q601")
+            raise OutputError(folder / name, "exists", fix, code="Q601")
     with prepare_folder(folder, (*names, _CACHE), parents=True):
         yield
 
