@@ -6,7 +6,7 @@ stand for, under the names that these had; then every pair is taken out.
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx import TensorProto
 
@@ -29,7 +29,8 @@ from onnxq.graph.scopes import replace_items
 from onnxq.numerics import clip_bounds, dequantize, quantize
 from onnxq.plan import SitePlan
 from onnxq.planner import Existing
-from onnxq.sites import Edge, NameSet, TensorId
+from onnxq.sites import Edge, Edges, NameSet, TensorId
+from onnxq.spec import PerBlock, PerTensor, QParams
 
 # Integers of more bits count and index, in the float network too.
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
@@ -88,7 +89,8 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
             code="Q125",
         )
     # Names stay, by which numbers are found again; the plan and the bits of the old file do not.
-    plain, codes = _store_floats(leave_out_notes(proto, "names"), existing)
+    plain, codes, turned = _store_floats(leave_out_notes(proto, "names"), existing)
+    existing = replace(existing, constants=existing.constants + turned)
     # Without constants among them, the pairs that are left are those of activations.
     pairs = find_existing(plain)
     ends = _find_ends(get_index(plain), pairs)
@@ -150,12 +152,18 @@ def _drop_dynamic(proto: ModelLike) -> ModelLike:
     return editor.export()
 
 
-def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict[Edge, Array]]:
-    """A copy in which stored weights are floats, under the names that they had; and their integers, by readers."""
+def _store_floats(
+    proto: ModelLike, existing: Existing
+) -> tuple[ModelLike, dict[Edge, Array], tuple[SitePlan, ...]]:
+    """A copy in which stored weights are floats, under the names that they had; and their integers, by readers.
+
+    The last: the weights behind a Transpose, as its readers see them; it becomes part of the float ones.
+    """
     index = GraphIndex(proto)
     editor = Editor(proto)
     names = {}
     integers = {}
+    turned = []
     for site in existing.constants:
         node = index.find_node(site.dequantize)
         codes = _read_codes(index, node, site)
@@ -163,6 +171,12 @@ def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict
         if codes is None or site.qparams is None or index.is_output(node.result):
             continue
         integers.update(dict.fromkeys(site.named_consumers, codes))
+        for reader in index.readers(node.result):
+            if reader.is_onnx("Transpose"):
+                order = reader.attrs.get("perm", range(codes.ndim)[::-1])
+                edges = index.list_consumers(reader.result)
+                turned.append(_turn_site(site, site.qparams, tuple(order), edges))
+                integers.update(dict.fromkeys(edges, codes.transpose(order)))
         names[node.result] = site.site.name if isinstance(site.site, TensorId) else ""
         editor.remove_node(node.name)
         editor.add_initializer(
@@ -173,7 +187,24 @@ def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict
     for tensor, name in names.items():
         if name and editor.is_free(name, tensor.scope):
             editor.rename_tensor(tensor, name)
-    return editor.export(), integers
+    return editor.export(), integers, tuple(turned)
+
+
+def _turn_site(
+    site: SitePlan, qparams: QParams, order: tuple[int, ...], consumers: Edges
+) -> SitePlan:
+    """The site of a weight whose axes come in another order; consumers: those that read it so."""
+    spec = site.spec
+    grain = spec.granularity
+    if not isinstance(grain, PerTensor):
+        spec = replace(spec, granularity=replace(grain, axis=order.index(grain.axis)))
+    if isinstance(grain, PerBlock):
+        qparams = replace(
+            qparams,
+            scale=qparams.scale.transpose(order),
+            zero_point=qparams.zero_point.transpose(order),
+        )
+    return replace(site, spec=spec, qparams=qparams, consumers=consumers)
 
 
 def _read_codes(index: GraphIndex, node: NodeRef, site: SitePlan) -> Array | None:
