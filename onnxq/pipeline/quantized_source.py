@@ -29,8 +29,8 @@ from onnxq.graph.scopes import replace_items
 from onnxq.numerics import clip_bounds, dequantize, quantize
 from onnxq.plan import SitePlan
 from onnxq.planner import Existing
-from onnxq.sites import Edge, Edges, NameSet, TensorId
-from onnxq.spec import PerBlock, PerTensor, QParams
+from onnxq.planner.rewritten import turn_site
+from onnxq.sites import Edge, NameSet, TensorId
 
 # Integers of more bits count and index, in the float network too.
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
@@ -172,11 +172,10 @@ def _store_floats(
             continue
         integers.update(dict.fromkeys(site.named_consumers, codes))
         for reader in index.readers(node.result):
-            if reader.is_onnx("Transpose"):
-                order = reader.attrs.get("perm", range(codes.ndim)[::-1])
+            if reader.op_type == "Transpose" and codes.ndim == 2:
                 edges = index.list_consumers(reader.result)
-                turned.append(_turn_site(site, site.qparams, tuple(order), edges))
-                integers.update(dict.fromkeys(edges, codes.transpose(order)))
+                turned.append(replace(turn_site(site), consumers=edges))
+                integers.update(dict.fromkeys(edges, codes.T))
         names[node.result] = site.site.name if isinstance(site.site, TensorId) else ""
         editor.remove_node(node.name)
         editor.add_initializer(
@@ -188,23 +187,6 @@ def _store_floats(
         if name and editor.is_free(name, tensor.scope):
             editor.rename_tensor(tensor, name)
     return editor.export(), integers, tuple(turned)
-
-
-def _turn_site(
-    site: SitePlan, qparams: QParams, order: tuple[int, ...], consumers: Edges
-) -> SitePlan:
-    """The site of a weight whose axes come in another order; consumers: those that read it so."""
-    spec = site.spec
-    grain = spec.granularity
-    if not isinstance(grain, PerTensor):
-        spec = replace(spec, granularity=replace(grain, axis=order.index(grain.axis)))
-    if isinstance(grain, PerBlock):
-        qparams = replace(
-            qparams,
-            scale=qparams.scale.transpose(order),
-            zero_point=qparams.zero_point.transpose(order),
-        )
-    return replace(site, spec=spec, qparams=qparams, consumers=consumers)
 
 
 def _read_codes(index: GraphIndex, node: NodeRef, site: SitePlan) -> Array | None:

@@ -322,17 +322,12 @@ _CHAINED = ("Relu", "Add", "Sub", *_FACTORS)
 
 def _is_chain(c: Candidate, product: Candidate, between: Iterable[Candidate]) -> bool:
     """True where one kernel computes a product, what is between, and the candidate; of all else it makes several."""
-    find_sizes = c.index.find_sizes
-    small = all(
-        rows
-        and weight
-        and len(rows) == 2
-        and rows[0] <= _CHAIN_ROWS
-        and max(weight) <= _CHAIN_CHANNELS
-        for rows, weight in (
-            (find_sizes(p.tensor(0)), find_sizes(p.tensor(1))) for p in (product, c)
-        )
+    rows = c.index.find_sizes(c.tensor(0)) or ()
+    small = len(rows) == 2 and rows[0] <= _CHAIN_ROWS
+    weights = (
+        size for part in (product, c) for size in part.index.find_sizes(part.tensor(1)) or ()
     )
+    small = small and max(weights, default=math.inf) <= _CHAIN_CHANNELS
     return small and all(part.node.op_type in _CHAINED for part in between)
 
 
