@@ -72,8 +72,8 @@ class Conversion:
 
     @property
     def applied(self) -> Report | None:
-        """The account, where there is more than a float model."""
-        return self.report if self.sites else None
+        """The account, where an engine was asked for, also where it takes none of the pairs."""
+        return None if self.to == FLOAT else self.report
 
 
 def convert(

@@ -9,7 +9,6 @@ from onnxq.calibrate.run import observe_part
 from onnxq.config import Command
 from onnxq.errors import ConfigError, PlanError
 from onnxq.files import AnyPath, guard_outputs, write_text
-from onnxq.numerics.machine import use_blas_threads
 from onnxq.passes.base import EqualizeContext
 from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, open_run
 from onnxq.pipeline.quantize_model import open_context, plan_run, prepare_run
@@ -17,7 +16,6 @@ from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, TextView, Values
 
 
-@use_blas_threads(one=True)
 def calibrate_part(
     model: ModelSource,
     data: object = None,

@@ -14,6 +14,7 @@ from onnxq.errors import ConfigError, replace_surrogates
 from onnxq.files import AnyPath, guard_outputs, refuse_inputs
 from onnxq.graph import ModelSource, name_file
 from onnxq.graph.save import check_data_name, name_data_file
+from onnxq.numerics.machine import use_blas_threads
 from onnxq.observers import check_observers
 from onnxq.passes.mixed_precision.weight_bits import check_budget
 from onnxq.passes.registry import check_skip
@@ -91,11 +92,14 @@ def open_run(
 ) -> Iterator[Config]:
     """Give the configuration of `make_config`, with its libraries of operators loaded and the outputs guarded.
 
+    Until the end, matrix products take one thread.
+
     Raises OutputError, before the work begins, for outputs that could not be written after it, or that are inputs.
     """
     name = name_file(model)
     # The configuration is read inside a guard, because it is an input, too.
-    with guard_outputs(name, out, force=force):
+    # On small matrices threads wait more than they gain; what multiplies large ones asks for all.
+    with use_blas_threads(one=True), guard_outputs(name, out, force=force):
         chosen = make_config(config, overrides, command, usual=usual)
         files = list(_list_outputs(chosen, command, out))
         refuse_inputs(map(Path, files))

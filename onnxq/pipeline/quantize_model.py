@@ -18,7 +18,6 @@ from onnxq.data import Dataset
 from onnxq.errors import DataError, ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.metric import AccuracyRequest, make_request
 from onnxq.graph import GraphIndex, ModelLike, ModelSource, get_index, is_large_model
-from onnxq.numerics.machine import use_blas_threads
 from onnxq.passes import EqualizeContext, RunContext, SampledContext, SampleSets, registry
 from onnxq.passes.assembly import build_file, build_quantized, run_metric
 from onnxq.passes.base import Pass, Stage, run_pass, run_stage
@@ -186,8 +185,6 @@ def _list_closed_scopes(index: GraphIndex, reached: set[str]) -> dict[str, Refus
     return closed
 
 
-# On small matrices threads wait more than they gain; what multiplies large ones asks for all.
-@use_blas_threads(one=True)
 def quantize(
     model: ModelSource, data: object, config: Config, *, progress: Progress = silent
 ) -> Result:

@@ -6,7 +6,7 @@ stand for, under the names that these had; then every pair is taken out.
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx import TensorProto
 
@@ -29,6 +29,7 @@ from onnxq.graph.scopes import replace_items
 from onnxq.numerics import clip_bounds, dequantize, quantize
 from onnxq.plan import SitePlan
 from onnxq.planner import Existing
+from onnxq.planner.rewritten import turn_site
 from onnxq.sites import Edge, NameSet, TensorId
 
 # Integers of more bits count and index, in the float network too.
@@ -88,7 +89,8 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
             code="Q125",
         )
     # Names stay, by which numbers are found again; the plan and the bits of the old file do not.
-    plain, codes = _store_floats(leave_out_notes(proto, "names"), existing)
+    plain, codes, turned = _store_floats(leave_out_notes(proto, "names"), existing)
+    existing = replace(existing, constants=existing.constants + turned)
     # Without constants among them, the pairs that are left are those of activations.
     pairs = find_existing(plain)
     ends = _find_ends(get_index(plain), pairs)
@@ -150,12 +152,18 @@ def _drop_dynamic(proto: ModelLike) -> ModelLike:
     return editor.export()
 
 
-def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict[Edge, Array]]:
-    """A copy in which stored weights are floats, under the names that they had; and their integers, by readers."""
+def _store_floats(
+    proto: ModelLike, existing: Existing
+) -> tuple[ModelLike, dict[Edge, Array], tuple[SitePlan, ...]]:
+    """A copy in which stored weights are floats, under the names that they had; and their integers, by readers.
+
+    The last: the weights behind a Transpose, as its readers see them; it becomes part of the float ones.
+    """
     index = GraphIndex(proto)
     editor = Editor(proto)
     names = {}
     integers = {}
+    turned = []
     for site in existing.constants:
         node = index.find_node(site.dequantize)
         codes = _read_codes(index, node, site)
@@ -163,6 +171,11 @@ def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict
         if codes is None or site.qparams is None or index.is_output(node.result):
             continue
         integers.update(dict.fromkeys(site.named_consumers, codes))
+        for reader in index.readers(node.result):
+            if reader.op_type == "Transpose" and codes.ndim == 2:
+                edges = index.list_consumers(reader.result)
+                turned.append(replace(turn_site(site), consumers=edges))
+                integers.update(dict.fromkeys(edges, codes.T))
         names[node.result] = site.site.name if isinstance(site.site, TensorId) else ""
         editor.remove_node(node.name)
         editor.add_initializer(
@@ -173,7 +186,7 @@ def _store_floats(proto: ModelLike, existing: Existing) -> tuple[ModelLike, dict
     for tensor, name in names.items():
         if name and editor.is_free(name, tensor.scope):
             editor.rename_tensor(tensor, name)
-    return editor.export(), integers
+    return editor.export(), integers, tuple(turned)
 
 
 def _read_codes(index: GraphIndex, node: NodeRef, site: SitePlan) -> Array | None:

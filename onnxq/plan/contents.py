@@ -137,13 +137,18 @@ def make_feeds(feeds: Mapping[str, Feed]) -> ArrayDict:
     return inputs
 
 
+# Of values, so that their squares have a finite mean in float64.
+_HUGE = 1e30
+
+
 def sketch_values(values: Array, *, constant: bool = False) -> Sketch:
     """The figures of an array of numbers."""
-    # Attention masks hold -inf, whose mean says nothing.
-    flat = np.nan_to_num(as_float64(values).ravel(), nan=0.0, posinf=1e4, neginf=-1e4)
-    flat = np.clip(flat, -1e30, 1e30)
+    flat = as_float64(values).ravel()
     if not flat.size:
         return Sketch(0, 0.0, 0.0, 0.0, 0.0, 0.0, constant)
+    # Attention masks hold -inf, whose mean says nothing. Copies of large tensors take longer than the figures.
+    if not -_HUGE <= flat.min() <= flat.max() <= _HUGE:
+        flat = np.nan_to_num(flat, nan=0.0, posinf=1e4, neginf=-1e4).clip(-_HUGE, _HUGE)
     mean = float(flat.mean())
     size = float(np.abs(flat).mean())
     rms = math.sqrt(float(np.square(flat).mean()))

@@ -106,6 +106,36 @@ def test_a_clip_that_a_range_stood_for_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.recent_ort
+@pytest.mark.parametrize(("attrs", "shape"), [("", ()), ("<axis=0>", (256,)), ("<axis=1,block_size=32>", (256, 8))])
+def test_integers_behind_a_transpose_stay(attrs: str, shape: tuple[int, ...]) -> None:
+    """As torch writes a linear layer on rows of tokens."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-8, 8, (256, 256)).astype(np.int8)
+    # Ranges of their own, or weights alone.
+    pair = "" if "block" in attrs else "q = QuantizeLinear(x, sx, zx) d = DequantizeLinear(q, sx, zx)"
+    net = model(
+        f"""g (float[N,16,256] x) => (float[N,16,256] y) {{ {pair} f = DequantizeLinear{attrs}(w, sw)
+            t = Transpose<perm=[1,0]>(f) y = MatMul({"d" if pair else "x"}, t) }}""",
+        w=codes, sw=rng.uniform(0.01, 0.1, shape).astype(np.float32), sx=np.float32(0.03), zx=np.uint8(128),
+        opset=21, ir=10,
+    )  # fmt: skip
+    done = onnxq.convert(net, "ort", overrides={**QUICK, **({} if pair else {"weights.scheme": "symmetric"})})
+    assert [site.how for site in done.sites if site.role == "weight"] == [Kept.INTEGERS]
+
+
+def test_a_file_whose_pairs_the_engine_does_not_take_says_why() -> None:
+    net = model(
+        """g (float[1,4] x) => (float[1,4] y) { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)
+           f = DequantizeLinear(w, s) y = MatMul(d, f) }""",
+        w=np.ones((4, 4), np.int8), s=np.float32(0.1), z=np.uint8(128),
+    )  # fmt: skip
+    done = onnxq.convert(net, "ort", overrides=QUICK)
+    assert not done.sites
+    assert done.applied is not None
+    assert [left.subject for left in done.applied.left_float] == ["y"]
+
+
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("activation", ["Relu(c)", "Clip(c, low, high)"])
 def test_an_activation_on_integers_comes_back(activation: str) -> None:
     rng = np.random.default_rng(0)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from threadpoolctl import ThreadpoolController
 
 from onnxq.backends import BACKENDS, Backend, find_target, load_config
 from onnxq.config import Command, Config
@@ -136,3 +137,13 @@ def test_an_input_that_is_an_output_is_refused_as_soon_as_it_is_read(model: Path
         pytest.raises(OutputError, match="is read"),
     ):
         register_input(out)
+
+
+def test_products_of_a_run_take_one_thread(tmp_path: Path) -> None:
+    onnx.save(parse_text("g (float[1] x) => (float[1] y) { y = Relu(x) }"), tmp_path / "m.onnx")
+    blas = ThreadpoolController().select(user_api="blas")
+    with blas.limit(limits=2):
+        usual = blas.info()
+        with open_run(tmp_path / "m.onnx", None, None, Command.DIFF):
+            assert {library["num_threads"] for library in blas.info()} <= {1}
+        assert blas.info() == usual

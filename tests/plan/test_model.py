@@ -138,6 +138,11 @@ def test_turned_and_reshaped() -> None:
     assert first.measure_distance(sketch_values(VALUES[1:])) == math.inf
 
 
+@pytest.mark.parametrize(("special", "usual"), [(math.nan, 0), (-math.inf, -1e4), (math.inf, 1e4), (-1e35, -1e30)])
+def test_special_values_count_as_numbers(special: float, usual: float) -> None:
+    assert sketch_values(np.array([1, special, 2])) == sketch_values(np.array([1, usual, 2]))
+
+
 def test_constants_must_agree_more() -> None:
     first, other = (sketch_values(values, constant=True) for values in (VALUES, VALUES * (1 + 5 * CONSTANT_TOLERANCE)))
     assert not first.is_alike(other)

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,9 +18,11 @@ from typing import Any
 import onnx
 
 from onnxq.backends import engine
+from onnxq.backends.base import WEIGHTED_OPS
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job, Kernel, Tensor
 from onnxq.backends.serving import FEEDS, Answer, answer_samples, serve_model, time_in_child
-from onnxq.graph import ModelLike
+from onnxq.graph import ModelLike, get_index
+from onnxq.graph.base import Graph
 from onnxq.graph.scopes import walk_graphs
 from onnxq.runtime import detect_cpu, summarize_rounds
 from onnxq.runtime.timing import Block, count_block_runs, measure_rounds, time_runs
@@ -40,6 +43,9 @@ _MOVES = (
     "StridedSlice",
     "MemoryInput",
 )
+# Of neighbours that are computed in one; and our word where these are products of integers, with their pairs inside.
+_CHAIN = "Subgraph"
+_INTEGER_CHAIN = f"{_CHAIN} int8"
 _CONSTANT = "Const"
 # Beside constants, the layers of the model's ends.
 _ENDS = ("Input", "Output", _CONSTANT)
@@ -80,6 +86,7 @@ class OpenVinoEngine(engine.Engine):
         products=("convolution", "deconvolution", "fullyconnected", "matmul", "lstm", "gru", "rnn"),
         pools=("pooling", "reduce"),
         shifts=True,
+        int8=frozenset({_INTEGER_CHAIN}),
     )
     # The marked model: nodes have numbers for names, so that it is not for people.
     saved = MappingProxyType({LOG: "build.log", _KERNELS: _KERNELS, ENGINE: "model.marked.onnx"})
@@ -121,7 +128,11 @@ class OpenVinoEngine(engine.Engine):
         """The layers of the runtime graph in the order they run, constants and ends aside."""
         listed = json.loads((folder / _KERNELS).read_text(encoding="utf-8"))
         layers = (row for row in listed["layers"] if row["kind"] not in _ENDS)
-        return tuple(_read_layer(row, listed["nodes"], listed["outputs"]) for row in layers)
+        index = get_index(model)
+        return tuple(
+            _tell_chain(_read_layer(row, listed["nodes"], listed["outputs"]), index)
+            for row in layers
+        )
 
     def explain_data(self, dtype: str) -> str:
         """Signed data with a zero point are dequantized in front of a product."""
@@ -313,6 +324,16 @@ def _read_layer(row: JsonObject, names: list[str], outputs: Mapping[str, int]) -
         tactic=row["primitive"],
         moves=row["kind"] in _MOVES,
     )
+
+
+def _tell_chain(kernel: Kernel, index: Graph) -> Kernel:
+    """The kernel, under our word where it quantizes the data of each product in it: of small layers, in one thread."""
+    nodes = [index.find_node(name) for name in kernel.nodes]
+    products = [node for node in nodes if node.op_type in WEIGHTED_OPS]
+    quantizes = (index.maker(index.maker(node), 0, "QuantizeLinear") in nodes for node in products)
+    if kernel.kind != _CHAIN or not products or not all(quantizes):
+        return kernel
+    return replace(kernel, kind=_INTEGER_CHAIN)
 
 
 def _read_tensor(entry: JsonObject) -> Tensor:

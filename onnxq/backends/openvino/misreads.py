@@ -298,11 +298,37 @@ def _explain_misread_data(c: Candidate) -> Reason:
         return f"OpenVINO computes a pair wrongly behind a {kind}"
     if kind == "Concat" and c.node.op_type != "Conv":
         return _explain_concat(parts[-1], passed=len(parts) > 1)
-    factors = map(_find_factor, parts[:-1])
+    between = parts[:-1]
+    if kind == "MatMul" and between and between[-1].node.op_type == "Add":
+        # Its bias.
+        between = between[:-1]
+    factors = map(_find_factor, between)
     scaled = any(factor is not None and factor.size > 1 for factor in factors)
     if scaled and kind.startswith("Reduce") and _drops_channels(parts[-1]):
         return "OpenVINO computes a pair wrongly behind a mean and factors of channels"
+    if scaled and kind in _MATRIX_PRODUCTS and _is_chain(c, parts[-1], between):
+        return (
+            "OpenVINO computes a pair wrongly, in one thread, "
+            "behind a small product and factors or summands of channels"
+        )
     return None
+
+
+# Of products that OpenVINO 2026.4 computes in one kernel in one thread, channels and rows; measured.
+_CHAIN_CHANNELS = 256
+_CHAIN_ROWS = 15
+_CHAINED = ("Relu", "Add", "Sub", *_FACTORS)
+
+
+def _is_chain(c: Candidate, product: Candidate, between: Iterable[Candidate]) -> bool:
+    """True where one kernel computes a product, what is between, and the candidate; of all else it makes several."""
+    rows = c.index.find_sizes(c.tensor(0)) or ()
+    small = len(rows) == 2 and rows[0] <= _CHAIN_ROWS
+    weights = (
+        size for part in (product, c) for size in part.index.find_sizes(part.tensor(1)) or ()
+    )
+    small = small and max(weights, default=math.inf) <= _CHAIN_CHANNELS
+    return small and all(part.node.op_type in _CHAINED for part in between)
 
 
 def _explain_concat(c: Candidate, passed: bool) -> Reason:

@@ -148,7 +148,7 @@ def _mend_lost(search: PromotionSearch) -> PromotedPlan:
     # So much in float is no int8 model.
     if met.holds and len(search.list_promoted(met.keys)) <= most:
         return _account_for(search, met.keys, _UNASKED, "", LOST_DB)
-    note = "nothing helps"
+    note = _explain_end(search)
     if len(met.figures) > 1:
         parts = search.rank_parts(max(met.figures, key=len))
         blamed = ", ".join([name for part in parts for name in part][:3])
@@ -169,13 +169,17 @@ def _meet_metric(search: PromotionSearch, request: AccuracyRequest, metric: Metr
             return run_metric(metric, ctx.config, state, model)
 
     met = search.meet_figure(try_keys, least, smooth=False)
-    unmet = search.explain_end() if search.is_open_ended() else "only the float model holds this"
-    note = "" if met.holds else unmet
+    note = "" if met.holds else _explain_end(search)
     plan, account = _account_for(search, met.keys, request.describe(), note, least)
     value = met.figures[met.keys]
     return plan, replace(
         account, unit=request.unit, met=met.holds, value=value, float_value=request.float_value
     )
+
+
+def _explain_end(search: PromotionSearch) -> str:
+    """Why no promotions hold the request."""
+    return search.explain_end() if search.is_open_ended() else "only the float model holds this"
 
 
 def _account_for(

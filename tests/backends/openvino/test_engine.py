@@ -12,6 +12,7 @@ from tests.backends.openvino.graphs import make_net, make_samples, needs_openvin
 from tests.codes.kit import model
 from tests.motifs.catalogue import MOTIFS
 from tests.motifs.net import compose
+from tests.passes.kit import random_weights
 
 pytestmark = needs_openvino
 _PRODUCTS = {"stem", "expand", "depthwise", "project", "swish", "linear"}
@@ -29,6 +30,20 @@ def test_every_product_runs_in_integers_under_its_own_name() -> None:
     assert {"swish", "product"} <= set(swish.nodes)
     assert swish.outputs[0].dtype == "uint8"
     assert swish.tactic.endswith("I8")
+
+
+def test_small_layers_that_one_kernel_computes_run_in_integers() -> None:
+    """On CPUs with VNNI they are one kernel, which quantizes within."""
+    net = model(
+        """g (float[1,64] x) => (float[1,64] y) {
+            h = Gemm(x, w, b) r = Relu(h) g = Gemm(r, w, b) s = Relu(g) y = Gemm(s, w, b) }""",
+        **random_weights({"w": (64, 64), "b": (64,)}),
+    )
+    samples = [{"x": np.random.default_rng(k).standard_normal((1, 64)).astype(np.float32)} for k in range(4)]
+    proof = onnxq.prove(quantize_all(net, samples).model, overrides={"engine": "openvino"})
+    assert {node.type for node in proof.nodes} == {"int8"}
+    proof = onnxq.prove(net, overrides={"engine": "openvino"})
+    assert {node.type for node in proof.nodes} == {"float32"}
 
 
 def test_float_nodes_are_float_and_requirements_name_them() -> None:

@@ -283,6 +283,38 @@ def test_no_pair_stands_behind_the_largest_of_values_which_openvino_computes_wro
     check_part(quantize_largest(), k, "product" if LARGEST[k][1] else "")
 
 
+# Rows of x, what leads to a product behind another, and whether a pair there is refused.
+CHAINS = [
+    ("1", "h = Gemm(x, w, b) r = Relu(h) d = Mul(r, factors)", True),
+    ("15", "h = Gemm(x, w, b) r = Relu(h) d = Add(r, factors)", True),
+    ("1", "m = MatMul(x, w) h = Add(m, b) r = Relu(h) d = Mul(r, factors)", True),
+    ("1", "m = MatMul(x, w) h = Add(m, b) d = Relu(h)", False),
+    ("1", "h = Gemm(x, w, b) r = Relu(h) d = Mul(r, two)", False),
+    ("1", "h = Gemm(x, w, b) r = Elu(h) d = Mul(r, factors)", False),
+    ("16", "h = Gemm(x, w, b) r = Relu(h) d = Mul(r, factors)", False),
+    ("N", "h = Gemm(x, w, b) r = Relu(h) d = Mul(r, factors)", False),
+    ("1", "p = Concat<axis=1>(x, x, x, x, x) h = Gemm(p, u, b) d = Mul(h, factors)", False),
+]
+
+
+@cache
+def quantize_chains() -> onnxq.Result:
+    arrays = random_weights({"w": (64, 64), "u": (320, 64), "v": (64, 64), "b": (64,)})
+    arrays |= {"factors": np.linspace(0.5, 1.5, 64, dtype=np.float32), "two": np.float32(2)}
+    texts = [
+        f"g (float[{rows},64] x) => (float[M,64] y) {{ {nodes} [product] y = Gemm(d, v, b) }}"
+        for rows, nodes, _ in CHAINS
+    ]
+    return quantize_beside(texts, arrays, skip=["rounding"])
+
+
+@needs_openvino
+@pytest.mark.parametrize("k", range(len(CHAINS)))
+def test_no_pair_stands_between_small_products_and_factors_which_openvino_computes_wrongly(k: int) -> None:
+    """As where SmoothQuant divides between the layers of a policy for a robot."""
+    check_part(quantize_chains(), k, "product" if CHAINS[k][2] else "")
+
+
 # Between a Concat and a product.
 BETWEEN = ("d = Identity(c)", "d = Mul(c, half)", "d = Relu(c)", "s = Add(c, half) d = Relu(s)")
 # Networks, and whether a product is refused.

@@ -297,6 +297,18 @@ def test_where_half_of_the_operators_would_not_do_nothing_is_and_the_blame_is_to
     assert len(done.plan.sites) == len(unhappy(3, skip=(*BALANCED.skip, "promotion")).plan.sites)
 
 
+@pytest.mark.parametrize(
+    ("method", "answer", "note"),
+    [("is_expired", True, "the budget ran out"), ("_propose_keys", None, "only the float model holds this")],
+)
+def test_where_no_promotion_was_tried_the_reason_is_told(
+    monkeypatch: pytest.MonkeyPatch, method: str, answer: object, note: str
+) -> None:
+    search = "onnxq.passes.mixed_precision.promotion_search.PromotionSearch"
+    monkeypatch.setattr(f"{search}.{method}", lambda *_, **__: answer)
+    assert unhappy.__wrapped__(3).report.promotion.note == note
+
+
 @pytest.mark.parametrize(("figure", "value"), [("_MOST_MICROSECONDS", 0.0), ("_VALUE_MICROSECONDS", 1e9)])
 def test_a_network_that_is_slow_is_searched_only_if_asked(
     monkeypatch: pytest.MonkeyPatch, figure: str, value: float
