@@ -448,7 +448,8 @@ def warn_unmeasured_cpu(plan: Plan) -> Cautions:
         return ()
     warning = (
         "this machine is an ARM, and nobody has measured what int8 costs there: the placement "
-        f"(cpu: {how.cpu}) goes by times of x86. `placement='measured'` times placements on this machine"
+        f"(cpu: {how.cpu}) goes by times of x86. In mode `static` and for one engine, `placement='measured'` times "
+        "placements on this machine"
     )
     return (Caution("W115", warning),)
 

@@ -82,16 +82,19 @@ def test_the_summary_names_the_kind_that_timed() -> None:
 
 
 def test_on_an_arm_the_tool_says_that_nobody_measured_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = [onnxq.make_plan(residual(), images(), overrides={"target": target}) for target in ("ort", "virtual")]
+    plans = [
+        onnxq.make_plan(residual(), images(), overrides={"target": target}) for target in ("ort", "virtual", "web")
+    ]
     told = {}
     for kind in CPU_KINDS:
         monkeypatch.setattr("onnxq.pipeline.finalize.detect_cpu", lambda kind=kind: kind)
         told[kind] = [warn_unmeasured_cpu(plan) for plan in plans]
-    ((line,), others) = told.pop("arm64")
+    ((line,), *others) = told.pop("arm64")
     assert "nobody has measured" in line
     assert "`placement='measured'`" in line
-    assert others == ()
-    assert all(lines == [(), ()] for lines in told.values())
+    # A file for pages runs on other machines than this one, by times of WebAssembly.
+    assert others == [(), ()]
+    assert not any(map(any, told.values()))
 
 
 def test_only_a_summary_on_an_arm_says_so_for_the_plan_of_either_machine(monkeypatch: pytest.MonkeyPatch) -> None:
