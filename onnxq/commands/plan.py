@@ -3,7 +3,7 @@
 from onnxq.config import Command
 from onnxq.pipeline import ModelSource, quantize_model
 from onnxq.pipeline.configuration import Configuration, OutputPath, Overrides, open_run
-from onnxq.pipeline.finalize import write_plan
+from onnxq.pipeline.finalize import warn_unmeasured_cpu, write_plan
 from onnxq.plan import Plan, to_json
 from onnxq.progress import Progress, silent
 from onnxq.report import ErrorValues, ResultFormat, Text, sentences, terminal
@@ -66,7 +66,7 @@ def _make_rows(plan: Plan, verbose: bool) -> terminal.SheetRows:
     if plan.placement is not None:
         details = [sentences.placement_text(plan)]
         if plan.placement.cpu:
-            details.append(f"cpu {plan.placement.cpu}")
+            details += [f"cpu {plan.placement.cpu}"]
         details += [
             f"{name} {ratio:.2f} times as fast as float"
             for name, ratio in plan.placement.speedups.items()
@@ -87,4 +87,8 @@ class _PlanForm(ResultFormat[Plan]):
         return to_json(result)
 
 
-FORM = _PlanForm(make_parts=_make_parts)
+FORM = _PlanForm(
+    make_parts=_make_parts,
+    # The machine that shows a plan is no part of it: another may carry it out.
+    list_warnings=lambda plan: (*plan.warnings, *warn_unmeasured_cpu(plan)),
+)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from operator import attrgetter
 
-from onnxq.backends import find_compiler, find_target
+from onnxq.backends import find_compiler
 from onnxq.config import Command
 from onnxq.engines.diff.model import LABELS, OFF, ON
 from onnxq.engines.prove.proof import UNSEEN
@@ -107,9 +107,7 @@ def _make_title(report: Report) -> Text:
     text = make_title(report.source)
     if report.output:
         text.join_text(f" -> {report.output}")
-    # Costs of another engine are not by kinds of CPU.
-    kinds = {table.split()[0] for table in find_target(report.target).costs} & CPU_KINDS.keys()
-    purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if report.cpu and kinds else ""
+    purpose = f" for {_CPUS.get(report.cpu, report.cpu)}" if report.cpu else ""
     facts = (report.target, report.config, f"placement by {report.placement}{purpose}")
     return text.join_facts(filter(None, facts))
 

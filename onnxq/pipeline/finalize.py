@@ -244,7 +244,7 @@ def _list_warnings(ctx: RunContext, state: PlannedState, trial: check.ModelCheck
     return (
         *state.source.notes,
         *dict.fromkeys((*describe_rest(state.rest), *plan.warnings)),
-        *warn_unmeasured_cpu(plan, detect_cpu()),
+        *warn_unmeasured_cpu(plan),
         *_warn_one_sided(state.model, plan),
         *trial.notes,
         *describe_journal(ctx.crew),
@@ -436,14 +436,20 @@ def _check_unrun(
     )
 
 
-def warn_unmeasured_cpu(plan: Plan, kind: str) -> Cautions:
-    """A warning where the plan was placed by costs of other kinds of CPU than this machine's, of `runtime.cpu_kind`."""
+def warn_unmeasured_cpu(plan: Plan) -> Cautions:
+    """A warning where the plan was placed by costs of other kinds of CPU than this machine's."""
     how = plan.placement
-    if kind != "arm64" or how is None or how.method is not PlacementMethod.RULES or not how.cpu:
+    if (
+        detect_cpu() != "arm64"
+        or how is None
+        or how.method is not PlacementMethod.RULES
+        or not how.cpu
+    ):
         return ()
     warning = (
         "this machine is an ARM, and nobody has measured what int8 costs there: the placement "
-        f"(cpu: {how.cpu}) goes by times of x86. `placement='measured'` times placements on this machine"
+        f"(cpu: {how.cpu}) goes by times of x86. In mode `static` and for one engine, `placement='measured'` times "
+        "placements on this machine"
     )
     return (Caution("W115", warning),)
 

@@ -30,7 +30,7 @@ from onnxq.passes.ranges import has_observed_range, widen_scarce_ranges
 from onnxq.passes.state import FloatState, PlacedState
 from onnxq.passes.time_budget import TimeBudget, Timers
 from onnxq.pipeline.configuration import name_model, open_crew
-from onnxq.pipeline.finalize import Result, describe_rest, finalize_run, warn_unmeasured_cpu
+from onnxq.pipeline.finalize import Result, describe_rest, finalize_run
 from onnxq.pipeline.fixed_sizes import settle_sizes
 from onnxq.pipeline.placement_search import choose_measured, choose_timer
 from onnxq.pipeline.prepared import count_existing, load_state, prove_equal, read_data
@@ -38,7 +38,7 @@ from onnxq.plan import Plan
 from onnxq.planner import OnnxPlacement, choose_tables, state_placement
 from onnxq.progress import Progress, count_items, silent
 from onnxq.report.model import SYNTHETIC, Report
-from onnxq.runtime import Session, UnknownOperatorError, detect_cpu, has_custom, observe_shapes
+from onnxq.runtime import Session, UnknownOperatorError, has_custom, observe_shapes
 from onnxq.sites import Caution, Refusal, is_within
 from onnxq.workers import use_threads
 
@@ -444,10 +444,5 @@ def make_plan(
         "`onnxq quantize` runs them and gives a plan with what they did; `onnxq apply` only calibrates"
     )
     left_out = (Caution("W114", text),) if runs else ()
-    warnings = (
-        *describe_rest(state.rest),
-        *plan.warnings,
-        *warn_unmeasured_cpu(plan, detect_cpu()),
-        *left_out,
-    )
+    warnings = (*describe_rest(state.rest), *plan.warnings, *left_out)
     return note_contents(replace(plan, data=samples.description, warnings=warnings), named)

@@ -14,6 +14,7 @@ from onnxq.errors import OnnxqError
 from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids
 from onnxq.numerics import fake_quant, weight_qparams
+from onnxq.numerics.machine import CPU_KINDS
 from onnxq.plan import PlacementChoice, Plan, SitePlan, SitePlans
 from onnxq.plan.model import LEAST_OPSET
 from onnxq.planner.choose import BY_PERSON, Choice, choose_ops, list_strategies
@@ -283,7 +284,9 @@ class OnnxPlacement(PlacementProblem):
 
     def default(self, *, attention: bool = False) -> Plan:
         """The plan of the deterministic rules; `attention`: with the rules for it, where the target has them."""
-        priced = self.engine.costs and self.config.mode != "weight-only"
+        # Costs of WebAssembly are not by kinds of CPU.
+        kinds = {table.split()[0] for table in self.engine.costs} & CPU_KINDS.keys()
+        priced = kinds and self.config.mode != "weight-only"
         how = PlacementChoice(cpu=self.config.cpu if priced else "")
         return self.placed(choose_ops(self, attention=attention), how)
 

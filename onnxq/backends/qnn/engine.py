@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 # The provider's record of which node became which operator, and the folder of the graphs that it composed.
 TRACE = "qnn_op_trace.json"
 GRAPHS = "graphs"
-NEEDS = "Python 3.11, onnxruntime 1.24.2, and Windows, or Linux with glibc 2.35, or newer ones"
+# For other CPUs there are packages, too, whose library offers no device where there is no such chip.
+NEEDS = "a CPU of x86, Python 3.11, onnxruntime 1.24.2, and Windows, or Linux with glibc 2.35, or newer ones"
 # A node that was laid out anew, or a DequantizeLinear that each reader got for itself.
 _RENAMED = re.compile(r"(.+?)(?:/duplicated(?:_\d+)?)?(?:_token_\d+)?")
 # QNN writes a type as its kind in the upper byte, and its bits in the lower one as two decimal digits.

@@ -137,9 +137,18 @@ def test_a_package_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: py
     # The process that builds looks for packages where this one does.
     (tmp_path / "onnxruntime_qnn.py").write_text("raise ImportError('no such package')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(MissingDependencyError, match="no such package; it needs Python") as caught:
+    with pytest.raises(MissingDependencyError, match="no such package; it needs a CPU of x86") as caught:
         prove("cut", forbid="float32")
     assert caught.value.fix == 'pip install "onnxq[qnn]"'
+
+
+def test_packages_for_other_cpus_than_x86_hold_no_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ("def get_library_path():", "    raise RuntimeError('its library offers no device')")
+    (tmp_path / "onnxruntime_qnn.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(VerificationError, match="offers no device") as caught:
+        prove("cut", forbid="float32")
+    assert caught.value.fix.startswith("it needs a CPU of x86, Python 3.11")
 
 
 @needs_qnn
