@@ -51,9 +51,10 @@ def annotate_model(
     elif had:
         text = f"{had} attributes `bits` became metadata, so that every engine loads the file"
         warnings = (*warnings, Caution("W106", text))
-    name = name_file(source)
     operators = find_operators(get_index(name_nodes(model)))
-    return Inspection(model, pairs, source=name, warnings=warnings, operators=operators)
+    return Inspection(
+        model, pairs, source=name_file(source), warnings=warnings, operators=operators
+    )
 
 
 def strip_notes(source: ModelSource) -> Inspection:

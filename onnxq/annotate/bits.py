@@ -203,6 +203,7 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
     node = chain.dequantize or chain.last
     # Of rows of a table; the other kinds say it themselves.
     grain: Granularity = PerChannel(0)
+    storage = _find_type_name(index, chain.source)
     if chain.lookup is None:
         scale = index.input_value(node, 1)
         zero = index.input_value(node, 2)
@@ -212,12 +213,10 @@ def read_numbers(index: GraphIndex, chain: Chain) -> Numbers:
         # GatherBlockQuantized reads data, indices, scales and zero points; the defaults are its own.
         scale = index.input_value(node, 2)
         zero = index.input_value(node, 3)
-        storage = _find_type_name(index, chain.source)
         grain = PerBlock(node.read_int("quantize_axis", 1), node.read_int("block_size", 128))
     else:
         scale = read_row_scale(index, node)
         zero = None
-        storage = _find_type_name(index, chain.source)
     return Numbers(
         scale=None if scale is None else as_float64(scale),
         # int4 and narrower come as ml_dtypes, which cast to int64 but do not compare with it.
@@ -268,10 +267,9 @@ def read_clip_bits(index: GraphIndex, chain: Chain, qparams: Numbers) -> int | N
 
 def read_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> Levels | None:
     """Lowest and highest quantized value that a Clip lets through, on the integers or on the floats in front."""
-    if chain.inner is not None and chain.inner.op_type == "Clip":
-        bounds = _read_bounds(index, chain.inner)
-        if bounds is not None:
-            return round(bounds[0]), round(bounds[1])
+    bounds = _read_bounds(index, chain.inner) if chain.inner_op == "Clip" else None
+    if bounds is not None:
+        return round(bounds[0]), round(bounds[1])
     return _float_clip_levels(index, chain, qparams)
 
 
@@ -288,7 +286,7 @@ def is_quantizer_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> bool
 
 def _float_clip_levels(index: GraphIndex, chain: Chain, qparams: Numbers) -> Levels | None:
     """The levels that the Clip in front of a chain leaves; None for one that fills the container, and without one."""
-    bounds = None if chain.outer is None else _read_bounds(index, chain.outer)
+    bounds = _read_bounds(index, chain.outer)
     if bounds is None or qparams.scale is None or qparams.scale.size != 1:
         return None
     scale = qparams.scale.item()
@@ -344,8 +342,10 @@ def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     return as_int64(quantize(value, qparams, chain_qparams.spec))
 
 
-def _read_bounds(index: GraphIndex, clip: NodeRef) -> Interval | None:
-    """Both ends of a Clip that has both; None for another."""
+def _read_bounds(index: GraphIndex, clip: NodeRef | None) -> Interval | None:
+    """Both ends of a Clip that has both; None for another, and without one."""
+    if clip is None:
+        return None
     low, high = index.read_clip(clip) or (0.0, math.inf)
     return (low, high) if -math.inf < low < high < math.inf else None
 
@@ -353,7 +353,7 @@ def _read_bounds(index: GraphIndex, clip: NodeRef) -> Interval | None:
 def _find_storage(index: GraphIndex, chain: Chain) -> str:
     """The type of the zero point, else of the stored tensor, else the one that the quantize node writes by default."""
     # Bytes are computed with, and the 4 bits in front of the Cast are meant.
-    if chain.inner is not None and chain.inner.op_type == "Cast":
+    if chain.inner_op == "Cast":
         return _find_type_name(index, chain.source)
     for node in (chain.dequantize, chain.quantize):
         zero_type = _find_type_name(index, index.find_input(node, 2))
@@ -409,8 +409,7 @@ class Notes:
 
     def find_record(self, chain: Chain) -> Record:
         """The note of the last node of the chain that has one; {} without any."""
-        names = [node.name for node in reversed(chain.nodes)]
-        records = (source.get(name) for source in (self.by_node, self.own) for name in names)
+        records = (source.get(name) for source in (self.by_node, self.own) for name in chain.names)
         return next(filter(None, records), {})
 
     def find_bits(self, chain: Chain) -> tuple[int, Origin] | None:
@@ -418,7 +417,7 @@ class Notes:
 
         The record comes first because annotate-bits writes it, so it is never older than the plan.
         """
-        names = [node.name for node in reversed(chain.nodes)]
+        names = chain.names
         written = [(read_noted_bits(self.by_node.get(name)), Origin.METADATA) for name in names]
         planned = [(self.plan[name].bits, Origin.PLAN) for name in names if name in self.plan]
         own = [(read_noted_bits(self.own.get(name)), Origin.METADATA) for name in names]

@@ -8,7 +8,7 @@ import numpy as np
 from onnxq.annotate.bits import Notes, Numbers, read_notes, read_numbers
 from onnxq.annotate.find import Chain, find_chains, is_dequantize, is_quantize
 from onnxq.annotate.read import describe_pair, drop_clip
-from onnxq.arrays import unwrap_single
+from onnxq.arrays import are_finite, unwrap_single
 from onnxq.emit import PLAN_KEY, unpack_plan
 from onnxq.errors import OnnxqError
 from onnxq.graph import LAYOUT_OPS, Editor, GraphIndex, ModelLike, NodeRef, get_index
@@ -94,7 +94,7 @@ class _PairFinder:
             )
             self.weighted.update(node.name for node in multiplying)
             # Its readers cannot read the integers as they are stored.
-            if chain.inner is not None and chain.inner.op_type == "Transpose":
+            if chain.inner_op == "Transpose":
                 return
             site = self._make_site(chain, qparams, edges)
             if site is not None:
@@ -172,7 +172,7 @@ class _PairFinder:
                 narrow_range=known is not None and known.spec.narrow_range,
                 granularity=chain_qparams.granularity,
                 storage=chain_qparams.storage,
-                footroom=chain.inner is not None and chain.inner.op_type == "Max",
+                footroom=chain.inner_op == "Max",
             )
         except OnnxqError:
             return None
@@ -183,7 +183,7 @@ class _PairFinder:
         if (
             scale.shape != zero.shape
             or (spec.has_one_scale and scale.ndim)
-            or not np.isfinite(scale).all()
+            or not are_finite(scale)
         ):
             return None
         base = known or SitePlan(site=info.site, role=info.role, spec=spec, reason=_REASON)

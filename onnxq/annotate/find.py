@@ -64,11 +64,17 @@ class Chain:
     @property
     def nodes(self) -> NodeRefs:
         """The nodes of the pair, in the order in which they run."""
-        return tuple(
-            node
-            for node in (self.outer, self.quantize, self.inner, self.dequantize)
-            if node is not None
-        )
+        return tuple(filter(None, (self.outer, self.quantize, self.inner, self.dequantize)))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the nodes, the last one first: of several notes that of the dequantize node counts."""
+        return [node.name for node in reversed(self.nodes)]
+
+    @property
+    def inner_op(self) -> str:
+        """The operator of `inner`; "" without one."""
+        return "" if self.inner is None else self.inner.op_type
 
 
 def is_quantize(node: NodeRef | None) -> bool:
@@ -156,9 +162,14 @@ def _make_chain(
     source = index.find_input(quantize)
     # A Clip with other readers belongs to the network.
     outer = _find_producer(index, source, "Clip")
-    if outer is not None and len(index.list_consumers(source)) == 1 and not index.is_output(source):
+    if outer is not None and is_read_once(index, source):
         return Chain(index.find_input(outer), outer, quantize, inner, dequantize)
     return Chain(source, None, quantize, inner, dequantize)
+
+
+def is_read_once(index: GraphIndex, tensor: MaybeTensor) -> bool:
+    """True where one input alone reads the tensor, in any scope, and its graph does not give it out."""
+    return len(index.list_consumers(tensor)) == 1 and not index.is_output(tensor)
 
 
 def _find_packed(index: GraphIndex, stored: MaybeTensor) -> tuple[NodeRef | None, MaybeTensor]:
@@ -167,11 +178,8 @@ def _find_packed(index: GraphIndex, stored: MaybeTensor) -> tuple[NodeRef | None
     source = index.find_input(maker)
     if maker is None or not index.is_constant(source):
         return None, stored
-    return (
-        (maker, source)
-        if maker.op_type == "Transpose" or index.find_dtype(source) in _PACKED
-        else (None, stored)
-    )
+    packed = maker.op_type == "Transpose" or index.find_dtype(source) in _PACKED
+    return (maker, source) if packed else (None, stored)
 
 
 def _find_producer(index: GraphIndex, tensor: MaybeTensor, *op_types: str) -> NodeRef | None:
@@ -253,6 +261,6 @@ def _parse_site(index: GraphIndex, text: str) -> Site:
     scope, name = split_scope(text, index.scopes)
     edge = _EDGE.fullmatch(name)
     # A tensor may be called like an input of a node.
-    if edge is not None and any(node.name == edge[1] for node in index.nodes):
+    if edge is not None and edge[1] in index.named:
         return Edge(edge[1], int(edge[2]), scope)
     return TensorId(name, scope)

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from onnxq.annotate.bits import Levels, Notes, PairInfo, PairInfos, read_clip_levels, read_numbers
-from onnxq.annotate.find import Chain, find_chains
+from onnxq.annotate.find import Chain, find_chains, is_read_once
 from onnxq.annotate.read import ATTRIBUTE, drop_clip, find_pairs
 from onnxq.annotate.write import make_record, warn_of_sites
 from onnxq.arrays import Array, as_float32
@@ -52,11 +52,12 @@ def rewrite_pairs(
     stay = list[str]()
     for chain in find_chains(index):
         pair = before.get(chain.last.name)
-        reason = "" if pair is None else writer.rewrite_pair(chain, pair)
-        # Whole types need no form but Quant; nobody asks to have a bias of 32 bits in another one.
-        if pair is None or not reason or (pair.bits == pair.element_type.bits and form != "qonnx"):
+        if pair is None:
             continue
-        if pair.storage != "int32":
+        reason = writer.rewrite_pair(chain, pair)
+        # Whole types need no form but Quant; nobody asks to have a bias of 32 bits in another one.
+        narrow = pair.bits != pair.element_type.bits or form == "qonnx"
+        if reason and narrow and pair.storage != "int32":
             stay.append(f"{pair.site} ({reason})")
     # Clips, scales and constants that the old form alone read.
     editor.remove_unused()
@@ -100,7 +101,7 @@ class _FormWriter:
             return "its scale or its values are of another kind"
         if chain.dequantize is None or not _reads_alone(index, chain):
             return "its integers are read elsewhere"
-        if chain.inner is not None and chain.inner.op_type != "Clip":
+        if chain.inner_op not in ("", "Clip"):
             return "its integers are unpacked or turned"
         # Before the network's own Clip is taken for the pair's.
         levels = read_clip_levels(index, chain, numbers)
@@ -241,8 +242,5 @@ class _FormWriter:
 
 def _reads_alone(index: GraphIndex, chain: Chain) -> bool:
     """True where nothing but the pair itself reads its integers."""
-    between = [node for node in (chain.quantize, chain.inner) if node is not None]
-    return all(
-        len(index.list_consumers(node.result)) == 1 and not index.is_output(node.result)
-        for node in between
-    )
+    between = filter(None, (chain.quantize, chain.inner))
+    return all(is_read_once(index, node.result) for node in between)

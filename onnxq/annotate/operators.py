@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.annotate.find import is_dequantize, is_quantize
+from onnxq.annotate.find import is_dequantize, is_quantize, is_read_once
 from onnxq.arrays import Array, Mask, are_finite, as_float32, as_int32
 from onnxq.backends import find_sums
 from onnxq.backends.base import Data, IntegerProduct, IntegerSums
@@ -194,11 +194,9 @@ def _read_stored_operand(
         if _find_stored_type(index, data, node, product.zero) != "uint8":
             return None
     sums = pair_weights(node, values)
-    return (
-        None
-        if sums is None
-        else Operand(product, node, str(index.find_input(node, k)), "uint8", values, sums)
-    )
+    if sums is None:
+        return None
+    return Operand(product, node, str(index.find_input(node, k)), "uint8", values, sums)
 
 
 def _read_pair_operand(
@@ -274,10 +272,7 @@ def _turns_uint8(index: GraphIndex, source: NodeRef) -> bool:
     maker = index.maker(source)
     if maker is None or not is_quantize(maker):
         return False
-    pair = (maker.result, source.result)
-    return all(
-        len(index.list_consumers(tensor)) == 1 and not index.is_output(tensor) for tensor in pair
-    )
+    return is_read_once(index, maker.result) and is_read_once(index, source.result)
 
 
 def _explain_float_result(index: GraphIndex, product: IntegerProduct, node: NodeRef) -> str:

@@ -268,7 +268,7 @@ class _Writer:
         name = node.inputs[0]
         value = self.index.input_value(node, 0)
         if value is not None:
-            value = _apply_steps(quantizer.steps, value.astype(np.float32), _compute)
+            value = _apply_steps(quantizer.steps, as_float32(value), _compute)
         if spec is None:
             source = (
                 self._write_steps(quantizer, name)

@@ -74,17 +74,14 @@ def inspect_model(source: ModelSource) -> Inspection:
     Raises ModelError for a file that cannot be read.
     """
     proto, warnings = read_named(source)
-    name = name_file(source)
-    # What is multiplied on scales of each run counts as pairs; the rest of the operators stays.
-    operators = find_operators(GraphIndex(read_integer_products(proto)))
-    weights = find_saturating(GraphIndex(proto))
     return Inspection(
         proto,
         find_pairs(proto),
-        source=name,
+        source=name_file(source),
         warnings=warnings,
-        operators=operators,
-        weights=weights,
+        # What is multiplied on scales of each run counts as pairs; the rest of the operators stays.
+        operators=find_operators(GraphIndex(read_integer_products(proto))),
+        weights=find_saturating(GraphIndex(proto)),
         float_types=read_notes(proto).float_types,
     )
 
@@ -163,7 +160,7 @@ def drop_clip(index: GraphIndex, chain: Chain, qparams: Numbers) -> Chain:
 
 def _read_role(record: Record) -> Role | None:
     text = record.get("role")
-    return Role(text) if text in {role.value for role in Role} else None
+    return Role(text) if text in tuple(Role) else None
 
 
 def _find_scheme(record: Record, qparams: Numbers, bits: int) -> bool:

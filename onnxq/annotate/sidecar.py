@@ -85,9 +85,7 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[PairInfos, C
         sites = (find_site(index, chain, None), *index.list_consumers(result))
         # In the order in which they are trusted.
         ways = {
-            Origin.NAME: next(
-                (loose[node.name] for node in reversed(chain.nodes) if node.name in loose), None
-            ),
+            Origin.NAME: next((loose[name] for name in chain.names if name in loose), None),
             Origin.TENSOR: next(filter(None, map(by_site.get, map(str, sites))), None),
             Origin.STRUCTURE: by_structure.get(ids.get(result, "")),
         }

@@ -142,14 +142,9 @@ def _make_table(bench: Bench) -> terminal.RenderableType:
         columns.append("faster")
     rows = []
     for model in bench.models:
-        cells: list[object] = [
-            model.name,
-            format_counts(dict(model.types.most_common())),
-            "",
-            "",
-        ]
-        if model.proof is not None:
-            cells[2:] = [len(model.proof.kernels), len(model.proof.moving)]
+        proof = model.proof
+        cells: list[object] = [model.name, format_counts(dict(model.types.most_common()))]
+        cells += ["", ""] if proof is None else [len(proof.kernels), len(proof.moving)]
         for way in ways:
             latency = getattr(model, way)
             cells += (

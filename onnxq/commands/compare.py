@@ -162,9 +162,9 @@ def _describe_record(record: ReportRecord, name: str) -> _Side:
         "sqnr_db": record.sqnr_db,
         "bytes": float(record.quantized_bytes),
         "sites": float(len(record.sites)),
+        **{f"operators_{dtype}": float(count) for dtype, count in record.types.items()},
+        "speed": record.speed,
     }
-    figures |= {f"operators_{dtype}": float(count) for dtype, count in record.types.items()}
-    figures |= {"speed": record.speed}
     sites = {
         site.name: (
             f"{site.bits} bits, {site.type} {site.scheme}, {site.granularity}",

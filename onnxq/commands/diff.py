@@ -345,8 +345,14 @@ def _make_layer_table(difference: Difference, view: TextView) -> Parts:
     runs = drop_repeats(error.run for layer in difference.layers for error in layer.accuracy)
     others = drop_repeats(error.run for layer in difference.layers for error in layer.engines)
     labels = label_runs(difference)
-    columns = ("tensor", "op", *(f"SQNR {labels[run]}" for run in runs), "drop")
-    columns += (*(f"{labels[run]} against {labels[OFF]}" for run in others), "levels")
+    columns = (
+        "tensor",
+        "op",
+        *(f"SQNR {labels[run]}" for run in runs),
+        "drop",
+        *(f"{labels[run]} against {labels[OFF]}" for run in others),
+        "levels",
+    )
     if view.verbose:
         columns += ("cosine", "max abs", "max rel", "read at")
     rows = (
@@ -372,8 +378,9 @@ def _make_layer_row(
         layer.op,
         *(accuracy.get(run, "") for run in runs),
         format_figure(layer.drop_db, ".1f"),
+        *(engines.get(run, "") for run in others),
+        format_figure(code_steps, ".1f"),
     ]
-    cells += [*(engines.get(run, "") for run in others), format_figure(code_steps, ".1f")]
     if verbose:
         worst = min(layer.accuracy, key=lambda error: error.sqnr_db, default=None)
         cells += ["", "", ""] if worst is None else _format_error(worst)[1:4]

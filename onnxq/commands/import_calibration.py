@@ -398,9 +398,13 @@ def _describe_line(line: UnusedLine, unit: str, verbose: bool) -> str:
 
 def _describe_plan(imported: Imported) -> Values:
     plan = imported.plan
-    counts = {"target": plan.target, "sites": len(plan.sites)}
-    applied = getattr(imported, "applied", None)
-    return counts | {"refusals": plan.refusals, "left_float": plan.left_float, "applied": applied}
+    return {
+        "target": plan.target,
+        "sites": len(plan.sites),
+        "refusals": plan.refusals,
+        "left_float": plan.left_float,
+        "applied": getattr(imported, "applied", None),
+    }
 
 
 # The plan has its own file.

@@ -1,6 +1,5 @@
 """`onnxq inspect` and `onnxq annotate-bits`: the quantize/dequantize pairs of any model, and their bits."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -121,10 +120,15 @@ def find_disagreement(inspection: Inspection) -> VerificationError | None:
 
 def _describe_pair(pair: PairInfo) -> Values:
     grain = pair.granularity
-    values = {"site": pair.name, **pick_fields(pair, "scope role ops bits origin")}
-    values |= {"type": pair.storage, "scheme": pair.scheme, "granularity": grain.word}
-    values |= grain.attributes
-    return values | pick_fields(pair, "scales scale_min scale_max quantize dequantize clip")
+    return {
+        "site": pair.name,
+        **pick_fields(pair, "scope role ops bits origin"),
+        "type": pair.storage,
+        "scheme": pair.scheme,
+        "granularity": grain.word,
+        **grain.attributes,
+        **pick_fields(pair, "scales scale_min scale_max quantize dequantize clip"),
+    }
 
 
 def _make_parts(inspection: Inspection, view: TextView) -> Parts:
@@ -167,11 +171,7 @@ def _list_pairs(pairs: Sequence[PairInfo], view: TextView) -> list[RenderableTyp
 
     def make_row(pair: PairInfo) -> Sequence[object]:
         # Scales that the model computes itself have no value in the file.
-        scale = (
-            "at run time"
-            if math.isnan(pair.scale_min)
-            else format_scale(pair.scale_min, pair.scale_max)
-        )
+        scale = format_scale(*pair.scale_range) if pair.scale_range else "at run time"
         grain = _format_grain(pair.granularity)
         row = (pair.site, ",".join(pair.ops), pair.bits, pair.scheme, grain, scale, pair.origin)
         return (*row, pair.role, pair.storage, " ".join(pair.nodes)) if view.verbose else row

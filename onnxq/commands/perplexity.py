@@ -158,8 +158,9 @@ def _make_row(score: LanguageScore, timed: bool) -> list[str]:
         terminal.format_bytes(score.size),
         f"{score.perplexity:.4g}",
         f"{score.bits_per_byte:.4f}",
+        f"{100 * score.agreement:.2f}%",
+        f"{score.divergence:.2g}",
     ]
-    cells += [f"{100 * score.agreement:.2f}%", f"{score.divergence:.2g}"]
     if score.generated is not None:
         cells.append(f"{score.generated:.1f}")
     if timed:

@@ -153,12 +153,14 @@ def _make_rows(profile: Profile) -> terminal.SheetRows:
 def _make_cost_row(cost: GroupCost) -> Sequence[object]:
     # A segment may hold many operators: three of them are enough to recognise it.
     ops = "/".join((*cost.ops[:3], *(["…"] if len(cost.ops) > 3 else [])))
-    figures = (
+    return (
+        cost.name,
+        ops,
+        len(cost.sites),
         terminal.format_decibel(cost.isolated_db),
         terminal.format_decibel(cost.leave_one_out_db),
+        terminal.format_figure(cost.gain_db, "+.2f", " dB") or "n/a",
     )
-    gain = terminal.format_figure(cost.gain_db, "+.2f", " dB") or "n/a"
-    return cost.name, ops, len(cost.sites), *figures, gain
 
 
 def _list_warnings(profile: Profile) -> Iterator[Caution]:

@@ -78,7 +78,10 @@ def make_front(front: FrontPoints) -> RenderableType:
     columns = ["", "operators", "SQNR", "expected", "size", "expected"]
     timed = any(point.latency_ms is not None for point in front)
     measured = any(point.metric is not None for point in front)
-    columns += [*(["latency", "expected"] if timed else []), *(["metric"] if measured else [])]
+    if timed:
+        columns += ["latency", "expected"]
+    if measured:
+        columns.append("metric")
     rows = []
     for point in front:
         mark = "taken" if point.taken else "" if point.holds else "beyond"

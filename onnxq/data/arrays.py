@@ -34,17 +34,22 @@ class DeflatedArray:
 
     Rows between those that are read are unpacked and forgotten, and a row in front of the last one is reached from the
     beginning. Unpacked rows are kept in an unnamed temporary file.
-    member: entry of the zip. header: bytes before the values.
+    member: entry of the zip. header: bytes before the values. where: the array's name in messages.
     """
 
     def __init__(
-        self, path: Path, member: zipfile.ZipInfo, header: int, dtype: DType, shape: Shape
+        self,
+        path: Path,
+        member: zipfile.ZipInfo,
+        header: int,
+        dtype: DType,
+        shape: Shape,
+        where: str,
     ) -> None:
         self.dtype = dtype
         self.shape = shape
         self.ndim = len(shape)
-        name = member.filename.removesuffix(".npy")
-        self._where = f"{path}, array {name!r}"
+        self._where = where
         # Open as long as the array.
         archive = zipfile.ZipFile(path)
         weakref.finalize(self, archive.close)
@@ -233,7 +238,7 @@ def _read_member(
         return np.frombuffer(data, dtype).reshape(shape, order="F" if order else "C")
     # Rows are contiguous in C order only.
     if not order and len(shape) > 1 and size:
-        return DeflatedArray(path, info, start, dtype, shape)
+        return DeflatedArray(path, info, start, dtype, shape, where)
     # Unnamed; it lives as long as the array that is mapped from it.
     with tempfile.TemporaryFile(prefix="onnxq-") as file:
         while block := stream.read(_COPY_BYTES):

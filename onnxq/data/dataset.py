@@ -138,9 +138,9 @@ class Dataset:
         if holdout <= 0:
             return self._choose(self._indices), self._choose(self._indices)
         rng = np.random.default_rng(seed)
-        spare = _choose_items(rng, self._spare, holdout)
+        spare = choose_items(rng, self._spare, holdout)
         free = [i for position, i in enumerate(self._indices) if position not in keep]
-        own = _choose_items(rng, free, min(holdout - len(spare), len(self) - 1))
+        own = choose_items(rng, free, min(holdout - len(spare), len(self) - 1))
         validation = sorted(spare + own) or self._indices
         return self._choose([i for i in self._indices if i not in frozenset(own)]), self._choose(
             validation
@@ -148,9 +148,7 @@ class Dataset:
 
     def take(self, count: int, seed: int = 0) -> Dataset:
         """Choose at most `count` of the samples by the seed, in order."""
-        return self._choose(
-            _choose_items(np.random.default_rng(seed), self._indices, max(count, 1))
-        )
+        return self._choose(choose_items(np.random.default_rng(seed), self._indices, max(count, 1)))
 
     def joined(self, other: Dataset) -> Dataset:
         """Join two parts of one set; a sample of both counts once."""
@@ -212,9 +210,10 @@ class Dataset:
         return axes if len(symbols) < 2 else None
 
 
-def _choose_items(
+def choose_items(
     rng: np.random.Generator, items: Sequence[int] | Unchosen, count: int
 ) -> list[int]:
+    """Choose so many of the items, in their order; all where there are fewer."""
     places: Iterable[int] = range(len(items))
     if count < len(items):
         places = sorted(rng.choice(len(items), size=count, replace=False))

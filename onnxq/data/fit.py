@@ -78,7 +78,7 @@ def match_inputs(inputs: Inputs, arrays: Arrays, where: str) -> tuple[Feeds, Nam
 
 
 def _join_names(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
+    return ", ".join(map(repr, names))
 
 
 def check_dtype(array_dtype: DType, value: ValueInfo, where: str) -> str:
@@ -179,11 +179,9 @@ def _check_finite(array: Array, value: ValueInfo, where: str) -> None:
     # NaN compares false, as inf does; -inf passes.
     bad = ~(np.asarray(array) < np.inf)
     if bad.any():
-        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        place = np.argwhere(bad)[0].tolist()
         kinds = "NaN" if np.isnan(array).any() else "inf"
-        cause = (
-            f"holds {kinds} ({int(bad.sum())} of {array.size} values, the first at {list(place)})"
-        )
+        cause = f"holds {kinds} ({int(bad.sum())} of {array.size} values, the first at {place})"
         raise make_input_error(
             where, value, cause, "remove the sample or mend how it was made", code="Q211"
         )

@@ -13,7 +13,7 @@ from onnx import TensorProto, numpy_helper
 from onnxq.arrays import Array, Arrays
 from onnxq.config import DataConfig
 from onnxq.data.arrays import load_npy, load_npz
-from onnxq.data.dataset import Dataset, Unchosen
+from onnxq.data.dataset import Dataset, Unchosen, choose_items
 from onnxq.data.fit import Feeds, Inputs, check_dtype, refuse_empty
 from onnxq.data.images import SUFFIXES, find_images, open_images
 from onnxq.data.scripts import DEFAULT_FUNCTION, call_function, guard_user_code, read_json_feeds
@@ -387,9 +387,7 @@ def _choose_samples(
     chosen: Sequence[int] = range(total)
     spare: Sequence[int] | Unchosen = ()
     if config.samples is not None and config.samples < total:
-        order = np.random.default_rng(config.seed).choice(total, size=config.samples, replace=False)
-        # In the order of the source, as it would be read without a choice.
-        chosen = sorted(order.tolist())
+        chosen = choose_items(np.random.default_rng(config.seed), chosen, config.samples)
         spare = Unchosen(total, chosen)
     dataset = Dataset(source, inputs, chosen, spare=spare, title=title)
     dataset[0]

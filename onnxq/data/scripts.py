@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +66,13 @@ def guard_user_code(where: str, folder: Path | None = None) -> Iterator[None]:
 
 def _format_calls(error: BaseException) -> list[str]:
     """Format the innermost calls in the user's code and below it, one line each with file, line and source."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [
-        k for k, frame in enumerate(frames) if not frame.filename.startswith((_PACKAGE, "<frozen "))
+    # Frozen modules are Python's own importing of the file.
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen ")
     ]
-    shown = (
-        # Frozen modules are Python's own importing of the file.
-        [frame for frame in frames[theirs[0] :] if not frame.filename.startswith("<frozen ")]
-        if theirs
-        else []
-    )
-    calls = shown[-_CALLS:]
+    calls = list(dropwhile(lambda frame: frame.filename.startswith(_PACKAGE), frames))[-_CALLS:]
     lines = [
         f"{frame.filename}:{frame.lineno}, in {frame.name}: {frame.line or ''}" for frame in calls
     ]

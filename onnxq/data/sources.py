@@ -250,7 +250,7 @@ def name_arrays(item: Any, inputs: Inputs, where: str) -> Feeds:
 
     Raises DataError for anything else, and for values that are no arrays.
     """
-    if isinstance(item, np.ndarray) or (hasattr(item, "__array__") and not isinstance(item, dict)):
+    if hasattr(item, "__array__") and not isinstance(item, dict):
         if len(inputs) != 1:
             names = ", ".join(value.name for value in inputs)
             raise DataError(

@@ -94,10 +94,8 @@ def _read_entry(name: str, entry: Any, role: Role, line: int) -> TensorScale:
         ]
     )
     signed = str(first["is_symmetric" if legacy else "is_sym"]).lower() == "true"
-    scale = np.array([row["scale"] for row in rows], np.float64)
-    zero = -np.array([row["offset"] for row in rows], np.float64) - (
-        (1 << (bits - 1)) if signed else 0
-    )
+    scale = as_float64([row["scale"] for row in rows])
+    zero = -as_float64([row["offset"] for row in rows]) - ((1 << (bits - 1)) if signed else 0)
     # AIMET counts -127…127 from the lowest of 255 levels, which puts the zero one further down.
     narrow = signed and bool((zero == -1).all())
     return make_entry(

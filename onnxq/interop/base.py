@@ -187,7 +187,7 @@ def make_entry(
         raise NoGridError("a scale that float32 does not hold")
     if not spec.is_float and ((zero < spec.qmin) | (zero > spec.qmax)).any():
         raise ValueError(f"the zero point of {name} is outside {spec.qmin}…{spec.qmax}")
-    return TensorScale(name, steps, line, zero.astype(np.int32), spec, role, readers)
+    return TensorScale(name, steps, line, as_int32(zero), spec, role, readers)
 
 
 def sort_by_name(entries: Sequence[TensorScale]) -> Mapping[str, TensorScales]:

@@ -195,10 +195,12 @@ def list_uncovered(index: GraphIndex, entries: Iterable[str]) -> Names:
         if node.scope or node.op_type == "Constant":
             continue
         for name in node.inputs + node.outputs:
+            if name in named:
+                continue
             tensor = index.resolve_tensor(name, "") if name else None
             if index.find_dtype(tensor) in FLOAT_TENSORS and _is_data(index, tensor):
                 tensors.setdefault(name)
-    return tuple(name for name in tensors if name not in named)
+    return tuple(tensors)
 
 
 def _is_data(index: GraphIndex, tensor: MaybeTensor) -> bool:

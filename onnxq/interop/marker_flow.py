@@ -81,7 +81,7 @@ def find_flow(markers: Sequence[Marker], index: GraphIndex) -> Flow:
             base = bases.get(marker.source, marker.source)
             bases[marker.result] = marker.result if marker.node.name in carriers else base
         groups = _group_markers(markers, index, bases, carriers)
-        homeless = [m for m in _find_output_markers(groups, index) if m.node.name not in carriers]
+        homeless = _find_output_markers(groups, index)
         if not homeless:
             break
         carriers |= {marker.node.name for marker in homeless}
@@ -105,7 +105,7 @@ def _group_markers(
     on: dict[TensorId, list[MarkerGroup]] = defaultdict(list)
     for marker in markers:
         base = bases[marker.result]
-        group = next((g for g in on.get(base, ()) if g.first.agrees_with(marker)), None)
+        group = next((g for g in on[base] if g.first.agrees_with(marker)), None)
         if group is None:
             group = MarkerGroup(marker, base)
             on[base].append(group)

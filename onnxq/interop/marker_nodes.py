@@ -124,10 +124,10 @@ def _decode_text(value: Any) -> Any:
 
 
 def _read_role(site: str, word: str) -> Role:
-    for role in _ROLES:
-        if role.value == word:
-            return role
-    raise _fault(site, f"role {word!r} is none of a marker's", f"use {', '.join(map(str, _ROLES))}")
+    if word not in _ROLES:
+        cause = f"role {word!r} is none of a marker's"
+        raise _fault(site, cause, f"use {', '.join(_ROLES)}")
+    return Role(word)
 
 
 def _make_spec(site: str, row: _MarkerRow) -> QuantSpec:

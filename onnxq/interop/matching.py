@@ -121,8 +121,8 @@ def match_scales(
     for key, (entry, through) in taken.items():
         site = by_site[key]
         problem = _find_change(site, before, prepared)
-        value = None if problem else prepared.find_shape(site.quantized_tensor)
-        shape = tuple(d if isinstance(d, int) else 0 for d in value or ())
+        dims = prepared.find_shape(site.quantized_tensor) or ()
+        shape = tuple(d if isinstance(d, int) else 0 for d in dims)
         qparams, kept = (
             (None, problem) if problem else fit_numbers(entry, site, table.origin, shape)
         )
@@ -312,7 +312,7 @@ def _explain_leftovers(
             reason = _CONSTANT
         elif name in then:
             why = UnmatchedKind.FOLDED
-            maker = next((node for node in before.nodes if name in node.outputs), None)
+            maker = before.find_producer(source)
             reason = "preparation folded it" + (f": {maker.op_type} {maker.name}" if maker else "")
         elif table.is_own_name(name):
             why = UnmatchedKind.TENSORRT

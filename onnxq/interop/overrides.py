@@ -60,10 +60,13 @@ def _read_rows(
     # ONNX Runtime takes -64…64 of int8 then, one level more than 7 bits have.
     if first.get("reduce_range"):
         raise NoGridError("a reduced range, whose levels are those of no width of bits")
+    scale: Array
+    zero: Array
     if {"scale", "zero_point"} <= set(first):
-        keys = ("scale", "zero_point")
-        numbers: list[Array] = [as_float64([row[key] for row in rows]).reshape(-1) for key in keys]
-        bits, signed = _read_type(first, bool((numbers[1] < 0).any()) or axis is not None)
+        scale, zero = (
+            as_float64([row[key] for row in rows]).reshape(-1) for key in ("scale", "zero_point")
+        )
+        bits, signed = _read_type(first, bool((zero < 0).any()) or axis is not None)
     elif {"rmin", "rmax"} <= set(first):
         bits, signed = _read_type(first, axis is not None)
         spec = QuantSpec(
@@ -71,13 +74,14 @@ def _read_rows(
         )
         low, high = (as_float64([row[key] for row in rows]) for key in ("rmin", "rmax"))
         qparams = qparams_from_range(low, high, spec)
-        numbers = [qparams.scale, qparams.zero_point]
+        scale = qparams.scale
+        zero = qparams.zero_point
     else:
         raise NoGridError(
             "a type without numbers, which `quantize_static` of `onnxq.compat` follows"
         )
     return make_entry(
-        name, line, (numbers[0], numbers[1]), bits=bits, signed=signed, grain=grain, readers=readers
+        name, line, (scale, zero), bits=bits, signed=signed, grain=grain, readers=readers
     )
 
 

@@ -89,20 +89,17 @@ def _find_function(name: str) -> Any:
     # torch.nn.functional has functions in Python, whose arguments may differ.
     if name in _SHORTENED or isinstance(getattr(F, name, None), type(torch.add)):
         places.insert(0, getattr(F, name, None))
-    targets = [place for place in places if place is not None]
-    return next(
-        (target for target in targets if find_entry(target) is not None),
-        targets[0] if targets else None,
-    )
+    targets = list(filter(None, places))
+    return next(filter(find_entry, targets), targets[0] if targets else None)
 
 
 def _slice(a: Arguments) -> Any:
     dim = a["dim"] or 0
-    dim = dim + a["rank"] if dim < 0 else dim
+    if dim < 0:
+        dim += a["rank"]
     # An open end is the largest int64 in ATen.
     end = None if isinstance(a["end"], int) and a["end"] >= 2**62 else a["end"]
-    start = None if isinstance(a["start"], int) and a["start"] == 0 else a["start"]
-    part = slice(start, end, None if a["step"] == 1 else a["step"])
+    part = slice(a["start"] or None, end, None if a["step"] == 1 else a["step"])
     return operator.getitem, (a["self"], (*[slice(None)] * dim, part)), {}
 
 
@@ -127,12 +124,8 @@ def _convert_type(a: Arguments) -> Any:
 
 def _look_up(a: Arguments) -> Any:
     # ATen has -1 for none.
-    padding = None if a["padding_idx"] < 0 else a["padding_idx"]
-    return (
-        F.embedding,
-        (a["indices"], a["weight"]),
-        {} if padding is None else {"padding_idx": padding},
-    )
+    padding = {} if a["padding_idx"] < 0 else {"padding_idx": a["padding_idx"]}
+    return F.embedding, (a["indices"], a["weight"]), padding
 
 
 def _resize(mode: str) -> Rewrite:

@@ -78,27 +78,27 @@ def replace_batch_norms(model: fx.GraphModule, root: nn.Module) -> Outcomes:
     functions though they have statistics.
     """
     functions: Outcomes = []
-    modules: dict[tuple[str | None, ...], tuple[str, nn.Module]] = {}
+    modules: dict[tuple[Any, ...], tuple[str, nn.Module]] = {}
     sources: list[fx.Node] = []
     for node in list(model.graph.nodes):
         if node.op != "call_function" or node.target not in _FUNCTIONS:
             continue
         arguments = name_arguments(node, *_FUNCTIONS[node.target])
-        tensors = {name: arguments.get(name) for name in _TENSORS}
+        tensors = {name: arguments[name] for name in _TENSORS if arguments.get(name) is not None}
         why = _explain_function(root, node, tensors)
         if why is not None:
-            if tensors["running_mean"] is not None:
+            if "running_mean" in tensors:
                 functions.append((f"{scope_of(node)}.batch_norm".lstrip("."), why))
             continue
         # Calls of one batch norm are calls of one module.
-        key = tuple(None if source is None else str(source.target) for source in tensors.values())
+        key = tuple((name, str(source.target)) for name, source in tensors.items())
         if key not in modules:
             path = make_unique_path(model, scope_of(node), "batch_norm")
             modules[key] = path, _make_module(model, root, tensors, arguments)
         call_module(model, node, *modules[key])
         node.args = (arguments["input"],)
         node.kwargs = {}
-        sources += [source for source in tensors.values() if source is not None]
+        sources += tensors.values()
     # Reads that nothing uses any more go, and with them the attributes, which the new modules hold.
     for source in dict.fromkeys(sources):
         if not source.users:
@@ -114,30 +114,28 @@ def _read_mode(node: fx.Node) -> Any:
     return name_arguments(node, *_FUNCTIONS[node.target]).get("training", False)
 
 
-def _find_owner(root: nn.Module, tensors: Mapping[str, fx.Node | None]) -> _BatchNorm | None:
+def _find_owner(root: nn.Module, tensors: Mapping[str, fx.Node]) -> _BatchNorm | None:
     """The batch norm of the traced model that holds the tensors, such as a subclass with a forward of its own."""
-    paths = [str(source.target) for source in tensors.values() if source is not None]
-    owner = root.get_submodule(paths[0].rpartition(".")[0])
+    first = next(iter(tensors.values()))
+    owner = root.get_submodule(str(first.target).rpartition(".")[0])
     return owner if isinstance(owner, _BatchNorm) else None
 
 
 def _explain_function(root: nn.Module, node: fx.Node, tensors: dict[str, Any]) -> str | None:
     """Reason why a call stays a function, in the mode it was traced in; None if a module computes the same."""
     mode = _read_mode(node)
-    sources = [source for source in tensors.values() if source is not None]
-    if not isinstance(mode, bool) or not sources:
+    if not isinstance(mode, bool) or not tensors:
         return "its mode or its tensors are computed"
-    if not all(isinstance(source, fx.Node) and source.op == "get_attr" for source in sources):
+    if not all(
+        isinstance(source, fx.Node) and source.op == "get_attr" for source in tensors.values()
+    ):
         return (
             "its statistics, weight or bias are computed, so that they are not averaged in training"
         )
-    if tensors["running_mean"] is None or tensors["running_var"] is None:
-        # Statistics of the batch in both modes.
-        return (
-            None
-            if mode and tensors["running_mean"] is tensors["running_var"]
-            else "its statistics are incomplete"
-        )
+    statistics = tensors.keys() & {"running_mean", "running_var"}
+    if len(statistics) < 2:
+        # Without any: those of the batch in both modes.
+        return None if mode and not statistics else "its statistics are incomplete"
     owner = _find_owner(root, tensors)
     # The forward of such a class is that of its base; its own mode may differ from the model's, where it is frozen.
     if owner is not None and mode == owner.training:
@@ -150,15 +148,11 @@ def _explain_function(root: nn.Module, node: fx.Node, tensors: dict[str, Any]) -
 def _make_module(
     model: fx.GraphModule,
     root: nn.Module,
-    tensors: Mapping[str, fx.Node | None],
+    tensors: Mapping[str, fx.Node],
     arguments: Kwargs,
 ) -> BatchNorm:
     """The module of a call. tensors: names of the batch norm's -> the reads of attributes that give them."""
-    values = {
-        name: attrgetter(str(source.target))(model)
-        for name, source in tensors.items()
-        if source is not None
-    }
+    values = {name: attrgetter(str(source.target))(model) for name, source in tensors.items()}
     owner = _find_owner(root, tensors)
     # The number in the call is that of one batch, where the owner averages over all of them (momentum None).
     momentum = arguments.get("momentum", 0.1) if owner is None else owner.momentum
@@ -249,10 +243,7 @@ def compute_factors(norm: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def _read_norm(norm: nn.Module) -> dict[str, Tensor | None]:
-    return {
-        f"norm.{key}": getattr(norm, key)
-        for key in ("weight", "bias", "running_mean", "running_var")
-    }
+    return {f"norm.{key}": getattr(norm, key) for key in _TENSORS}
 
 
 def _find_factors(tensors: Mapping[str, Tensor | None], eps: float) -> tuple[Tensor, Tensor]:

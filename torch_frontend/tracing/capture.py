@@ -142,16 +142,15 @@ def take_graph(model: fx.GraphModule, skip: Sequence[str]) -> Traced:
     for table in ("_parameters", "_buffers", "_modules"):
         root.__dict__[table].update(model.__dict__[table])
     root.training = model.training
-    operators = [(node, read_aten_name(node)) for node in graph.nodes]
+    operators = {node: read_aten_name(node) for node in graph.nodes}
     modes = ()
-    if any(name for _, name in operators):
-        flags = [
-            name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1])
-            for node, name in operators
-            if name in _FLAGS
-        ]
+    if any(operators.values()):
         # A graph of ATen's operators has no modules that know the mode.
-        root.training = any(flags)
+        root.training = any(
+            name_arguments(node, *_FLAGS[name]).get(_FLAGS[name][-1])
+            for node, name in operators.items()
+            if name in _FLAGS
+        )
         reason = "its graph was exported, in which batch norms and dropout of attention keep the mode of the export"
         fix = "give the module that was exported, with example_inputs"
         modes = (Refusal(type(model).__name__, reason, fix, "mode", "R108"),)
@@ -440,15 +439,12 @@ def _detach_value(graph: fx.Graph, value: Any) -> Any:
 
 def _follow_device(graph: fx.Graph) -> None:
     """Make tensors that the forward creates on the device of its first input, as it moves with the model."""
-    tensors = [
-        node
-        for node in graph.find_nodes(op="placeholder")
-        if isinstance(node.meta.get("val"), Tensor)
-    ]
+    inputs = graph.find_nodes(op="placeholder")
+    tensors = [node for node in inputs if isinstance(node.meta.get("val"), Tensor)]
     if not tensors:
         return
     device = tensors[0].meta["val"].device
-    with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+    with graph.inserting_after(inputs[-1]):
         follow = graph.call_function(getattr, (tensors[0], "device"))
 
     def replace(value: Any) -> Any:

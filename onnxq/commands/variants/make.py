@@ -241,12 +241,11 @@ def _make_all(run: _Run, recipes: Sequence[_Recipe]) -> Variants:
                 variants.append(replace(variant, same_as=_find_twin(run, variant, variants)))
             except OnnxqError as error:
                 errors.append(error)
-                reason = error.fault
                 failed = Variant(
                     dtype=recipe.dtype,
                     state=VariantState.FAILED,
                     settings=recipe.settings,
-                    reason=reason,
+                    reason=error.fault,
                 )
                 variants.append(failed)
     if errors and len(errors) == len(variants):
