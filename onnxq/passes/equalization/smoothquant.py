@@ -211,8 +211,8 @@ def turn_spec(spec: QuantSpec) -> QuantSpec:
 
 
 Factors = Mapping[TensorId, Floats]
-# By the name of an operator: itself, and what its weight is multiplied by.
-_Turns = dict[str, tuple[Linear, list[Array64]]]
+# What the weight of an operator is multiplied by.
+_Turns = dict[Linear, list[Array64]]
 # Most that may be left of the noise of the layers' outputs, where smoothing is free and where it costs a Mul.
 FREE = 0.9
 MUL = 0.4
@@ -396,7 +396,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
             raise PlanError(tensor, cause, "plan the model again", code="Q404")
     # A linear operator in front of one group may itself be a layer of another: both factors meet in its weight.
     # Factors, not products: weights are multiplied one after another, so that one of them is in memory.
-    weights: _Turns = {}
+    weights: _Turns = defaultdict(list)
     edit = Edit(proto)
     for tensor, s in factors.items():
         group = groups[tensor]
@@ -407,8 +407,8 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
             _divide_in_home(edit, group.home, wide, weights)
         for op in group.readers:
             laid = wide[:, None] if op.axis == 1 else wide[None]
-            weights.setdefault(op.node.name, (op, []))[1].append(laid)
-    for op, turns in weights.values():
+            weights[op].append(laid)
+    for op, turns in weights.items():
         value = op.weight.astype(np.float64)
         for turned in turns:
             value *= turned
@@ -433,7 +433,7 @@ def _divide_in_home(edit: Edit, home: NodeRef | Linear, s: Array64, weights: _Tu
     if isinstance(home, Linear):
         # Columns of [K, N], or rows of [N, K].
         turned = 1.0 / (s[None] if home.axis == 1 else s[:, None])
-        weights.setdefault(home.node.name, (home, []))[1].append(turned)
+        weights[home].append(turned)
         edges = [home.bias_edge] if home.bias_edge is not None else []
     else:
         # Scale and bias of a normalization.
