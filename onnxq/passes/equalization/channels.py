@@ -81,8 +81,7 @@ def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
     """[count] labels after uniting the two sides of every pair; the label of a class is its lowest member."""
     labels = np.arange(count, dtype=np.intp)
     united = list(pairs)
-    changed = True
-    while changed:
+    while True:
         before = labels.copy()
         for left, right in united:
             lowest = np.minimum(labels[left], labels[right])
@@ -90,8 +89,8 @@ def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
             np.minimum.at(labels, right, lowest)
         # Pointers to pointers, so that long chains take few rounds.
         labels = labels[labels]
-        changed = not np.array_equal(before, labels)
-    return labels
+        if np.array_equal(before, labels):
+            return labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +197,12 @@ def pass_scales(flow: ScaledChannels, node: NodeRef) -> bool:
     """Nodes that commute with a positive factor per channel, as long as the channels stay where they are."""
     x = flow.index.find_input(node)
     alone = all(map(flow.index.is_constant, flow.index.list_reads(node)[1:]))
-    if x not in flow.labels or any(node.outputs[1:]) or not alone or not _write_alike(flow, node, x):
+    if (
+        x not in flow.labels
+        or any(node.outputs[1:])
+        or not alone
+        or not _write_alike(flow, node, x)
+    ):
         return False
     if node.op_type in _BENT:
         flow.bent.append(flow.labels[x])

@@ -174,7 +174,7 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
     for op in flow.ops:
         linear = op.linear
         rows = s[root[op.rows]]
-        columns = np.ones(linear.inputs) if op.columns is None else s[root[op.columns]]
+        columns = np.ones(()) if op.columns is None else s[root[op.columns]]
         if (rows == 1.0).all() and (columns == 1.0).all():
             continue
         changed = True

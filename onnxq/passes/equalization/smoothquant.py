@@ -268,16 +268,13 @@ def _find_home(
     norm = index.find_onnx_producer(tensor, "LayerNormalization")
     if norm is not None:
         # Over the last axis, with a scale of its own.
-        axis = norm.read_int("axis", -1)
-        rank = index.find_rank(norm.result)
-        scale, bias = (index.find_input(norm, k) for k in (1, 2))
-        constants = [tensor for tensor in (scale, bias) if tensor is not None]
-        own = all(index.is_constant(tensor) and index.is_owned(tensor) for tensor in constants)
-        last = axis == -1 or (rank is not None and axis == rank - 1)
-        return norm if norm.result == tensor and own and scale is not None and last else None
+        rank = index.find_rank(norm.result) or 0
+        last = norm.read_int("axis", -1) in (-1, rank - 1)
+        _, *constants = index.list_reads(norm)
+        own = all(index.is_constant(value) and index.is_owned(value) for value in constants)
+        return norm if norm.result == tensor and own and last else None
     if tensor in makers:
         return makers[tensor]
-    split = tensor
     for op_type in reversed(_VALUES_WAY):
         node = index.find_onnx_producer(tensor, op_type)
         split = tensor

@@ -178,9 +178,7 @@ class Ways:
         """Elements of each quantized weight."""
         index = self.problem.index
         return {
-            site.site: math.prod(
-                size for size in index.find_shape(site.tensor) or () if isinstance(size, int)
-            )
+            site.site: math.prod(index.find_sizes(site.tensor) or ())
             for site in self.plan.sites
             if site.role.is_weight and site.tensor is not None
         }

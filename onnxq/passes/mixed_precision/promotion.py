@@ -46,8 +46,11 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """
     plan = state.plan
     request = ctx.request
-    rows = (row for row in find_target(plan.target).capabilities if row.role is Role.ACTIVATION)
-    if request.to == UINT16 and not any(16 in row.bits and UINT16 in row.storage for row in rows):
+    wide = any(
+        row.role is Role.ACTIVATION and 16 in row.bits and UINT16 in row.storage
+        for row in find_target(plan.target).capabilities
+    )
+    if request.to == UINT16 and not wide:
         raise ConfigError(
             "promote_to: uint16",
             f"{plan.target} has no 16-bit activations",
