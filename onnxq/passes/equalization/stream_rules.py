@@ -228,13 +228,12 @@ def turn_expand(flow: Streams, node: NodeRef) -> bool:
 
 def _find_pair(flow: Streams, node: NodeRef) -> tuple[StreamLabel, Edge, Shape | None] | None:
     """(label, the other input, that one's shape if it is a constant) where one of two inputs has a label."""
-    labels = [flow.find_label(node, k) for k in range(2)]
-    k = 0 if labels[0] is not None else 1
-    label = labels[k]
-    if label is None or labels[1 - k] is not None:
-        return None
-    other = node.make_edge(1 - k)
-    return label, other, flow.find_shape(other)
+    for k in range(2):
+        label = flow.find_label(node, k)
+        if label is not None and flow.find_label(node, 1 - k) is None:
+            other = node.make_edge(1 - k)
+            return label, other, flow.find_shape(other)
+    return None
 
 
 def _is_row(shape: Shape, label: StreamLabel) -> bool:

@@ -111,9 +111,7 @@ def apply_rounding(plan: Plan, block: ExternalRounding) -> tuple[Plan, Lines]:
         sites[site] = new
     kept = tuple(bias for bias in plan.biases if bias.edge not in block.biases)
     biases = tuple(BiasPlan(edge=edge, values=as_float32(v)) for edge, v in block.biases.items())
-    return replace(
-        plan, sites=tuple(sites[site.site] for site in plan.sites), biases=(*kept, *biases)
-    ), tuple(lines)
+    return replace(plan, sites=tuple(sites.values()), biases=(*kept, *biases)), tuple(lines)
 
 
 def _replace_values(old: SitePlan, block: ExternalRounding) -> SitePlan:
