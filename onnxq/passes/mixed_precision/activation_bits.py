@@ -24,7 +24,7 @@ from onnxq.evaluation.accumulator import db_to_noise
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import MEASURED, Outcome, PassReport
+from onnxq.passes.journal import MEASURED, Outcome, PassReport, report_changes
 from onnxq.passes.judging import make_trial
 from onnxq.passes.mixed_precision.candidates import (
     SwitchedPlan,
@@ -98,7 +98,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     least, *_, most = sorted(ctx.config.activation_bits)
     narrow_plan = _NARROW.find(state)
     if narrow_plan is None:
-        return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+        return state, report_changes(NAME)
     calibration = ctx.take_samples(_SAMPLES)
     samples = calibration.joined(ctx.data.validation)
     floats = answer_samples(ctx, state, samples)

@@ -13,7 +13,7 @@ from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import UINT16, AccuracyRequest, Metric, has_whole_bytes
 from onnxq.passes.assembly import build_quantized, run_metric
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion
+from onnxq.passes.journal import LOST_DB, Promotion, report_changes
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
 from onnxq.passes.mixed_precision.cross_validation import estimate_new, split_folds, widen_ranges
 from onnxq.passes.mixed_precision.promotion_search import PromotionSearch
@@ -57,7 +57,7 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
             "promote to float",
             code="Q308",
         )
-    unchanged = state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+    unchanged = state, report_changes(NAME)
     if not request.asked and (not has_whole_bytes(plan) or _is_good(ctx, state)):
         return unchanged
     # A figure that new samples are to have is told by samples without a part in the choice.
@@ -72,7 +72,7 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     else:
         promoted, account = _mend_lost(search)
     steps = tuple(f"{step.name}: to {step.to}" for step in account.steps)
-    report = PassReport(NAME, steps, outcome=Outcome.KEPT if steps else Outcome.NO_GAIN)
+    report = report_changes(NAME, steps)
     return PROMOTED.write(replace(state, plan=promoted), account), report
 
 
