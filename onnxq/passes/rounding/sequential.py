@@ -198,9 +198,7 @@ class _Walk:
         *,
         small: bool,
     ) -> None:
-        self.plan = plan
-        self.index = index
-        self.work = work
+        self.plan, self.index, self.work = plan, index, work
         self.finished = finished
         self.options = options
         # Of large operators the products themselves take all cores.
@@ -216,10 +214,7 @@ class _Walk:
             self._change(edge, value)
         # Both on the same choices, as the plan is judged: behind one, rows in other places would teach nothing.
         take_choices = find_selections(proto).take_choices
-        both = [
-            (take_choices(proto), {}),
-            (take_choices(paired), self.changes),
-        ]
+        both = [(take_choices(proto), {}), (take_choices(paired), self.changes)]
         self.samples, self.others = (
             PairedRunner(some, *make_runners(both, some, work)) for some in (feeds, others)
         )
@@ -244,8 +239,7 @@ class _Walk:
                 self.samples.pass_by(request)
                 if finished.scarce:
                     self.others.pass_by(request)
-                self.request = request
-                self.statistics = None
+                self.request, self.statistics = request, None
             self._write_numbers(operator, finished)
             return None
         statistics = self._gather(request)
@@ -470,8 +464,7 @@ class FinishedOperators:
     """
 
     def __init__(self, journal: Journal | None, key: str) -> None:
-        self._journal = journal
-        self._key = key
+        self._journal, self._key = journal, key
 
     def read_next(self, node: str) -> OperatorNumbers | None:
         """The numbers of the next operator; None where it is not finished."""
