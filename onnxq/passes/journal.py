@@ -45,6 +45,11 @@ class PassReport:
     difference: float | None = None
 
 
+def report_changes(name: str, changed: Lines = ()) -> PassReport:
+    """The report of a pass that made these changes, or without any found nothing to gain."""
+    return PassReport(name, changed, outcome=Outcome.KEPT if changed else Outcome.NO_GAIN)
+
+
 class Shortage(Enum):
     """How a budget of time shortened something."""
 

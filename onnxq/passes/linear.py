@@ -98,12 +98,11 @@ class Linear:
         largest = flat.max(axis=3)
         return as_float64(largest.swapaxes(1, 2) if self.axis else largest)
 
-    def scale_weight(self, outputs: Array64, inputs: Array64 | None = None) -> Array64:
-        """weight · outputs / inputs, per channel ([channels] or [], [inputs]), in float64."""
+    def scale_weight(self, outputs: Array64, inputs: Array64 | float = 1.0) -> Array64:
+        """weight · outputs / inputs, per channel ([channels] or [], [inputs] or a number), in float64."""
         groups = self.node.groups
-        divisor = np.ones(self.inputs) if inputs is None else inputs
         multiplied = np.broadcast_to(outputs, self.channels).reshape(groups, -1, 1)
-        factor = multiplied / divisor.reshape(groups, 1, -1)
+        factor: Array64 = multiplied / np.broadcast_to(inputs, self.inputs).reshape(groups, 1, -1)
         factor = factor.swapaxes(1, 2) if self.axis else factor
         return as_float64(self.weight) * factor.reshape(
             *self.weight.shape[:2], *[1] * (self.weight.ndim - 2)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -121,8 +122,8 @@ class Edit:
             self._editor.set_attr(node.name, name, None)
         self.set_attrs(node, attrs)
         # Inputs beyond the new ones become absent, and are dropped on export.
-        for k in range(max(len(inputs), len(node.inputs))):
-            self._editor.replace_input(node.make_edge(k), inputs[k] if k < len(inputs) else "")
+        for k, (name, _) in enumerate(zip_longest(inputs, node.inputs, fillvalue="")):
+            self._editor.replace_input(node.make_edge(k), name)
         self._rewritten.add(node.name)
 
     def set_attrs(self, node: NodeRef, attrs: Attrs) -> None:

@@ -28,7 +28,7 @@ from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.observers.histogram import WHOLE, find_candidates
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
-from onnxq.passes.journal import MEASURED, Outcome, PassReport, list_replaced
+from onnxq.passes.journal import MEASURED, PassReport, list_replaced, report_changes
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
 from onnxq.passes.patterns import find_logits
 from onnxq.passes.rounding.gptq_core import FEWEST_POSITIONS
@@ -433,7 +433,7 @@ def improve_ranges(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         settled=find_scarce_sites(ctx, state),
     )
     if not chosen.taken:
-        return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+        return state, report_changes(NAME)
     line = f"{chosen.describe_taken()} {list_replaced(shared, chosen.plan, MEASURED, _WHY)}"
     return replace(state, plan=_keep_dynamic(plan, chosen)), PassReport(NAME, (line,))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -81,8 +81,7 @@ def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
     """[count] labels after uniting the two sides of every pair; the label of a class is its lowest member."""
     labels = np.arange(count, dtype=np.intp)
     united = list(pairs)
-    changed = True
-    while changed:
+    while True:
         before = labels.copy()
         for left, right in united:
             lowest = np.minimum(labels[left], labels[right])
@@ -90,8 +89,8 @@ def merge_labels(count: int, pairs: Iterable[tuple[Labels, Labels]]) -> Labels:
             np.minimum.at(labels, right, lowest)
         # Pointers to pointers, so that long chains take few rounds.
         labels = labels[labels]
-        changed = not np.array_equal(before, labels)
-    return labels
+        if np.array_equal(before, labels):
+            return labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +114,7 @@ class ScaledChannels(ChannelFlow[Labels]):
     def __init__(self, index: GraphIndex) -> None:
         super().__init__(index)
         self.ops: list[ScaledLinear] = []
-        self.axes: dict[TensorId, int] = {}
+        self.axes: dict[MaybeTensor, int] = {}
         # Adds that hold the bias of a MatMul, which labels their outputs.
         self.bias_adds = set[str]()
         self.count = 0
@@ -173,7 +172,7 @@ def scale_linear(flow: ScaledChannels, node: NodeRef) -> bool:
     x = index.find_input(node)
     y = op.last.result
     scaled = ScaledLinear(op, flow.make_labels(op.channels), flow.find_label(node, 0))
-    if x is not None and scaled.columns is not None:
+    if scaled.columns is not None:
         rank = index.find_rank(x)
         along = rank is not None and flow.axes[x] == op.channel_axis % rank
         # Columns of another number, or along another axis, as behind a Reshape: no factor fits them.
@@ -196,26 +195,27 @@ _BENT = ("Relu", "LeakyRelu", "PRelu", "Clip")
 
 def pass_scales(flow: ScaledChannels, node: NodeRef) -> bool:
     """Nodes that commute with a positive factor per channel, as long as the channels stay where they are."""
-    others = [k for k, name in enumerate(node.inputs) if k and name]
-    labels = flow.find_label(node, 0)
-    if labels is None or any(node.outputs[1:]):
-        return False
-    if not all(flow.index.has_constant(node, k) for k in others):
-        return False
-    if not _write_alike(flow, node, 0, labels):
+    x = flow.index.find_input(node)
+    alone = all(map(flow.index.is_constant, flow.index.list_reads(node)[1:]))
+    if (
+        x not in flow.labels
+        or any(node.outputs[1:])
+        or not alone
+        or not _write_alike(flow, node, x)
+    ):
         return False
     if node.op_type in _BENT:
-        flow.bent.append(labels)
+        flow.bent.append(flow.labels[x])
     return True
 
 
-def _write_alike(flow: ScaledChannels, node: NodeRef, k: int, labels: Labels) -> bool:
-    """Give the output the labels of input k, along the same axis; False where its shape is another or not known."""
-    x = flow.index.find_input(node, k)
+def _write_alike(flow: ScaledChannels, node: NodeRef, x: MaybeTensor) -> bool:
+    """Give the output the labels of an input, along the same axis; False where its shape is another or not known."""
     shape = flow.index.find_shape(node.result)
-    if x is None or shape is None or len(shape) != flow.index.find_rank(x):
+    if shape is None or len(shape) != flow.index.find_rank(x):
         return False
     axis = flow.axes[x]
+    labels = flow.labels[x]
     return (not axis or shape[axis] == labels.size) and flow.write_labels(node.result, labels, axis)
 
 
@@ -245,20 +245,13 @@ def scale_resize(flow: ScaledChannels, node: NodeRef) -> bool:
 
 def scale_product(flow: ScaledChannels, node: NodeRef) -> bool:
     """Mul by a tensor without labels, Div by it: a gate, or a constant."""
-    labelled = [(k, labels) for k in range(2) if (labels := flow.find_label(node, k)) is not None]
-    # The product of two such tensors would have the factors of both.
-    if len(labelled) != 1:
+    labelled = [x for x in flow.index.list_inputs(node) if x in flow.labels]
+    # The product of two such tensors would have the factors of both, and behind a Div a divisor the inverse of its own.
+    if len(labelled) != 1 or (node.op_type == "Div" and flow.find_label(node, 0) is None):
         return False
-    ((k, labels),) = labelled
-    x = flow.index.find_input(node, k)
-    return (
-        x is not None
-        # Along axis 0 a gate of fewer axes may lie along the channels.
-        and flow.axes[x] != 0
-        # Behind a Div a divisor would have the inverse of its factors.
-        and not (node.op_type == "Div" and k)
-        and _write_alike(flow, node, k, labels)
-    )
+    # Along axis 0 a gate of fewer axes may lie along the channels.
+    (x,) = labelled
+    return flow.axes[x] != 0 and _write_alike(flow, node, x)
 
 
 def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
@@ -271,8 +264,8 @@ def scale_add(flow: ScaledChannels, node: NodeRef) -> bool:
     if labels is None or others is None or labels.size != others.size:
         return False
     left, right = flow.index.list_reads(node)
-    ranks = (flow.index.find_rank(left), flow.index.find_rank(right))
-    if ranks[0] != ranks[1] or flow.axes[left] != flow.axes[right]:
+    alike = flow.index.find_rank(left) == flow.index.find_rank(right)
+    if not alike or flow.axes[left] != flow.axes[right]:
         return False
     flow.pairs.append((labels, others))
     flow.joined.append(labels)
@@ -286,11 +279,10 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
         return False
     axis = node.read_int("axis", 0) % rank
     parts: list[Labels] = []
-    for k in range(len(node.inputs)):
-        x = flow.index.find_input(node, k)
-        labels = flow.find_label(node, k)
+    for x in flow.index.list_inputs(node):
+        labels = flow.labels.get(x)
         shape = flow.index.find_shape(x)
-        if x is None or shape is None or (labels is not None and flow.axes[x] != axis):
+        if shape is None or flow.axes.get(x, axis) != axis:
             return False
         if labels is None:
             size = shape[axis]
@@ -309,11 +301,9 @@ def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     """[N, C, spatial…] -> [N, C · spatial]: each channel's label as often as it has positions."""
     x = flow.index.find_input(node)
     labels = flow.find_label(node, 0)
-    if x is None or labels is None or flow.axes[x] != 1:
-        return False
     before, after = map(flow.index.find_shape, (x, node.result))
     # A Reshape comes here, too: exporters write it for a Flatten.
-    if before is None or after is None or len(after) != 2:
+    if before is None or after is None or len(after) != 2 or labels is None or flow.axes[x] != 1:
         return False
     sizes = [dim for dim in before[1:] if isinstance(dim, int)]
     if len(sizes) < len(before) - 1 or after[1] != int(np.prod(sizes)):
@@ -354,12 +344,12 @@ def find_scaled_channels(index: GraphIndex, fixed: Iterable[TensorId] = ()) -> S
 class ShiftSource:
     """A tensor that may be lowered.
 
-    readers: the layers that get it back, by name, with how often (an Add of a tensor with itself counts twice).
+    readers: the layers that get it back, with how often (an Add of a tensor with itself counts twice).
     """
 
     op: Linear
     tensor: TensorId
-    readers: dict[str, tuple[Linear, int]]
+    readers: Counter[Linear] = field(default_factory=Counter)
     fixed: bool = False
 
 
@@ -391,12 +381,11 @@ def shift_linear(flow: ShiftedChannels, node: NodeRef) -> bool:
             if op is None or k or not op.takes_shifts(source.op):
                 source.fixed = True
                 continue
-            _, before = source.readers.get(node.name, (op, 0))
-            source.readers[node.name] = op, before + times
+            source.readers[op] += times
     if op is None or not op.has_plain_bias:
         return True
     tensor = op.last.result
-    flow.sources[tensor] = ShiftSource(op, tensor, {})
+    flow.sources[tensor] = ShiftSource(op, tensor)
     flow.write_label(tensor, {tensor: 1})
     return True
 

@@ -90,7 +90,11 @@ def list_channel_axes(proto: ModelLike, fixed: Iterable[TensorId] = ()) -> dict[
     little about. fixed: tensors that keep their values."""
     flow = find_scaled_channels(get_index(proto), fixed)
     joint = flow.free & ~flow.rectified
-    return {tensor: axis for tensor, axis in flow.axes.items() if joint[flow.labels[tensor]].any()}
+    return {
+        tensor: axis
+        for tensor, axis in flow.axes.items()
+        if tensor is not None and joint[flow.labels[tensor]].any()
+    }
 
 
 def compute_factors(
@@ -170,7 +174,7 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
     for op in flow.ops:
         linear = op.linear
         rows = s[root[op.rows]]
-        columns = np.ones(linear.inputs) if op.columns is None else s[root[op.columns]]
+        columns = np.ones(()) if op.columns is None else s[root[op.columns]]
         if (rows == 1.0).all() and (columns == 1.0).all():
             continue
         changed = True
@@ -252,23 +256,18 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
     index = get_index(proto)
     sources = {source.tensor: source for source in list_shift_sources(index)}
     # Operators whose bias grows, and by how much: one may make a tensor that is lowered and read another.
-    gains: dict[str, tuple[Linear, Array64]] = {}
-
-    def add_gain(op: Linear, value: Array64) -> None:
-        _, before = gains.get(op.node.name, (op, np.zeros(op.channels)))
-        gains[op.node.name] = op, before + value
-
+    gains: dict[Linear, Array64] = {}
     for tensor, c in shifts.items():
         source = sources.get(tensor)
         if source is None or c.shape != (source.op.channels,):
             cause = "cannot take the shifts that the plan gives it"
             raise PlanError(tensor, cause, "plan the model again", code="Q404")
         wide = as_float64(c)
-        add_gain(source.op, -wide)
-        for reader, times in source.readers.values():
-            add_gain(reader, times * reader.multiply_constant(wide))
+        gains[source.op] = gains.get(source.op, 0.0) - wide
+        for reader, times in source.readers.items():
+            gains[reader] = gains.get(reader, 0.0) + times * reader.multiply_constant(wide)
     edit = Edit(proto)
-    for op, value in gains.values():
+    for op, value in gains.items():
         assert op.bias_edge is not None
         edge = op.bias_edge
         stored = read_constant(index, edge)

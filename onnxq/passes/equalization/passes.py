@@ -171,8 +171,11 @@ _ROUNDED_DB = 9.0
 _PERFECT_DB = 200.0
 
 
-def check_equivalent(ctx: EqualizeContext, after: FloatState, report: PassReport) -> PassReport:
-    """The report with the largest change of a float output; NOT_EQUIVALENT where that is more than rounding."""
+def check_equivalent(
+    ctx: EqualizeContext, before: FloatState, after: FloatState, report: PassReport
+) -> FloatStep:
+    """The state after a pass, and its report with the largest change of a float output; the state before it where that
+    is more than rounding."""
     floats = ctx.base.validation
     with ctx.progress("comparing with the model before", min(_PROOF, len(floats.samples))) as task:
         other = Session(floats.selections.take_choices(after.model), fuse_pairs=False)
@@ -181,8 +184,8 @@ def check_equivalent(ctx: EqualizeContext, after: FloatState, report: PassReport
     worst = max((output.max_abs for output in outputs), default=0.0)
     # An output of zeros has no decibels, and rounding alone makes it another.
     if all(output.whole_db >= EQUIVALENT_DB or output.max_abs < 1e-6 for output in outputs):
-        return replace(report, difference=worst)
-    return PassReport(report.name, outcome=Outcome.NOT_EQUIVALENT, difference=worst)
+        return after, replace(report, difference=worst)
+    return before, PassReport(report.name, outcome=Outcome.NOT_EQUIVALENT, difference=worst)
 
 
 def score_equalized(ctx: EqualizeContext, state: FloatState) -> float | None:
@@ -333,8 +336,7 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     if not gains_by_rotation(ctx, before, highest):
         return state, PassReport(ROTATION, (), fixed, Outcome.WORSE, (before, highest))
     report = PassReport(ROTATION, (line,), fixed, trial_db=(before, highest))
-    report = check_equivalent(ctx, best, report)
-    return (best if report.outcome is Outcome.KEPT else state), report
+    return check_equivalent(ctx, state, best, report)
 
 
 def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
@@ -401,8 +403,8 @@ def _write(
     if not factors:
         return state, PassReport(name, tuple(lines), outcome=Outcome.NO_GAIN)
     after = write_factors(ctx.base.ids, state, name, factors)
-    report = check_equivalent(ctx, after, PassReport(name, (f"{len(factors)} tensors", *lines)))
-    return (after if report.outcome is Outcome.KEPT else state), report
+    report = PassReport(name, (f"{len(factors)} tensors", *lines))
+    return check_equivalent(ctx, state, after, report)
 
 
 def _list_ruled(ctx: EqualizeContext, state: FloatState) -> set[TensorId]:

@@ -174,7 +174,8 @@ def _multiply_hadamard(columns: Array64) -> Array64:
         pairs, sums = (array.reshape(-1, 2, width, base * count) for array in (parts, spare))
         np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
         np.subtract(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
-        parts, spare, width = spare, parts, 2 * width
+        parts, spare = spare, parts
+        width *= 2
     return parts.reshape(size, count) * (1.0 / float(np.sqrt(size)))
 
 

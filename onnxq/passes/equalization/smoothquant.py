@@ -211,8 +211,8 @@ def turn_spec(spec: QuantSpec) -> QuantSpec:
 
 
 Factors = Mapping[TensorId, Floats]
-# By the name of an operator: itself, and what its weight is multiplied by.
-_Turns = dict[str, tuple[Linear, list[Array64]]]
+# What the weight of an operator is multiplied by.
+_Turns = dict[Linear, list[Array64]]
 # Most that may be left of the noise of the layers' outputs, where smoothing is free and where it costs a Mul.
 FREE = 0.9
 MUL = 0.4
@@ -268,16 +268,13 @@ def _find_home(
     norm = index.find_onnx_producer(tensor, "LayerNormalization")
     if norm is not None:
         # Over the last axis, with a scale of its own.
-        axis = norm.read_int("axis", -1)
-        rank = index.find_rank(norm.result)
-        scale, bias = (index.find_input(norm, k) for k in (1, 2))
-        constants = [tensor for tensor in (scale, bias) if tensor is not None]
-        own = all(index.is_constant(tensor) and index.is_owned(tensor) for tensor in constants)
-        last = axis == -1 or (rank is not None and axis == rank - 1)
-        return norm if norm.result == tensor and own and scale is not None and last else None
+        rank = index.find_rank(norm.result) or 0
+        last = norm.read_int("axis", -1) in (-1, rank - 1)
+        _, *constants = index.list_reads(norm)
+        own = all(index.is_constant(value) and index.is_owned(value) for value in constants)
+        return norm if norm.result == tensor and own and last else None
     if tensor in makers:
         return makers[tensor]
-    split = tensor
     for op_type in reversed(_VALUES_WAY):
         node = index.find_onnx_producer(tensor, op_type)
         split = tensor
@@ -396,7 +393,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
             raise PlanError(tensor, cause, "plan the model again", code="Q404")
     # A linear operator in front of one group may itself be a layer of another: both factors meet in its weight.
     # Factors, not products: weights are multiplied one after another, so that one of them is in memory.
-    weights: _Turns = {}
+    weights: _Turns = defaultdict(list)
     edit = Edit(proto)
     for tensor, s in factors.items():
         group = groups[tensor]
@@ -407,8 +404,8 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
             _divide_in_home(edit, group.home, wide, weights)
         for op in group.readers:
             laid = wide[:, None] if op.axis == 1 else wide[None]
-            weights.setdefault(op.node.name, (op, []))[1].append(laid)
-    for op, turns in weights.values():
+            weights[op].append(laid)
+    for op, turns in weights.items():
         value = op.weight.astype(np.float64)
         for turned in turns:
             value *= turned
@@ -433,7 +430,7 @@ def _divide_in_home(edit: Edit, home: NodeRef | Linear, s: Array64, weights: _Tu
     if isinstance(home, Linear):
         # Columns of [K, N], or rows of [N, K].
         turned = 1.0 / (s[None] if home.axis == 1 else s[:, None])
-        weights.setdefault(home.node.name, (home, []))[1].append(turned)
+        weights[home].append(turned)
         edges = [home.bias_edge] if home.bias_edge is not None else []
     else:
         # Scale and bias of a normalization.

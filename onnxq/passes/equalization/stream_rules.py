@@ -228,13 +228,12 @@ def turn_expand(flow: Streams, node: NodeRef) -> bool:
 
 def _find_pair(flow: Streams, node: NodeRef) -> tuple[StreamLabel, Edge, Shape | None] | None:
     """(label, the other input, that one's shape if it is a constant) where one of two inputs has a label."""
-    labels = [flow.find_label(node, k) for k in range(2)]
-    k = 0 if labels[0] is not None else 1
-    label = labels[k]
-    if label is None or labels[1 - k] is not None:
-        return None
-    other = node.make_edge(1 - k)
-    return label, other, flow.find_shape(other)
+    for k in range(2):
+        label = flow.find_label(node, k)
+        if label is not None and flow.find_label(node, 1 - k) is None:
+            other = node.make_edge(1 - k)
+            return label, other, flow.find_shape(other)
+    return None
 
 
 def _is_row(shape: Shape, label: StreamLabel) -> bool:
@@ -368,15 +367,12 @@ def _normalize(flow: Streams, node: NodeRef, label: StreamLabel, k: int) -> bool
     centred = node.op_type in _CENTRED
     if label.axis != -1 or label.waiting or flow.find_shape(scale) != (label.width,):
         return False
-    shift = (
-        node.make_edge(k + 1)
-        if centred and flow.index.find_input(node, k + 1) is not None
-        else None
-    )
+    shift = node.make_edge(k + 1) if centred and any(node.inputs[k + 1 : k + 2]) else None
     if shift is not None and flow.find_shape(shift) != (label.width,):
         return False
     stream = flow.find_stream(label)
-    stream.normalized, stream.level = True, stream.level or centred
+    stream.normalized = True
+    stream.level |= centred
     return flow.pass_label(node, flow.scale_stream(label, scale, shift))
 
 
@@ -388,7 +384,7 @@ def turn_normalized_sum(flow: Streams, node: NodeRef) -> bool:
     # Constants such as a position table are turned with the stream they are added to.
     if label is None or not flow.turn_others(node, label, (0, 1, bias)):
         return False
-    if len(node.outputs) > 3 and node.outputs[3]:
+    if any(node.outputs[3:]):
         flow.write_label(node.make_result(3), label)
     return _normalize(flow, node, label, 2)
 
@@ -427,7 +423,7 @@ def turn_attention(flow: Streams, node: NodeRef) -> bool:
         out = width * int(node.attrs[heads])
     flow.divide_stream(label, width)
     flow.write_label(node.result, replace(label, width=out))
-    if len(node.outputs) > 2 and node.outputs[2]:
+    if any(node.outputs[2:3]):
         flow.write_label(node.make_result(2), replace(label, width=width))
     return True
 

@@ -24,7 +24,7 @@ from onnxq.evaluation.accumulator import db_to_noise
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import measure_models
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import MEASURED, Outcome, PassReport
+from onnxq.passes.journal import MEASURED, Outcome, PassReport, report_changes
 from onnxq.passes.judging import make_trial
 from onnxq.passes.mixed_precision.candidates import (
     SwitchedPlan,
@@ -98,7 +98,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     least, *_, most = sorted(ctx.config.activation_bits)
     narrow_plan = _NARROW.find(state)
     if narrow_plan is None:
-        return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+        return state, report_changes(NAME)
     calibration = ctx.take_samples(_SAMPLES)
     samples = calibration.joined(ctx.data.validation)
     floats = answer_samples(ctx, state, samples)
@@ -106,8 +106,8 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     alone = answer_samples(ctx, state, calibration)
     noises = _measure_noises(ctx, state, narrow_plan, alone)
     estimate = find_target(state.plan.target).estimate_work
-    ops = state.problem.ops
-    amounts = {name: estimate(ops.by_name[name].candidate) for name in _list_free(state)}
+    by_name = state.problem.ops.by_name
+    amounts = {name: estimate(by_name[name].candidate) for name in _list_free(state)}
     total = sum(amounts.values()) or 1.0
     work = {name: amount / total for name, amount in amounts.items()}
     wide = _list_always_wide(state, narrow_plan)
@@ -133,8 +133,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
     choosable = len(order) - len(wide)
     # What is asked for may take all; by default no more than some are wide.
-    most_wide = len(order) // _ONE_OF
-    fewest = 0 if wanted is not None else min(choosable, len(order) - most_wide)
+    fewest = 0 if wanted is not None else min(choosable, len(order) - len(order) // _ONE_OF)
     low = _find_most(fewest, choosable, lambda count: measure(place(order, count)) <= allowed)
     if wanted is not None:
         # Samples that had no part in the ranges are to have it, too.
@@ -156,8 +155,7 @@ def narrow_activations(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 def _list_free(state: PlacedState) -> Names:
     """Operators in integers whose width is theirs to choose: what moves values has that of its maker."""
     sites = {site.site for site in state.plan.sites}
-    ops = state.problem.ops
-    return tuple(op.name for op in ops if op.out in sites and not op.rule.shares)
+    return tuple(op.name for op in state.problem.ops if op.out in sites and not op.rule.shares)
 
 
 def _place_widths(

@@ -178,9 +178,7 @@ class Ways:
         """Elements of each quantized weight."""
         index = self.problem.index
         return {
-            site.site: math.prod(
-                size for size in index.find_shape(site.tensor) or () if isinstance(size, int)
-            )
+            site.site: math.prod(index.find_sizes(site.tensor) or ())
             for site in self.plan.sites
             if site.role.is_weight and site.tensor is not None
         }
@@ -383,8 +381,9 @@ class SwitchedPlan:
         self._ctx = ctx
         self._model = state.model
         with ctx.progress("putting every pair behind a switch"):
-            pairs = write_pairs(state, plan)
-            self.toggled = toggle_model(state.model, pairs, threads=ctx.config.verify.threads)
+            self.toggled = toggle_model(
+                state.model, write_pairs(state, plan), threads=ctx.config.verify.threads
+            )
 
     def list_pairs(self, *roles: Role) -> list[Switch]:
         """The switches of these roles, in the order the model runs."""

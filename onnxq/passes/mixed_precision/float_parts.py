@@ -66,8 +66,8 @@ def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     figures: TrialFigures | None = None
     if plan.calibrated and not ctx.data.synthetic:
         chosen, figures = _try_types(ctx, state, problem, chosen)
-    if figures is not None and math.isinf(figures[0]):
-        figures = None
+        if math.isinf(figures[0]):
+            figures = None
     line = f"{chosen.nodes} nodes in {kind}, {len(chosen.kept)} in float32"
     after = replace(state, plan=add_precision(plan, chosen, state.problem))
     return after, PassReport(_TYPES, (line,), trial_db=figures)

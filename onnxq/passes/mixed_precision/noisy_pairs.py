@@ -24,7 +24,7 @@ from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.metric import FLOAT, has_whole_bytes
 from onnxq.evaluation.toggled import Setting, Switch
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import MEASURED, Outcome, PassReport
+from onnxq.passes.journal import MEASURED, PassReport, report_changes
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, ignore_rounding
 from onnxq.passes.mixed_precision.candidates import (
     SwitchedPlan,
@@ -86,7 +86,7 @@ def exclude_sensitive_ops(ctx: SampledContext, state: PlacedState) -> PlacedStep
             break
         state, line = excluded
         lines = (*lines, line)
-    return state, PassReport(SENSITIVE, lines, outcome=Outcome.KEPT if lines else Outcome.NO_GAIN)
+    return state, report_changes(SENSITIVE, lines)
 
 
 def _exclude_next(ctx: SampledContext, state: PlacedState) -> tuple[PlacedState, str] | None:
@@ -157,7 +157,7 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
             if noise < _DYNAMIC_LEFT * static.get(names[0], 0.0):
                 better.append(names)
     if not better:
-        return state, PassReport(DYNAMIC, outcome=Outcome.NO_GAIN)
+        return state, report_changes(DYNAMIC)
     line = f"{len(better)} of {len(readers)} tensors on scales of each run"
     return make_dynamic(ctx, state, better), PassReport(DYNAMIC, (line,))
 
@@ -230,7 +230,7 @@ def leave_noisy_float(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         frozenset(), (frozenset([name]) for name in loudest_first if not is_forced(name)), pays
     )
     if not keys:
-        return state, PassReport(FLOAT_NAME, outcome=Outcome.NO_GAIN)
+        return state, report_changes(FLOAT_NAME)
     plan = calibrate_missing(ctx, state, ways.promote_keys(keys))
     line = f"{', '.join(sorted(keys))} stay float: {_FLOAT_REASON}"
     return replace(state, plan=plan, problem=ways.leave_float(keys)), PassReport(

@@ -13,7 +13,7 @@ from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import UINT16, AccuracyRequest, Metric, has_whole_bytes
 from onnxq.passes.assembly import build_quantized, run_metric
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import LOST_DB, Outcome, PassReport, Promotion
+from onnxq.passes.journal import LOST_DB, Promotion, report_changes
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
 from onnxq.passes.mixed_precision.cross_validation import estimate_new, split_folds, widen_ranges
 from onnxq.passes.mixed_precision.promotion_search import PromotionSearch
@@ -46,15 +46,18 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """
     plan = state.plan
     request = ctx.request
-    rows = (row for row in find_target(plan.target).capabilities if row.role is Role.ACTIVATION)
-    if request.to == UINT16 and not any(16 in row.bits and UINT16 in row.storage for row in rows):
+    wide = any(
+        row.role is Role.ACTIVATION and 16 in row.bits and UINT16 in row.storage
+        for row in find_target(plan.target).capabilities
+    )
+    if request.to == UINT16 and not wide:
         raise ConfigError(
             "promote_to: uint16",
             f"{plan.target} has no 16-bit activations",
             "promote to float",
             code="Q308",
         )
-    unchanged = state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+    unchanged = state, report_changes(NAME)
     if not request.asked and (not has_whole_bytes(plan) or _is_good(ctx, state)):
         return unchanged
     # A figure that new samples are to have is told by samples without a part in the choice.
@@ -69,7 +72,7 @@ def promote_operators(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     else:
         promoted, account = _mend_lost(search)
     steps = tuple(f"{step.name}: to {step.to}" for step in account.steps)
-    report = PassReport(NAME, steps, outcome=Outcome.KEPT if steps else Outcome.NO_GAIN)
+    report = report_changes(NAME, steps)
     return PROMOTED.write(replace(state, plan=promoted), account), report
 
 

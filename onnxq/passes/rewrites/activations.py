@@ -121,7 +121,7 @@ def _find_clamp(index: GraphIndex, node: NodeRef, used: Used) -> _Anchor | None:
     inner = None
     while (bounds := _read_bounds(index, at)) is not None:
         # The bounds of a clamp as those behind it let them through.
-        low, high = min(max(bounds[0], low), high), min(max(bounds[1], low), high)
+        low, high = np.clip(bounds[:2], low, high).tolist()
         used.add_node(at, bounds[3])
         inner = index.find_input(at, bounds[2])
         before = index.find_onnx_producer(inner, *_CLAMPS)

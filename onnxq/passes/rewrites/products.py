@@ -406,6 +406,7 @@ def _spread_taps(kernel: int, step: int, before: int) -> tuple[Mask, int, int]:
     """
     offsets, between = np.divmod(np.arange(step)[:, None] + before - np.arange(kernel), step)
     reached = between == 0
-    first, last = int(offsets[reached].min()), int(offsets[reached].max())
+    first = int(offsets[reached].min())
+    last = int(offsets[reached].max())
     taps = np.arange(first, last + 1)[:, None]
     return reached[:, None] & (offsets[:, None] == taps), -first, last

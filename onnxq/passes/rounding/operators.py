@@ -367,17 +367,14 @@ def _turn_transposed(node: NodeRef, geometry: Geometry) -> Geometry | None:
     # ONNX computes the pads from `output_shape`, or for SAME_* from the size of the input.
     if geometry.auto_pad not in ("NOTSET", "VALID") or "output_shape" in node.attrs:
         return None
-    rank = len(geometry.kernel)
-    pads = geometry.pads
-    extra = node.attrs.get("output_padding", (0,) * rank)
+    ones = (1,) * len(geometry.kernel)
     # Without padding every input reaches a whole kernel of outputs; what is padded there is cropped here.
-    reach = [(k - 1) * d for k, d in zip(geometry.kernel, geometry.dilations, strict=True)]
-    begins = [reach[k] - pads[k] for k in range(rank)]
-    ends = [reach[k] - pads[k + rank] + extra[k] for k in range(rank)]
+    reach = np.subtract(geometry.kernel, 1) * geometry.dilations
+    ends = reach + node.attrs.get("output_padding", 0)
     return replace(
         geometry,
-        strides=(1,) * rank,
-        pads=(*begins, *ends),
+        strides=ones,
+        pads=tuple(np.subtract([*reach, *ends], geometry.pads).tolist()),
         auto_pad="NOTSET",
         upsample=geometry.strides,
     )

@@ -26,7 +26,7 @@ from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, attach_weights, ensure_opset
 from onnxq.numerics import limit_sums
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples, run_stage
-from onnxq.passes.journal import Outcome, PassReport, list_replaced
+from onnxq.passes.journal import Outcome, PassReport, list_replaced, report_changes
 from onnxq.passes.judging import THRESHOLDS, Trial
 from onnxq.passes.rounding.layerwise import augment_samples, take_enough
 from onnxq.passes.rounding.low_bit_core import NARROW_BITS
@@ -111,9 +111,7 @@ def apply_rounding(plan: Plan, block: ExternalRounding) -> tuple[Plan, Lines]:
         sites[site] = new
     kept = tuple(bias for bias in plan.biases if bias.edge not in block.biases)
     biases = tuple(BiasPlan(edge=edge, values=as_float32(v)) for edge, v in block.biases.items())
-    return replace(
-        plan, sites=tuple(sites[site.site] for site in plan.sites), biases=(*kept, *biases)
-    ), tuple(lines)
+    return replace(plan, sites=tuple(sites.values()), biases=(*kept, *biases)), tuple(lines)
 
 
 def _replace_values(old: SitePlan, block: ExternalRounding) -> SitePlan:
@@ -180,7 +178,7 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     judges = ctx.data.judges
     score = judges.score(state, plan, progress=ctx.progress)
     if ctx.config.effort != "high" and score >= _GOOD_DB:
-        return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+        return state, report_changes(NAME)
     chosen = NameSet()
     best: SequentialRounding | None = None
     operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
@@ -199,7 +197,7 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
             if not segment:
                 break
     if best is None:
-        return state, PassReport(NAME, outcome=Outcome.NO_GAIN)
+        return state, report_changes(NAME)
     return _report_rounding(state, plan, best)
 
 
@@ -245,7 +243,7 @@ def round_again(ctx: SampledContext, state: PlacedState, bare: Plan, name: str) 
     again = run_stage(ROUNDING, Stage.REFINE, inner, ROUNDED.erase(replace(state, plan=bare)))
     # Rolled back, or with nothing to round: the plan without rounded weights is no rival.
     if again.plan is bare:
-        return state, PassReport(name, outcome=Outcome.NO_GAIN)
+        return state, report_changes(name)
     before = score_validation(ctx, state)
     after = score_validation(ctx, again)
     if not THRESHOLDS[name].allows(before, after):

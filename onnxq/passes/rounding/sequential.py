@@ -8,7 +8,7 @@ ranges stay as calibrated. Measured on EfficientNet-Lite0: 18.8 dB with one-shot
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -97,14 +97,17 @@ class SequentialRounding:
 
     def describe(self) -> Names:
         """For people: operators by kind."""
-        operators = Counter(entry.kind for entry in self.done)
-        rounded = Counter(entry.kind for entry in self.done if entry.rounded)
-        refitted = Counter(entry.kind for entry in self.done if entry.refitted)
-        biases = Counter(entry.kind for entry in self.done if entry.bias)
-        lines = [
-            f"{count} {kind}: {rounded[kind]} rounded by moments, {refitted[kind]} re-fitted, {biases[kind]} biases"
-            for kind, count in operators.items()
-        ]
+        by_kind = defaultdict(list)
+        for entry in self.done:
+            by_kind[entry.kind].append(entry)
+        lines = []
+        for kind, entries in by_kind.items():
+            rounded = sum(entry.rounded for entry in entries)
+            refitted = sum(entry.refitted for entry in entries)
+            biases = sum(entry.bias for entry in entries)
+            lines.append(
+                f"{len(entries)} {kind}: {rounded} rounded by moments, {refitted} re-fitted, {biases} biases"
+            )
         if self.thin:
             lines.append(
                 f"{len(self.thin)} left: samples show fewer than {FEWEST_POSITIONS} positions"
@@ -211,10 +214,7 @@ class _Walk:
             self._change(edge, value)
         # Both on the same choices, as the plan is judged: behind one, rows in other places would teach nothing.
         take_choices = find_selections(proto).take_choices
-        both = [
-            (take_choices(proto), {}),
-            (take_choices(paired), self.changes),
-        ]
+        both = [(take_choices(proto), {}), (take_choices(paired), self.changes)]
         self.samples, self.others = (
             PairedRunner(some, *make_runners(both, some, work)) for some in (feeds, others)
         )
@@ -345,7 +345,8 @@ class _Walk:
         data = operator.data
         geometry = operator.geometry
         if pool is not None:
-            (reader, data), geometry = pool, POINTWISE
+            reader, data = pool
+            geometry = POINTWISE
         node = self.paired.find_node(reader.name)
         site = self.sites[operator.site.site]
         groups, _, size = operator.to_rows(operator.weight).shape

@@ -87,11 +87,6 @@ class _Sample:
     shape: Shape
     meant: Mask | None
 
-    @property
-    def volume(self) -> int:
-        """Values of each tensor."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
     def goes_with(self, other: _Sample) -> bool:
         """True where both can be looked at as one."""
         alike = self.shape == other.shape and self.real == other.real
@@ -230,7 +225,7 @@ class _Gathering:
         if not real and not waiting:
             return
         if waiting and not (
-            sample.goes_with(waiting[0]) and (len(waiting) + 1) * sample.volume <= _TOGETHER
+            sample.goes_with(waiting[0]) and (len(waiting) + 1) * x.size <= _TOGETHER
         ):
             self._close_group(half)
         waiting.append(sample)

@@ -263,8 +263,10 @@ FACTORS = np.array([0.3, 7.0, 1.0, 100.0])
 
 @pytest.mark.parametrize(("back", "outcome"), [(1.0, Outcome.KEPT), (1.01, Outcome.NOT_EQUIVALENT)])
 def test_the_same_function_is_kept_with_the_difference_that_rounding_makes(ctx, back, outcome):
-    report = check_equivalent(ctx, scaled(FACTORS, back / FACTORS), KEPT)
+    before, after = make_state(model()), scaled(FACTORS, back / FACTORS)
+    left, report = check_equivalent(ctx, before, after, KEPT)
     kept = outcome is Outcome.KEPT
+    assert left is (after if kept else before)
     assert (report.outcome, report.changed) == (outcome, KEPT.changed if kept else ())
     assert 0 < report.difference < 1e-4 if kept else report.difference > 1e-3
 
@@ -272,11 +274,12 @@ def test_the_same_function_is_kept_with_the_difference_that_rounding_makes(ctx, 
 def test_an_output_of_zeros_has_no_decibels_and_is_the_same_function(ctx):
     nothing = np.zeros_like(WEIGHTS["v"])
     ctx = ctx.add_reference(model(v=nothing), place)
-    assert check_equivalent(ctx, make_state(model(v=nothing)), KEPT).outcome is Outcome.KEPT
+    before = make_state(model())
+    assert check_equivalent(ctx, before, make_state(model(v=nothing)), KEPT)[1].outcome is Outcome.KEPT
     # Rounding may make it another zero.
     tiny = (WEIGHTS["v"] * 1e-9).astype(np.float32)
-    assert check_equivalent(ctx, make_state(model(v=tiny)), KEPT).outcome is Outcome.KEPT
-    assert check_equivalent(ctx, make_state(model(v=tiny * 1e4)), KEPT).outcome is Outcome.NOT_EQUIVALENT
+    assert check_equivalent(ctx, before, make_state(model(v=tiny)), KEPT)[1].outcome is Outcome.KEPT
+    assert check_equivalent(ctx, before, make_state(model(v=tiny * 1e4)), KEPT)[1].outcome is Outcome.NOT_EQUIVALENT
 
 
 def test_the_score_is_of_the_worst_output_and_computed_once(ctx, reference):
