@@ -69,6 +69,7 @@ def test_all_layouts_compute_the_same(layout: Layout) -> None:
     assert player.measure_perplexity() == pytest.approx(make_float(Layout.PLAIN)[1].measure_perplexity(), rel=1e-5)
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize("mode", MODES)
 def test_a_decoder_of_onnxruntime_genai_through_every_mode(mode: str) -> None:
     result = quantize(Layout.GENAI, mode)
@@ -78,6 +79,7 @@ def test_a_decoder_of_onnxruntime_genai_through_every_mode(mode: str) -> None:
     assert_writes_the_same(Layout.GENAI, result, mode)
 
 
+@pytest.mark.recent_ort
 @pytest.mark.parametrize(
     ("layout", "mode"),
     [
@@ -184,6 +186,7 @@ def test_they_are_quantized_and_measured_on_text(tmp_path: Path) -> None:
     assert score.divergence < 0.2
 
 
+@pytest.mark.recent_ort
 def test_a_ring_of_the_last_tokens_is_as_long_as_its_window(tmp_path: Path) -> None:
     rings, text = make_rings(rings=True), tmp_path / "a.txt"
     text.write_bytes(bytes(range(VOCABULARY)) * 8)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.motifs.forms import write_form
@@ -15,8 +16,8 @@ SAMPLES = 6
 CHANNELS, SIDE, LENGTH = 8, 8, 6
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 MAP, TOKENS = 3, 2
-# The oldest opset that ONNX Runtime promises to run, and the newest that onnx writes.
-OLDEST, NEWEST = 7, 28
+# The oldest opset that ONNX Runtime promises to run, and the newest that onnx writes, or that ONNX Runtime 1.23 reads.
+OLDEST, NEWEST = 7, 28 if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 31) else 23
 # From this intermediate representation on, weights are no inputs besides.
 _IR_OF_WEIGHTS = 4
 

@@ -99,7 +99,7 @@ def count_frames(frame: FrameType | None, spine: CodeType) -> int | None:
 )
 def test_two_frames_to_a_pass_and_four_to_its_algorithm(preset: str, algorithm: Any) -> None:
     depths: dict[CodeType, set[int | None]] = {}
-    spine = quantize_model.quantize.__wrapped__.__code__
+    spine = quantize_model.quantize.__code__
     watched = {function.__code__ for function in (run_stage, round_weights, algorithm)}
 
     def watch(frame: FrameType, event: str, _: object) -> None:

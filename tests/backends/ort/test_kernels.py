@@ -61,6 +61,7 @@ def test_weights_alone_in_four_bits(dtype: int):
     assert proof.holds
 
 
+@pytest.mark.recent_ort
 def test_what_reads_its_weight_in_another_width_does_not_run_in_four_bits():
     proof = onnxq.prove(blocks(), overrides={"engine": "ort", "require": [("int4", "MatMul")]})
     assert (proof.node("m/MatMul").type, proof.site("w").state) == ("uint8 weights, float32", "fused")

@@ -469,6 +469,7 @@ def test_the_work_of_a_transposed_convolution_is_counted_where_it_reads() -> Non
     assert find_target("qnn").estimate_work(Candidate(index.nodes[0], index, {})) == written + products / 32
 
 
+@pytest.mark.recent_ort
 def test_single_nodes_of_newer_opsets_are_one_partition_of_integers() -> None:
     nodes = """
         n = RMSNormalization(x, gamma) q = MatMul(n, wq) k = MatMul(n, wk)

@@ -132,6 +132,7 @@ def chain() -> Chain:
     return model, samples, {name: onnxq.quantize(model, samples, name, overrides=settings) for name in presets}
 
 
+@pytest.mark.recent_ort
 def test_activations_behind_products_are_computed_on_integers(chain: Chain) -> None:
     """Kernels in WebAssembly clamp each result with a branch."""
     model, samples, results = chain
@@ -151,6 +152,7 @@ def test_activations_behind_products_are_computed_on_integers(chain: Chain) -> N
     assert noise["web-int8"] < 1.5**2 * noise["ort-int8"]
 
 
+@pytest.mark.recent_ort
 def test_a_plan_with_footroom_makes_the_same_file(chain: Chain) -> None:
     model, samples, results = chain
     plan = from_json(to_json(results["web-int8"].plan))
@@ -158,6 +160,7 @@ def test_a_plan_with_footroom_makes_the_same_file(chain: Chain) -> None:
     assert again.model.SerializeToString() == results["web-int8"].model.SerializeToString()
 
 
+@pytest.mark.recent_ort
 def test_a_pair_with_a_max_can_be_switched_off(chain: Chain) -> None:
     model, samples, results = chain
     profile = onnxq.profile_model(model, results["web-int8"].model, samples)

@@ -17,7 +17,10 @@ _CASES = [(f"{suite}: {name}", name, peer) for suite, peers in SUITES.items() fo
 
 @pytest.mark.parametrize(
     ("name", "peer", "number"),
-    [pytest.param(name, peer, number, id=title) for number, (title, name, peer) in enumerate(_CASES)],
+    [
+        pytest.param(name, peer, number, id=title, marks=[pytest.mark.recent_ort] * ("another opset" in title))
+        for number, (title, name, peer) in enumerate(_CASES)
+    ],
 )
 def test_a_model_of_a_suite(name: str, peer: Peer, number: int, tmp_path: Path) -> None:
     """Forced in every other turn; `python -m tests.fuzz.suites --peers` runs all for all."""

@@ -34,6 +34,7 @@ def _quantize(**changes: Any) -> Any:
 
 
 @pytest.mark.usefixtures("engines_here")
+@pytest.mark.recent_ort
 @pytest.mark.parametrize(("bits", "width"), [(2, 2), (3, 4), (4, 4)])
 def test_the_file_has_operators_and_says_what_they_are(bits: int, width: int, tmp_path: Path) -> None:
     done = _quantize(weights={"bits": bits}, accuracy_level=4)
