@@ -82,9 +82,8 @@ def test_the_summary_names_the_kind_that_timed() -> None:
 
 
 def test_on_an_arm_the_tool_says_that_nobody_measured_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = [
-        onnxq.make_plan(residual(), images(), overrides={"target": target}) for target in ("ort", "virtual", "web")
-    ]
+    targets = ("ort", "virtual", "web")
+    plans = [onnxq.make_plan(residual(), images(), overrides={"target": target}) for target in targets]
     told = {}
     for kind in CPU_KINDS:
         monkeypatch.setattr("onnxq.pipeline.finalize.detect_cpu", lambda kind=kind: kind)

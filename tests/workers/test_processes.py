@@ -53,9 +53,8 @@ def test_a_script_that_workers_cannot_import_is_told_how_at_once(tmp_path: Path,
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
     command = [sys.executable, "-" if stdin else str(script)]
-    ended = subprocess.run(
-        command, input=_SCRIPT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
-    )
+    env = {**os.environ, "PYTHONPATH": os.getcwd()}
+    ended = subprocess.run(command, input=_SCRIPT, capture_output=True, text=True, env=env)
     assert ended.returncode == 1
     assert 'below `if __name__ == "__main__":`' in ended.stderr.splitlines()[-1]
     assert ended.stderr.count("Traceback") == 2

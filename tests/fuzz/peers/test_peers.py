@@ -12,15 +12,13 @@ from tests.motifs.test_motifs import FORCED, STATIC
 
 # Nothing but pairs or integers, of which nothing can be quantized; a plugin, with which nothing can be calibrated.
 REFUSED = {"Q113", "Q125"}
+RECENT = [pytest.mark.recent_ort]
 _CASES = [(f"{suite}: {name}", name, peer) for suite, peers in SUITES.items() for name, peer in peers.items()]
 
 
 @pytest.mark.parametrize(
     ("name", "peer", "number"),
-    [
-        pytest.param(name, peer, number, id=title, marks=[pytest.mark.recent_ort] * ("another opset" in title))
-        for number, (title, name, peer) in enumerate(_CASES)
-    ],
+    [pytest.param(*case, k, id=title, marks=RECENT * ("another" in title)) for k, (title, *case) in enumerate(_CASES)],
 )
 def test_a_model_of_a_suite(name: str, peer: Peer, number: int, tmp_path: Path) -> None:
     """Forced in every other turn; `python -m tests.fuzz.suites --peers` runs all for all."""
