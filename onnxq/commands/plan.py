@@ -66,7 +66,7 @@ def _make_rows(plan: Plan, verbose: bool) -> terminal.SheetRows:
     if plan.placement is not None:
         details = [sentences.placement_text(plan)]
         if plan.placement.cpu:
-            details += [f"cpu {plan.placement.cpu}"]
+            details.append(f"cpu {plan.placement.cpu}")
         details += [
             f"{name} {ratio:.2f} times as fast as float"
             for name, ratio in plan.placement.speedups.items()

@@ -328,12 +328,12 @@ def _read_layer(row: JsonObject, names: list[str], outputs: Mapping[str, int]) -
 
 def _tell_chain(kernel: Kernel, index: Graph) -> Kernel:
     """The kernel, under our word where it quantizes the data of each product in it: of small layers, in one thread."""
+    if kernel.kind != _CHAIN:
+        return kernel
     nodes = [index.find_node(name) for name in kernel.nodes]
     products = [node for node in nodes if node.op_type in WEIGHTED_OPS]
     quantizes = (index.maker(index.maker(node), 0, "QuantizeLinear") in nodes for node in products)
-    if kernel.kind != _CHAIN or not products or not all(quantizes):
-        return kernel
-    return replace(kernel, kind=_INTEGER_CHAIN)
+    return replace(kernel, kind=_INTEGER_CHAIN) if products and all(quantizes) else kernel
 
 
 def _read_tensor(entry: JsonObject) -> Tensor:

@@ -356,7 +356,7 @@ class _SharedSums:
         before = np.where(at > np.arange(order.shape[1]), at, 0)
         self.groups = np.arange(len(before))
         self.before = before
-        self.there = np.logical_or.reduce(before)
+        self.there = np.logical_or.reduce(before).tolist()
         self.only = before[0].tolist() if len(before) == 1 else None
         # Sums are of stored integers, zero points among them.
         self.zeros = as_float32(zero) if zero.any() else None
