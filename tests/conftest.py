@@ -17,11 +17,11 @@ import gc
 import importlib.util
 import shutil
 from collections.abc import Iterator
-from importlib.metadata import Distribution, distributions
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.networks import RECENT_ORT
 from tests.processes import build_here
 
 # Shrinking runs an example up to 500 times and for five minutes, and no setting bounds that; without it the search also
@@ -62,16 +62,11 @@ def engines_here() -> Iterator[None]:
         yield
 
 
-def _installed(package: str) -> Distribution | None:
-    return next(iter(distributions(name=package)), None)
-
-
 def _missing(marker: str) -> str | None:
     if marker == "gpu":
         return None if shutil.which("nvidia-smi") else "no NVIDIA GPU"
     if marker == "recent_ort":
-        found = next((d.version for d in map(_installed, ("onnxruntime", "onnxruntime-gpu")) if d), "0.0")
-        return None if tuple(map(int, found.split(".")[:2])) >= (1, 31) else f"onnxruntime {found} is older than 1.31"
+        return None if RECENT_ORT else "onnxruntime is older than 1.31"
     engines = ("tensorrt", "tensorrt_rtx")
     return None if any(importlib.util.find_spec(name) for name in engines) else "no TensorRT"
 

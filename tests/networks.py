@@ -11,6 +11,9 @@ from onnx import TensorProto, numpy_helper, parser
 
 from onnxq.graph.scopes import walk_graphs
 
+# What Python 3.10 has is older.
+RECENT_ORT = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 31)
+
 
 def parse_text(text: str, *domains: str, opset: int = 17, ir: int = 8, **arrays: Any) -> onnx.ModelProto:
     """The model of a "g (…) => (…) {…}" text. domains: those of its operators beside ONNX's own.

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.motifs.forms import write_form
+from tests.networks import RECENT_ORT
 
 SAMPLES = 6
 CHANNELS, SIDE, LENGTH = 8, 8, 6
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 MAP, TOKENS = 3, 2
 # The oldest opset that ONNX Runtime promises to run; the newest that onnx writes, or with pairs in ONNX Runtime 1.23.
-OLDEST, NEWEST = 7, 28 if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 31) else 22
+OLDEST, NEWEST = 7, 28 if RECENT_ORT else 22
 # From this intermediate representation on, weights are no inputs besides.
 _IR_OF_WEIGHTS = 4
 
