@@ -20,7 +20,13 @@ from onnxq.graph import FLOAT_TENSORS, GraphIndex, LightModel, ModelLike, get_in
 from onnxq.graph.identity import hash_graph
 from onnxq.graph.light import bare_proto, find_provider, is_large_model, rebuild
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs
+from onnxq.graph.scopes import (
+    IF_OF_ANY_RANKS,
+    iterate_subgraphs,
+    join_scope,
+    list_defined,
+    walk_graphs,
+)
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import remove_unneeded
 from onnxq.runtime.session import Feeds, Session, optimize_graph
@@ -163,7 +169,7 @@ class _TapWriter:
             helper.make_node(op_type, [tensor.name], [name], name=self._choose_name(f"{name}/node"))
         )
         known = self.index.find_shape(tensor) if op_type == "Identity" else None
-        return _Lifted(tensor, name, dtype, rank=len(known or ()) or 1)
+        return _Lifted(tensor, name, dtype, rank=1 if known is None else len(known))
 
     def _lead_out(
         self, node: NodeProto, label: str, subgraph: GraphProto, item: _Lifted, scope: str
@@ -195,7 +201,9 @@ class _TapWriter:
 
     def _find_obstacle(self, node: NodeProto, item: _Lifted) -> str:
         if node.op_type == "If" and not node.domain:
-            return ""
+            if item.rank or self.index.opset >= IF_OF_ANY_RANKS:
+                return ""
+            return f"before opset {IF_OF_ANY_RANKS} an If gives one number in both branches"
         if node.op_type in ("Loop", "Scan") and not node.domain and self.probe.loops:
             return "it exists in some iterations only" if item.conditional else ""
         return f"the body of a {node.op_type} cannot be observed from outside"
@@ -204,7 +212,7 @@ class _TapWriter:
         name = self._choose_name(f"{item.name}/absent")
         absent = self.probe.absent
         # Of the tensor's rank: where the dummy is read as the tensor, sizes are inferred by it.
-        value = TensorProto(name=name, data_type=item.dtype, dims=[0] * item.rank)
+        value = TensorProto(name=name, data_type=item.dtype, dims=[0] * max(item.rank, 1))
         if absent:
             value = numpy_helper.from_array(
                 np.asarray(absent, helper.tensor_dtype_to_np_dtype(item.dtype)), name

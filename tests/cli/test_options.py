@@ -281,6 +281,6 @@ def test_the_help_of_quantize_begins_with_what_people_need_first() -> None:
     assert titles[:3] == ["Quantization", "Accuracy", "Samples"]
     first = re.findall(r"^  (?:-\w, )?(--[\w-]+)", shown.partition("\nOptions:")[2].partition("\n\n")[0], re.MULTILINE)
     assert {"--data", "--output", "--target", "--min-sqnr", "--report"} <= set(first)
-    assert len(first) <= 11
+    assert len({*first} - {"--help"}) <= 11
     every = [flag for param in find_command("quantize").params for flag in param.opts if flag.startswith("--")]
     assert all(shown.count(f" {flag} ") + shown.count(f" {flag},") + shown.count(f" {flag}\n") for flag in every)

@@ -312,9 +312,18 @@ def test_a_choice_of_iterations_is_followed_where_it_is_one_tensor(reason: str, 
     assert reason or judged["out"] > 25
 
 
-def test_models_older_than_the_operator_that_matches_rows_run_all_the_same() -> None:
-    text = """g (float[4, 16] x) => (float[4, 3] best, float[4, 3, 16] out) <int64[1] three = {3}>
-    { m = MatMul(x, w) best, at = TopK <axis = 1> (m, three) out = Gather <axis = 0> (w, at) }"""
+@pytest.mark.parametrize("body", [
+    "best, at = TopK <axis = 1> (m, three) out = Gather <axis = 0> (w, at)",
+    # One number chosen in an If, whose other branch could give nothing from opset 11 on.
+    """some = Cast <to = 9> (one) best = Relu(m) out = If (some) <then_branch = a () => (float[4, 16] v) {
+        most = ReduceMax <keepdims = 0> (m) high = Greater(most, one)
+        v = If (high) <then_branch = b () => (float[4, 16] c) { c = Identity(m) },
+            else_branch = d () => (float[4, 16] e) { e = Neg(m) }>
+    }, else_branch = f () => (float[4, 16] g) { g = Neg(m) }>""",
+])  # fmt: skip
+def test_models_older_than_operators_that_others_need_run_all_the_same(body: str) -> None:
+    text = f"""g (float[4, 16] x) => (float[4, A] best, float[4, B, C] out) <int64[1] three = {{3}}, float one = {{1}}>
+    {{ m = MatMul(x, w) {body} }}"""
     named = name_nodes(parse_text(text, opset=10, ir=7, w=SQUARE))
     found = find_selections(named)
     feeds = {"x": RNG.standard_normal((4, 16)).astype(np.float32)}

@@ -13,6 +13,7 @@ from onnxq.graph.base import LAYOUT_OPS, counts_in_floats
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import (
+    IF_OF_ANY_RANKS,
     OWN_DOMAINS,
     iterate_subgraphs,
     join_scope,
@@ -447,6 +448,13 @@ class _ChoiceWalk:
             return f"since it is made in some iterations of a {ops[iterated]} only"
         if iterated < len(ops) and self.unsteady.intersection(choices):
             return f"since its size may be another one in each iteration of a {ops[iterated]}"
+        tensors = [TensorId(name, self.scope) for name in choices]
+        if (
+            "If" in ops
+            and self.index.opset < IF_OF_ANY_RANKS
+            and () in map(self.index.find_shape, tensors)
+        ):
+            return f"since an If before opset {IF_OF_ANY_RANKS} gives one number in both branches"
         return ""
 
 
