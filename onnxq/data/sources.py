@@ -259,7 +259,7 @@ def name_arrays(item: Any, inputs: Inputs, where: str) -> Feeds:
                 f"the model has several inputs: {names}",
                 code="Q207",
             )
-        return {inputs[0].name: np.asarray(item)}
+        return {inputs[0].name: _to_array(item, where)}
     if not hasattr(item, "keys"):
         cause = f"is a {type(item).__name__}, not a mapping"
         raise DataError(where, cause, "give {input name: array} for each sample", code="Q206")
@@ -269,7 +269,8 @@ def name_arrays(item: Any, inputs: Inputs, where: str) -> Feeds:
 def _to_array(value: Any, where: str) -> Array:
     try:
         array = np.asarray(value)
-    except (ValueError, TypeError) as error:
+    # The last is torch's, for tensors that want gradients.
+    except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(
             where, f"cannot become an array ({error})", "give numeric arrays", code="Q206"
         ) from error

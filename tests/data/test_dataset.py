@@ -226,6 +226,11 @@ def test_bare_arrays_for_one_input_and_objects_that_act_like_arrays() -> None:
     assert firsts(load_data({"x": Tensor()}, [X])) == [7]
 
 
+class Learned:
+    def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [
@@ -238,6 +243,7 @@ def test_bare_arrays_for_one_input_and_objects_that_act_like_arrays() -> None:
         (iter([feed(0), {"y": np.zeros((1, 3), np.float32)}]), "item 1: has no array"),
         (iter([{"x": np.zeros((1, 4), np.float32)}]), "item 0, input 'x': axis 1"),
         (42, "is a int"),
+        ([Learned()], r"item 0: cannot become an array \(.*detach"),
     ],
 )
 def test_what_is_no_data(source: object, told: str) -> None:

@@ -73,6 +73,7 @@ def test_blocks() -> None:
     exporting.assert_same(model, exported, x)
 
 
+@pytest.mark.recent_ort
 def test_half_precision_computes_on_the_same_levels() -> None:
     model, x = exporting.quantized(Depthwise, exporting.wish(8, "channel"))
     model.half()
