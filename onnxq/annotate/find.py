@@ -98,9 +98,9 @@ def _is_op(node: NodeRef | None, *op_types: str) -> bool:
 
 def find_chains(index: GraphIndex) -> Iterator[Chain]:
     """One chain for each dequantize node, and for each quantize node without one, in the order of execution."""
-    paired: set[str] = set()
+    paired = set()
     quantizers = []
-    chains: list[Chain] = []
+    chains = []
     for node in index.nodes:
         if _is_op(node, QUANTIZE, DYNAMIC):
             quantizers.append(node)

@@ -49,7 +49,7 @@ def rewrite_pairs(
     editor: Editor[Any] = Editor(upgraded)
     pair_writer = PairWriter(editor, index, frozenset(), frozenset(), {})
     writer = _FormWriter(index, form, editor, pair_writer)
-    stay = list[str]()
+    stay = []
     for chain in find_chains(index):
         pair = before.get(chain.last.name)
         if pair is None:

@@ -226,7 +226,7 @@ def describe_death(code: int) -> str:
 
 def _read_last_lines(folder: Path) -> Lines:
     """The end of the log, and of the text that came on stderr past it."""
-    lines: list[str] = []
+    lines = []
     for name in (LOG, _STDERR):
         path = folder / name
         if path.exists():

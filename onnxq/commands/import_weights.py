@@ -263,7 +263,7 @@ def _plan_weights(
     wanted: Mapping[FoundWeight, tuple[QuantSpec, WeightCodes]],
 ) -> Plan:
     """The plan of these weights alone, as the target's rules place them."""
-    rules: list[JsonObject] = []
+    rules = []
     for found, (spec, _) in wanted.items():
         nodes = match_names(node.name for node in found.weight.nodes)
         words = spec_dict(spec)
@@ -297,7 +297,7 @@ def _fill_plan(
     """The plan with the numbers of the checkpoint, and the weights that got them."""
     by_node = {node.name: found for found in wanted for node in found.weight.nodes}
     sites = list[SitePlan]()
-    placed = list[PlacedWeight]()
+    placed = []
     for site in plan.sites:
         readers = tuple(edge.node for edge in site.named_consumers)
         found = [by_node[name] for name in readers if name in by_node]

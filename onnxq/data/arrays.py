@@ -186,7 +186,7 @@ def load_npz(path: Path) -> Feeds:
     request into temporary files that are removed with the arrays. Raises DataError for a damaged file (with the name of
     the array, if one is damaged), for Python objects, and for an empty file.
     """
-    arrays: dict[str, Any] = {}
+    arrays = {}
     memory = _IN_MEMORY
     with _explain_failures(str(path)):
         check_input_kind(path, DataError)

@@ -146,7 +146,7 @@ def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: 
 def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: NodeRef) -> None:
     inputs = [*node.inputs, *[""] * (_LSTM_INPUTS - len(node.inputs))]
     inputs[0] = data.inputs[0]
-    qparams: list[str] = []
+    qparams = []
     for k in _LSTM_WEIGHTS:
         pair = index.maker(node, k)
         assert pair is not None

@@ -333,9 +333,9 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, ArrayDict]:
 
     Locations are relative to the root of the file system. Bytes of types that numpy does not pack are in the model.
     """
-    arrays: ArrayDict = {}
+    arrays = {}
     packed = []
-    places: dict[str, StoredArray] = {}
+    places = {}
     for tensor in filter(is_stub, model.graph.initializer):
         place = model.weights.locate(tensor)
         if tensor.data_type not in SAME_LAYOUT:

@@ -139,7 +139,7 @@ def _find_tables(
     problem: PlacementProblem, index: GraphIndex, reasons: list[Unquantized]
 ) -> Iterator[Table]:
     """Every table that no rule leaves float; `reasons` gets those that one does."""
-    looked_at: set[TensorId] = set()
+    looked_at = set()
     for node in index.nodes:
         tensor = index.find_input(node) if node.looks_up(0) else None
         if tensor is None or tensor in looked_at:

@@ -215,7 +215,7 @@ def choose_weights(problem: PlacementProblem) -> Choice:
     """Weight-only mode: every weight the target can read packed, but those a rule leaves float."""
     ops = problem.ops
     reasons = []
-    chosen = set[str]()
+    chosen = set()
     copied = _list_copied(ops, ops, ops.by_name)
     for op in ops:
         weights = [(role, tensor) for role, tensor in op.roles if role.is_weight]
@@ -424,7 +424,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, NameSet]:
     The person's decisions hold in all of them; the exclusion rules do not: there the clock decides.
     """
     ops = problem.ops
-    wanted = dict[str, NameSet]()
+    wanted = {}
     if not problem.engine.costs:
         # All that computes is quantized by the rules: with fewer operators, and with attention.
         rules = choose_all(problem, attention=False).chosen

@@ -166,7 +166,7 @@ def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
     Raises DataError for an input that tokens do not give, and for caches of one fixed length.
     """
     whole = [value for value in inputs if is_integer(value) and value.rank == 2]
-    roles: dict[str, InputRole] = {}
+    roles = {}
     for value in inputs:
         role = next((role for part, role in _NAMES if part in value.name.lower()), None)
         if role is None and whole == [value]:

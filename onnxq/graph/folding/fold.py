@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, ModelProto, TensorProto
 
 from onnxq.arrays import Array
 from onnxq.graph.base import RANDOM_OPS, NodeRef
@@ -265,7 +265,7 @@ class _Folding:
         """The part of the model that makes `wanted`, in names that fit one scope, computed."""
         names: dict[TensorId, str] = {}
         constants = {}
-        part: list[NodeProto] = []
+        part = []
         for ref in self._list_makers(nodes, wanted):
             node = deepcopy(self.protos[ref.name])
             for k, name in enumerate(ref.inputs):

@@ -185,7 +185,7 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
     store = copy_store(model)
     graph = out.graph
     taken = list_names(out)
-    casts: NodeProtos = []
+    casts = []
     for tensor in graph.initializer:
         name = tensor.name
         source, dtype = stored.get(name, ("", 0))
@@ -258,7 +258,7 @@ def emulate_types(model: M) -> M:
 
 def _round_inputs(graph: GraphProto, index: GraphIndex, taken: set[str]) -> NodeProtos:
     """The nodes that round the inputs of the main graph, whose readers read what these make."""
-    nodes: NodeProtos = []
+    nodes = []
     for value in graph.input:
         dtype = index.find_dtype(TensorId(value.name))
         if dtype in NARROW:
@@ -273,7 +273,7 @@ def _round_outputs(node: NodeProto, index: GraphIndex, taken: set[str]) -> NodeP
     # Operators that only know the narrow type still compute in it.
     if ref.is_onnx(*MOVES) or is_custom(ref) or ref.op_type == "Constant":
         return []
-    nodes: NodeProtos = []
+    nodes = []
     for k, name in enumerate(node.output):
         dtype = index.find_dtype(ref.make_result(k)) if name else 0
         if dtype in NARROW:

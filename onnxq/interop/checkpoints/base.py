@@ -244,8 +244,8 @@ def list_weights(
     make: Callable[[CheckpointFiles, str], CheckpointWeight],
 ) -> Checkpoint:
     """The weight that `make` finds in each module with a tensor of this name; where it raises, one that is refused."""
-    weights = list[CheckpointWeight]()
-    refused = dict[str, str]()
+    weights = []
+    refused = {}
     for name in (
         tensor.removesuffix(ending) for tensor in files.tensors if tensor.endswith(ending)
     ):

@@ -278,7 +278,7 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
     if rank is None:
         return False
     axis = node.read_int("axis", 0) % rank
-    parts: list[Labels] = []
+    parts = []
     for x in flow.index.list_inputs(node):
         labels = flow.labels.get(x)
         shape = flow.index.find_shape(x)

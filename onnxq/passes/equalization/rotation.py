@@ -309,7 +309,7 @@ def _move_shifts(
     Where there is no bias, it is written, in an Add behind.
     """
     index = edit.index
-    gains: dict[Edge, Array64] = {}
+    gains = {}
     for edge, reader in readers.items():
         _, shift = _add_up(index, reader.label.waiting, reader.label.width)
         if not shift.any():

@@ -164,7 +164,7 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId, Names]:
     """Tensors that MatMuls alone read in integers, and gain by it on a scale of each run too, with these MatMuls."""
-    candidates: dict[TensorId, Names] = {}
+    candidates = {}
     kinds = problem.costs.values()
     costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in kinds]
     for site in plan.sites:

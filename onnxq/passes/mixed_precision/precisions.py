@@ -160,8 +160,8 @@ def find_takers(problem: OnnxPlacement, before: Plan, after: Plan, precision: Pr
     # A precision changes either weights or activations.
     role = Role.WEIGHT if precision.weights else Role.ACTIVATION
     old = {site.site: site.spec for site in before.sites}
-    changed = set[str]()
-    apart = set[str]()
+    changed = set()
+    apart = set()
     # More bits than the engine's kernels have make a model slower than float, and are for who asks for them.
     asked = precision.weights or precision.name in problem.config.search.precisions.split(",")
     for site in after.sites:

@@ -279,7 +279,7 @@ class PromotionSearch:
         """These promotions one after another, those that make most noise first, with the dB before and after each."""
         parts = self.rank_parts(keys) if keys else []
         size = max(1, -(-len(parts) // _STEPS))
-        steps: list[PromotionStep] = []
+        steps = []
         before = Keys()
         for k in range(0, len(parts), size):
             names = [name for part in parts[k : k + size] for name in part]

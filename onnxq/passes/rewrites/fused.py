@@ -31,7 +31,7 @@ _SIZES = "qkv_hidden_sizes"
 def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
     """Write convolutions and products with an activation, and normalizations of sums, as the operators they are of."""
     model = state.model
-    changed = list[str]()
+    changed = []
     # Those that another rewrite makes for this target.
     single = frozenset() if "activations" in find_target(ctx.config.target).skips else _SINGLE
     # Ranks say along which axes operands are transposed, and are known behind what the first round writes.

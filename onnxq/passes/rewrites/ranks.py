@@ -194,7 +194,7 @@ def _lower_transpose(node: NodeRef, sizes: Shape) -> list[_Lowered]:
     """
     runs = _find_runs(node, sizes)
     order = sorted(runs)
-    steps = list[_Lowered]()
+    steps = []
     if 1 < len(runs) <= _MOST_AXES:
         shape = tuple(_count_values(sizes, [run]) for run in order)
         return [_Lowered(shape, {"perm": [order.index(run) for run in runs]})]

@@ -432,7 +432,7 @@ def read_invariants(_ctx: RunContext, state: FloatState) -> FloatStep:
     if len(index.scopes) == 1:
         return state, PassReport(INVARIANTS)
     proto = copy_proto(state.model)
-    changed = list[str]()
+    changed = []
     for _, graph in walk_graphs(proto.graph):
         for node in graph.node:
             if node.op_type not in _LEADING or node.domain:

@@ -66,11 +66,11 @@ def bound_masks(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Give masks in front of a Softmax a finite value that a scale can hold beside the scores."""
     edit = Edit(state.model)
     index = edit.index
-    changed = list[str]()
+    changed = []
     softmaxes = [node for node in index.nodes if node.is_onnx("Softmax")]
     list_masking = partial(_list_masking, index)
     masking = walk_from(softmaxes, list_masking)
-    infinite = set[NodeRef]()
+    infinite = set()
     for node in index.nodes:
         for edge, value in _find_far_constants(index, node) if node in masking else ():
             far = np.abs(value) > _NEVER
@@ -256,7 +256,7 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
     edit = Edit(state.model)
     index = edit.index
     changed = []
-    matrices: dict[TensorId, str] = {}
+    matrices = {}
     for node in index.nodes:
         op = find_linear(index, node) if node.is_onnx("MatMul") else None
         if op is None or op.bias_edge is None:

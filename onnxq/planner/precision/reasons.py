@@ -82,7 +82,7 @@ class PrecisionProblem:
     @cached_property
     def bindings(self) -> Mapping[str, Binding]:
         """The nodes that have to do with float32 tensors, without pairs and nodes that hold bodies."""
-        bindings: dict[str, Binding] = {}
+        bindings = {}
         for node in self.index.nodes:
             if node.is_onnx(QUANTIZE, DEQUANTIZE, "Constant", *CONTROL):
                 continue
