@@ -198,7 +198,7 @@ class _FormWriter:
 
     def _read_codes(self, chain: Chain) -> Array:
         """The stored integers of a constant, as floats: ml_dtypes do not cast to every integer."""
-        return np.asarray(self.index.find_constant(chain.source)).astype(np.float32)
+        return as_float32(np.asarray(self.index.find_constant(chain.source)))
 
     def _write_quant(self, chain: Chain, spec: QuantSpec, qparams: QParams) -> str:
         """Make the DequantizeLinear a Quant of the float tensor."""

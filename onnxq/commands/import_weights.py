@@ -324,7 +324,7 @@ def _set_codes(site: SitePlan, codes: WeightCodes, axis: int) -> SitePlan:
     # Checkpoints store codes from 0 on; signed types lie around it.
     raised = codes.middle if spec.signed else 0
     stored = (codes.codes.astype(np.int16) - raised).astype(spec.numpy_storage)
-    arrays: list[Any] = [codes.scale, codes.zero.astype(np.int32) - raised, stored, codes.minimum]
+    arrays: list[Any] = [codes.scale, as_int32(codes.zero) - raised, stored, codes.minimum]
     if isinstance(grain, PerBlock) and codes.size > grain.size:
         arrays[:2] = (np.repeat(array, stored.shape[1] // grain.size, 1) for array in arrays[:2])
     elif isinstance(grain, PerChannel):

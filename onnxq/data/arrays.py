@@ -55,7 +55,7 @@ class DeflatedArray:
         weakref.finalize(self, archive.close)
         self._stream = archive.open(member)
         self._header = header
-        self._row = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        self._row = math.prod(shape[1:]) * dtype.itemsize
         file = tempfile.TemporaryFile(prefix="onnxq-")  # noqa: SIM115, as old as the array
         weakref.finalize(self, file.close)
         file.truncate(shape[0] * self._row)  # sparse: rows that are never read take no space

@@ -111,7 +111,7 @@ class WeightStore:
         """The values of a stub as they lie in a file: little endian, and packed where the type is."""
         stored = self.locate(tensor)
         array = stored.map() if isinstance(stored, StoredArray) else stored
-        return array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
+        return array.astype(array.dtype.newbyteorder("<"), copy=False).ravel().view(np.uint8)
 
     def locate(self, tensor: TensorProto) -> Array | StoredArray:
         """The values of a stub in memory, or where they lie in a file: packed there where the type is."""

@@ -356,7 +356,7 @@ class Spool:
 
 def cut_bytes(array: Array) -> Iterator[bytes]:
     """The array's bytes in the order of rows, little endian, a piece at a time."""
-    flat = array.reshape(-1)
+    flat = array.ravel()
     step = max(1, _PIECE // max(1, array.itemsize))
     for start in range(0, flat.size, step):
         part = flat[start : start + step]

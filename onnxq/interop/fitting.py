@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Array, Shape, as_int32
 from onnxq.backends import Target
 from onnxq.config import Rule, RuleSet, match_names
 from onnxq.graph import GraphIndex
@@ -33,7 +33,7 @@ def fit_numbers(
         if problem or scale is None:
             return None, problem
         zero = np.broadcast_to(
-            qparams.zero_point.reshape(-1) if scale.ndim == 1 else qparams.zero_point, scale.shape
+            qparams.zero_point.ravel() if scale.ndim == 1 else qparams.zero_point, scale.shape
         )
         qparams = QParams(scale, zero.copy(), origin)
     elif not entry.spec.has_one_scale:
@@ -44,7 +44,7 @@ def fit_numbers(
         zero = qparams.zero_point + (0 if spec.is_float else shift)
         middle = 0 if spec.signed else 1 << (spec.bits - 1)
         if not spec.symmetric or (zero == middle).all():
-            return replace(qparams, zero_point=zero.astype(np.int32)), ""
+            return replace(qparams, zero_point=as_int32(zero)), ""
     change = f"{describe_kind(entry.spec)} in {describe_kind(spec)}"
     if weight:
         # Wider integers of the same steps; they do not end where the file's do.

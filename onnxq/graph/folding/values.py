@@ -85,7 +85,7 @@ class _KnownValues:
         array = index.find_constant(t)
         if array is None:
             return None
-        return _Known(tuple(int(v) for v in array.reshape(-1)), array.ndim == 0)
+        return _Known(tuple(int(v) for v in array.ravel()), array.ndim == 0)
 
     def read_parameter(self, node: NodeRef, k: int, name: str) -> Indices | None:
         """A parameter that newer opsets take as input k and older ones as an attribute; () when it is left out."""

@@ -258,7 +258,7 @@ def holds_scale(scale: Array, narrow: int, *, weight: bool) -> bool:
         return False
     if not weight:
         return bool((values >= kind.smallest).all())
-    return bool(np.sqrt(np.sum((written - values) ** 2)) <= _LOST * np.sqrt(np.sum(values**2)))
+    return bool(np.sqrt(((written - values) ** 2).sum()) <= _LOST * np.sqrt((values**2).sum()))
 
 
 def is_exact(scale: Array, narrow: int) -> bool:

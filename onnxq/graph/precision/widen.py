@@ -212,7 +212,7 @@ def _holds(narrow: Array, wide: Array, kind: int) -> bool:
     error = as_float64(narrow) - wide
     if kind != TensorProto.FLOAT16 or not error.any():
         return not error.any()
-    return bool(np.sum(np.square(error)) <= _ROUNDING * np.sum(np.square(wide, dtype=np.float64)))
+    return bool(np.square(error).sum() <= _ROUNDING * np.square(wide, dtype=np.float64).sum())
 
 
 def _map_stored(original: ModelLike) -> dict[str, tuple[str, int]]:

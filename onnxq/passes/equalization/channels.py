@@ -9,6 +9,7 @@ change: factors per channel between weights and constants that are added per cha
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -306,9 +307,9 @@ def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     if before is None or after is None or len(after) != 2 or labels is None or flow.axes[x] != 1:
         return False
     sizes = [dim for dim in before[1:] if isinstance(dim, int)]
-    if len(sizes) < len(before) - 1 or after[1] != int(np.prod(sizes)):
+    if len(sizes) < len(before) - 1 or after[1] != math.prod(sizes):
         return False
-    return flow.write_labels(node.result, np.repeat(labels, int(np.prod(sizes[1:]))), 1)
+    return flow.write_labels(node.result, np.repeat(labels, math.prod(sizes[1:])), 1)
 
 
 _SCALE_RULES = {

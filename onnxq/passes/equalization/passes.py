@@ -66,7 +66,7 @@ def observe_channels(
                 if share:
                     flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
                     mask = read_mask(part.feeds, value.shape)
-                    flat = flat if mask is None else flat[mask.reshape(-1)]
+                    flat = flat if mask is None else flat[mask.ravel()]
                     statistics.keep_rows(flat, share * part.count)
                 # A part comes once for each tensor of the group.
                 if part.first_index != last:

@@ -149,7 +149,7 @@ def _draw_signs(seed: int, size: int) -> tuple[Array, Array64]:
     raw = np.random.PCG64(seed).random_raw(2 * size)
     whole = len(split_size(size)) == 1
     # One matrix mixes all channels whatever their order.
-    order = np.arange(size) if whole else np.argsort(raw[:size], kind="stable")
+    order = np.arange(size) if whole else raw[:size].argsort(kind="stable")
     return order, np.where(raw[size:] >> 63, 1.0, -1.0)
 
 
@@ -289,7 +289,7 @@ def _add_up(
     scale = np.ones(width)
     shift = np.zeros(width)
     for constant in waiting:
-        value = as_float64(_read_constant(index, constant.edge)).reshape(-1)
+        value = as_float64(_read_constant(index, constant.edge)).ravel()
         if constant.shift:
             shift += value
         else:

@@ -95,7 +95,7 @@ def _write_constants(edit: Edit, op: Linear, weight: Array | None, bias: Array64
     if weight is None:
         return False
     edge = op.bias_edge
-    if edge is None or (not np.any(bias) and edit.index.find_at(edge) is None):
+    if edge is None or (not bias.any() and edit.index.find_at(edge) is None):
         # No bias of zeros where there was none.
         edit.set_constant(op.node.make_edge(1), weight)
         return True

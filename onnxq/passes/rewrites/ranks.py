@@ -132,7 +132,7 @@ def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) ->
         return (
             []
             if places is None
-            else [_Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.reshape(-1),))]
+            else [_Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.ravel(),))]
         )
     if node.is_onnx(*_REDUCING):
         axes = index.read_integers(node, "axes", 1)

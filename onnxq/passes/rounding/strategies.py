@@ -92,7 +92,7 @@ class PosedWeight:
 
     def _shape_factors(self, factors: Array) -> Array:
         """One factor a row, shaped to multiply the site's scales."""
-        flat = factors.reshape(-1)
+        flat = factors.ravel()
         # Their scale is [channels]; in blocks it has the rank of the weight, and a factor counts
         # for all blocks of a row.
         if self.site.spec.has_channels:
