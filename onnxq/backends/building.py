@@ -124,7 +124,7 @@ def _prepare_child(
     (folder / RESULT).unlink(missing_ok=True)
     task = {"engine": engine.name, "builds": builds, "job": job}
     (folder / JOB).write_text(json.dumps(task), encoding="utf-8")
-    paths = [str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)]
+    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
     return [sys.executable, "-m", "onnxq.backends.child", str(folder)], variables
 

@@ -364,8 +364,9 @@ class SaturatingRun:
     _totals: Counts[TensorId] = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
-        counters = self.emulation.counters
-        counted = [tensor for one in counters for tensor in (one.saturated, one.size)]
+        counted = [
+            tensor for one in self.emulation.counters for tensor in (one.saturated, one.size)
+        ]
         tapped = tap_tensors(
             self.emulation.saturating,
             [*counted, *([TensorId(self.tensor)] if self.tensor else [])],

@@ -347,7 +347,7 @@ def noise_to_db(noise: float) -> float:
     if noise <= 0.0:
         return math.inf
     # Answers that are no numbers have no noise power; the worst figure stands for it.
-    return -math.inf if not math.isfinite(noise) else -10.0 * math.log10(noise)
+    return -10.0 * math.log10(noise) if math.isfinite(noise) else -math.inf
 
 
 def db_to_noise(sqnr_db: float) -> float:

@@ -371,5 +371,5 @@ def is_large_model(model: ModelLike) -> bool:
 def measure_size(model: ModelLike) -> int:
     """About the bytes that the model takes in a file, its weights included."""
     proto = bare_proto(model)
-    stubs = (tensor for tensor in proto.graph.initializer if is_stub(tensor))
-    return int(proto.ByteSize()) + sum(count_tensor_bytes(tensor) for tensor in stubs)
+    stubs = filter(is_stub, proto.graph.initializer)
+    return int(proto.ByteSize()) + sum(map(count_tensor_bytes, stubs))

@@ -266,8 +266,11 @@ def run_metric(metric: Metric, config: Config, state: FloatState, model: ModelLi
     interface = state.types.interface
     if interface and FloatType.BFLOAT16.onnx_type not in interface.values():
         model = write_types(model, FloatType.FLOAT16.onnx_type, None, interface=interface)
-    optimize = find_target(config.target).times_itself
-    return metric(model, optimize=optimize, threads=config.verify.threads)
+    return metric(
+        model,
+        optimize=find_target(config.target).times_itself,
+        threads=config.verify.threads,
+    )
 
 
 def _with_biases(state: FloatState, plan: Plan) -> ModelLike:

@@ -201,8 +201,7 @@ def _find_obstacle(
     alike = weight is not None and weight.spec == table.spec
     served = weight.named_consumers if weight is not None and alike else ()
     if not {*table.others} <= {*served}:
-        other = table.others[0].node
-        reason = f"{other} reads the same table in another type, and it would be stored twice"
+        reason = f"{table.others[0].node} reads the same table in another type, and it would be stored twice"
         return _leave_float(node, reason)
     if demanded or weight is not None:
         return None

@@ -474,7 +474,7 @@ def _cut_sums(
     balances = []
     for step in _STEPS:
         # Times count in those of the kind's own placement, so that slow machines weigh no more than fast ones.
-        total = sum(math.exp(log) for log in logs.values())
+        total = sum(map(math.exp, logs.values()))
         scale = max(own_us.values())
         parts = [
             (costs[name], math.exp(logs[name]) / total * scale / (own_us[name] or 1.0))

@@ -145,7 +145,7 @@ class _PatternSearch:
                     self._is_alike(read, self.index.find_input(node, k))
                     # Where only one of the two takes in the bias, their outputs differ by it: data
                     # and weight have to agree.
-                    for k, read in enumerate(wanted.inputs[:2] if not same else wanted.inputs)
+                    for k, read in enumerate(wanted.inputs if same else wanted.inputs[:2])
                     if read in self.contents.tensors
                 ]
                 if inputs and all(inputs):

@@ -153,7 +153,7 @@ class _Folding:
             outputs = node.results
             if node.name in refused or not outputs or any(t in self.protected for t in outputs):
                 continue
-            if all(self._is_literal(t) for t in outputs):
+            if all(map(self._is_literal, outputs)):
                 nodes[node.name] = node
                 continue
             if (

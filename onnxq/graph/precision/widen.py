@@ -108,7 +108,7 @@ def widen_model(model: M) -> M:
     store = copy_store(model)
     for scope, graph in walk_graphs(out.graph):
         for tensor in graph.initializer:
-            _widen_tensor(tensor, store if not scope else None)
+            _widen_tensor(tensor, None if scope else store)
         for sparse in graph.sparse_initializer:
             _widen_tensor(sparse.values)
         for node in graph.node:
@@ -248,7 +248,7 @@ def emulate_types(model: M) -> M:
     out = copy_proto(wide)
     taken = list_names(out)
     for scope, graph in walk_graphs(out.graph):
-        nodes = _round_inputs(graph, index, taken) if not scope else []
+        nodes = [] if scope else _round_inputs(graph, index, taken)
         for node in graph.node:
             nodes.append(node)
             nodes += _round_outputs(node, index, taken)

@@ -85,7 +85,7 @@ def find_base(size: int) -> int:
 
 def split_size(size: int) -> tuple[int, ...]:
     """Sizes of Hadamard matrices that add up to `size`, the largest first; (size,) where there is one of it."""
-    block = next(k for k in range(size, 0, -1) if find_base(k))
+    block = next(filter(find_base, range(size, 0, -1)))
     return (block, *split_size(size - block)) if size > block else (block,)
 
 

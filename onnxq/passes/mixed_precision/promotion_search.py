@@ -344,9 +344,9 @@ class PromotionSearch:
     ) -> list[ModelErrors]:
         """Errors with these promoted: of switched pairs, as the file says, or of finished models, as users run them."""
         if not self.as_run:
-            toggled = samples.switched.toggled
             chosen = [
-                self.ways.choose_switches(toggled, self.place_keys(keys)) for keys in settings
+                self.ways.choose_switches(samples.switched.toggled, self.place_keys(keys))
+                for keys in settings
             ]
             return samples.switched.measure_settings(chosen, samples.floats, title)
         plans = map(self.finish_plan, settings)

@@ -91,9 +91,8 @@ def measure_isolated(
 def _list_constants(operator: Operator, plan: Plan) -> Iterator[tuple[Edge, Array, Array]]:
     """The inputs that read the weight and the bias, with the float values there and those of the plan."""
     sites = plan.by_site
-    node = operator.node
     weight = dequantize_constant(sites[operator.site.site], operator.weight)
-    yield node.make_edge(1), operator.weight, weight
+    yield operator.node.make_edge(1), operator.weight, weight
     edge = operator.bias_edge
     if edge is None:
         return
