@@ -329,7 +329,7 @@ def _move_shifts(
         # A bias that is there is turned with its stream; one that is written now is turned here.
         for axis, matrix in recipes[edge].turns:
             gain = gain if axis == reader.axis else matrix.turn_channels(gain, -1)
-        written = edit.add_constant(node.scope, f"{node.name}/bias", gain.astype(weight.dtype))
+        written = edit.add_part(node, "bias", gain.astype(weight.dtype))
         edit.append(node, [("Add", [written], {})])
     return gains
 

@@ -123,7 +123,7 @@ def _take_in_front(edit: Edit, op: Linear) -> _TakenIn:
         return source.nodes, False
     x = source.x.name
     if rest != 0.0:
-        constant = edit.add_constant(node.scope, f"{node.name}/shift", shift)
+        constant = edit.add_part(node, "shift", shift)
         x = edit.insert_before(node, "Add", (x, constant), f"{x}/shifted")
     edit.read(node.make_edge(0), x)
     return source.nodes, True

@@ -147,7 +147,7 @@ def cut_splits(edit: Edit, node: NodeRef) -> Iterator[str]:
     sizes = _read_sizes(index, node) if node.is_onnx("Split") else None
     if sizes is None or any(map(index.is_kept, node.results)):
         return
-    axis = edit.add_integers(node.scope, f"{node.name}/axis", [node.attrs.get("axis", 0)])
+    axis = edit.add_part(node, "axis", as_int64([node.attrs.get("axis", 0)]))
     ends = sizes.cumsum()
     for k, span in enumerate(zip(ends - sizes, ends, strict=True)):
         if node.outputs[k]:
@@ -274,7 +274,7 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
             sizes = [-1, len(op.weight)]
             matrices[key] = edit.insert_reshape(node, x, sizes, f"{x}/matrix")
         bias = np.broadcast_to(op.bias, op.channels).astype(op.weight.dtype)
-        held = edit.add_constant(node.scope, f"{node.name}/bias", bias)
+        held = edit.add_part(node, "bias", bias)
         edit.replace_node(node, "Gemm", [matrices.get(key, x), node.inputs[1], held])
         edit.absorb_chain(node, [last])
         if len(shape) > 2:
