@@ -67,9 +67,7 @@ def _quantize(values: Array, scale: Floats, zero: NDArray[np.int32], spec: Quant
     width = np.float64 if spec.bits == 32 else np.float32
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         # Both sides are cast: numpy 1 would divide by a scalar float64 scale in float32.
-        scaled = np.asarray(
-            values.astype(np.float32, copy=False).astype(width, copy=False) / scale.astype(width)
-        )
+        scaled = np.asarray(as_float32(values).astype(width, copy=False) / scale.astype(width))
         if spec.is_float:
             # The cast makes NaN of what lies beyond 448, where ONNX saturates.
             np.clip(scaled, np.float32(spec.qmin), np.float32(spec.qmax), out=scaled)
@@ -177,7 +175,7 @@ def align_qparams(qparams: QParams, spec: QuantSpec, shape: Shape, dtype: DTypeL
     """
     # Blocks are channels, too, where each is a row by itself.
     signed = not spec.has_one_scale
-    scale = cast_scale(qparams, dtype, signed=signed).astype(np.float32, copy=False)
+    scale = as_float32(cast_scale(qparams, dtype, signed=signed))
     zero = as_int32(qparams.zero_point)
     return _shape_to_broadcast(scale, spec, shape), _shape_to_broadcast(zero, spec, shape)
 

@@ -24,7 +24,6 @@ from onnxq.passes.linear import Linear, find_linear
 from onnxq.passes.patterns import find_pad_value
 from onnxq.sites import MaybeTensor, Names, TensorId
 
-Flags = Mask
 Labels = NDArray[np.intp]
 LabelT = TypeVar("LabelT")
 
@@ -153,7 +152,7 @@ class ScaledChannels(ChannelFlow[Labels]):
         self.rectified = (bent & ~self._mark_classes(self.joined, self.group))[self.group]
         return self
 
-    def _mark_classes(self, parts: Iterable[Labels], classes: Labels) -> Flags:
+    def _mark_classes(self, parts: Iterable[Labels], classes: Labels) -> Mask:
         """[labels], True for the classes that these labels belong to."""
         marked = np.zeros(self.count, bool)
         for part in parts:

@@ -183,7 +183,7 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
     arrays = (problem.weight, problem.scale, problem.zero)
     w, scale, zero = (_reorder(array.transpose(0, 2, 1), feedback.order) for array in arrays)
     sums = None if problem.partner is None else _SharedSums(problem.partner, feedback.order, zero)
-    lower = feedback.lower.astype(np.float32, copy=False)
+    lower = as_float32(feedback.lower)
     low, high = (as_float32(limit - zero) for limit in problem.limits)
     codes = np.empty_like(w)
     errors = np.empty_like(w)
@@ -332,7 +332,7 @@ def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> Arr
     x, y = (np.stack([part[k] for part in means], axis=2) for k in (1, 2))
     errors = as_float64(w) @ x - as_float64(rounded) @ y
     mean = errors[:, :, 0]
-    shares = np.array([count for count, _, _ in moments.parts], np.float64) / max(moments.weight, 1)
+    shares = as_float64([count for count, _, _ in moments.parts]) / max(moments.weight, 1)
     shrink: Array | float = 1.0
     # One sample says nothing of how far samples agree: its mean counts whole.
     if len(shares) > 1:
