@@ -110,7 +110,7 @@ def view_content(array: Array) -> bytes | memoryview:
     """The bytes of the values, to be hashed; of strings, of which the array has only the addresses, their text."""
     if array.dtype.kind == "O":
         return repr(array.tolist()).encode()
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return np.ascontiguousarray(array).ravel().view(np.uint8).data
 
 
 def hash_parts(*parts: str | bytes | memoryview) -> str:

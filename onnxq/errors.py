@@ -94,7 +94,7 @@ class Location:
 
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return ": ".join(part for part in (place, self.within) if part)
+        return ": ".join(filter(None, (place, self.within)))
 
     def __truediv__(self, within: str) -> Location:
         """The position of a part: `location / "rules[0]"`."""

@@ -100,7 +100,7 @@ class PairInfo:
     @property
     def nodes(self) -> Names:
         """Names of the pair's nodes, in the order in which they run."""
-        return tuple(name for name in (self.clip, self.quantize, self.dequantize) if name)
+        return tuple(filter(None, (self.clip, self.quantize, self.dequantize)))
 
     @property
     def element_type(self) -> ElementType:

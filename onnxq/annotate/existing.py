@@ -260,10 +260,9 @@ def _build_view(
     """
     editor = Editor(index.model)
     for dequantized, source in taken_out.items():
-        name = _trace_source(taken_out, source).name
         editor.rewire(
             dequantized,
-            name,
+            _trace_source(taken_out, source).name,
             consumers=editor.list_consumers(dequantized),
             outputs=bool(dequantized.scope),
         )

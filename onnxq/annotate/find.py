@@ -98,9 +98,9 @@ def _is_op(node: NodeRef | None, *op_types: str) -> bool:
 
 def find_chains(index: GraphIndex) -> Iterator[Chain]:
     """One chain for each dequantize node, and for each quantize node without one, in the order of execution."""
-    paired: set[str] = set()
+    paired = set()
     quantizers = []
-    chains: list[Chain] = []
+    chains = []
     for node in index.nodes:
         if _is_op(node, QUANTIZE, DYNAMIC):
             quantizers.append(node)
@@ -219,15 +219,16 @@ def find_site(index: GraphIndex, chain: Chain, noted: str | None) -> Site:
     tensor, is that reader's edge. A model output is called by the name of the dequantized tensor. The float name of a
     stored weight is not in the file; it is guessed from the names of its node and its integers.
     """
+    result = chain.last.result
     if noted:
         return _parse_site(index, noted)
     if chain.quantize is None:
         return TensorId(_guess_site_name(chain), chain.last.scope)
-    if chain.dequantize is not None and index.is_output(chain.last.result):
-        return chain.last.result
+    if chain.dequantize is not None and index.is_output(result):
+        return result
     if chain.source is None:
         return TensorId(chain.quantize.inputs[0], chain.quantize.scope)
-    edges = index.list_consumers(chain.last.result)
+    edges = index.list_consumers(result)
     if len(edges) == 1 and _count_pairs(index, chain.source) > 1:
         return edges[0]
     return chain.source

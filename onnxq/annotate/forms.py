@@ -49,7 +49,7 @@ def rewrite_pairs(
     editor: Editor[Any] = Editor(upgraded)
     pair_writer = PairWriter(editor, index, frozenset(), frozenset(), {})
     writer = _FormWriter(index, form, editor, pair_writer)
-    stay = list[str]()
+    stay = []
     for chain in find_chains(index):
         pair = before.get(chain.last.name)
         if pair is None:
@@ -198,7 +198,7 @@ class _FormWriter:
 
     def _read_codes(self, chain: Chain) -> Array:
         """The stored integers of a constant, as floats: ml_dtypes do not cast to every integer."""
-        return np.asarray(self.index.find_constant(chain.source)).astype(np.float32)
+        return as_float32(np.asarray(self.index.find_constant(chain.source)))
 
     def _write_quant(self, chain: Chain, spec: QuantSpec, qparams: QParams) -> str:
         """Make the DequantizeLinear a Quant of the float tensor."""

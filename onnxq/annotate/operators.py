@@ -153,7 +153,7 @@ class Operand:
             weight=self.weight,
             data=self.data,
             rows=int(over.any(axis=1).sum()),
-            all_rows=over.shape[0],
+            all_rows=len(over),
             sums=int(over.sum()),
             all_sums=over.size,
             exact=self.exact,

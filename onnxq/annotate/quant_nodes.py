@@ -175,7 +175,7 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
     narrow = bool(node.attrs.get("narrow", 0))
     steps: _Steps = (("Div", scale), ("Add", zero))
     if node.op_type != "Trunc":
-        bits = float(read(3).reshape(-1)[0])
+        bits = float(read(3).ravel()[0])
         # Brevitas writes a binary quantizer so; QONNX's own executor takes it for one.
         if bits == 1 and signed:
             return _read_bipolar(node, scale, zero)
@@ -191,7 +191,7 @@ def _read_quantizer(index: GraphIndex, node: NodeRef, version: int) -> _Quantize
         coarse = read(4)
         # The ratio is a power of two, but for the rounding of both scales.
         shift = (2.0 ** np.rint(np.log2(coarse / scale))).astype(np.float32)
-        levels = _list_levels(float(read(5).reshape(-1)[0]), signed, narrow)
+        levels = _list_levels(float(read(5).ravel()[0]), signed, narrow)
         grid = _Grid(coarse, zero / shift, *levels)
     steps = (*steps, ("ROUND", None), ("Div", shift), *grid.limits, (mode, None), *grid.values)
     return _Quantizer(node, grid, steps, False)
@@ -279,7 +279,7 @@ class _Writer:
             return
         count = () if spec.has_one_scale else (quantizer.grid.scale.size,)
         scale, zero = (
-            np.broadcast_to(x.reshape(-1) if x.size > 1 else x.reshape(()), count).copy()
+            np.broadcast_to(x.ravel() if x.size > 1 else x.reshape(()), count).copy()
             for x in (quantizer.grid.scale, quantizer.grid.zero)
         )
         inputs = [

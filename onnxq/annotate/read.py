@@ -107,7 +107,7 @@ def read_named(source: ModelSource) -> tuple[ModelProto, Cautions]:
     holders = [f for f in proto.functions if any(n.op_type in _PAIR_OPS for n in f.node)]
     if not holders:
         return proto, notes
-    names = ", ".join(name_function(function) for function in holders[:3])
+    names = ", ".join(map(name_function, holders[:3]))
     text = (
         f"functions that hold pairs were inlined, so that each pair has a name of its own: {names}"
     )

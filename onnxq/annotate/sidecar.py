@@ -75,7 +75,7 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[PairInfos, C
     by_structure = _group_records(loose, "structure")
     ids = compute_structural_ids(index) if by_structure else {}
     records = dict(notes.by_node)
-    origins = dict[str, Origin]()
+    origins = {}
     for chain in find_chains(index) if loose else ():
         # It has its note already, by its node.
         if beside is None and notes.find_record(chain):

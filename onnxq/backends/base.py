@@ -381,8 +381,8 @@ class Target:
 
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
         """The rule that quantizes this node, or the reason why none does; (None, None): no rule is for its operator."""
-        refusal: Refusal | None = None
-        unpaid: LeftFloat | None = None
+        refusal = None
+        unpaid = None
         node = candidate.node
         for rule in self.rules:
             if not node.is_onnx(*rule.ops):

@@ -124,7 +124,7 @@ def _prepare_child(
     (folder / RESULT).unlink(missing_ok=True)
     task = {"engine": engine.name, "builds": builds, "job": job}
     (folder / JOB).write_text(json.dumps(task), encoding="utf-8")
-    paths = [str(Path(__file__).resolve().parents[2]), *(path for path in sys.path if path)]
+    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
     return [sys.executable, "-m", "onnxq.backends.child", str(folder)], variables
 
@@ -226,7 +226,7 @@ def describe_death(code: int) -> str:
 
 def _read_last_lines(folder: Path) -> Lines:
     """The end of the log, and of the text that came on stderr past it."""
-    lines: list[str] = []
+    lines = []
     for name in (LOG, _STDERR):
         path = folder / name
         if path.exists():

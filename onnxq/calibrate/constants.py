@@ -368,7 +368,7 @@ def quantize_constant(site: SitePlan, qparams: QParams, value: Array) -> Array:
     try:
         if site.role.is_bias:
             # A Gemm takes a bias of shape [1, N]; the integer kernels read [N] only.
-            return quantize(value.reshape(-1), qparams, site.spec)
+            return quantize(value.ravel(), qparams, site.spec)
         return quantize_weight(value, qparams, site.spec, site.sum_orders)
     except OnnxqError as error:
         # numerics sees arrays only, so the site is named here.
@@ -384,7 +384,7 @@ def dequantize_constant(site: SitePlan, constant: Array) -> Array:
     if site.values is not None:
         return dequantize(site.values, site.qparams, site.spec)
     # A Gemm takes a bias of shape [1, N], whose scales lie along N.
-    values = constant.reshape(-1) if site.role.is_bias else constant
+    values = constant.ravel() if site.role.is_bias else constant
     real = fake_quant_weight(values, site.qparams, site.spec, site.sum_orders)
     return real.reshape(constant.shape)
 

@@ -116,7 +116,7 @@ class _TwinWriter:
         out.graph.initializer.extend((one, encode_tensor(_ZERO, np.zeros(1, np.float32))))
         for scope, graph in walk_graphs(out.graph):
             self.nodes = []
-            for value in self.index.inputs if not scope else ():
+            for value in () if scope else self.index.inputs:
                 self._add_sums(graph, scope, value.name)
             for node in graph.node:
                 self.nodes.append(node)

@@ -47,7 +47,6 @@ def bench(
     sources = name_models(models)
     with open_run(next(iter(sources.values())), config, overrides, Command.BENCH) as chosen:
         options = chosen.bench
-        provider = chosen.runtime.provider
         fitting = [
             engine.name
             for engine in list_engines(foreign=False).values()
@@ -57,7 +56,7 @@ def bench(
         if (overrides or {}).get("provider") and options.engine not in (*fitting, None):
             cause = "is of ONNX Runtime, and another engine was asked for"
             raise ConfigError("provider", cause, "leave it out", code="Q317")
-        engine = options.engine or (fitting[0] if provider else None)
+        engine = options.engine or (fitting[0] if chosen.runtime.provider else None)
         return bench_models(sources, data, chosen, engine, progress)
 
 

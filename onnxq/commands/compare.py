@@ -176,8 +176,9 @@ def _describe_record(record: ReportRecord, name: str) -> _Side:
 
 
 def _describe_model(model: ModelSource, name: str) -> _Side:
-    pairs = inspect_model(model).pairs
-    sites = {pair.name: (_describe_spec(pair), pair.scale_range) for pair in pairs}
+    sites = {
+        pair.name: (_describe_spec(pair), pair.scale_range) for pair in inspect_model(model).pairs
+    }
     return _Side(name, sites, {"bytes": float(measure_bytes(model)), "sites": float(len(sites))})
 
 

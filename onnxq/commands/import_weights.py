@@ -263,7 +263,7 @@ def _plan_weights(
     wanted: Mapping[FoundWeight, tuple[QuantSpec, WeightCodes]],
 ) -> Plan:
     """The plan of these weights alone, as the target's rules place them."""
-    rules: list[JsonObject] = []
+    rules = []
     for found, (spec, _) in wanted.items():
         nodes = match_names(node.name for node in found.weight.nodes)
         words = spec_dict(spec)
@@ -297,7 +297,7 @@ def _fill_plan(
     """The plan with the numbers of the checkpoint, and the weights that got them."""
     by_node = {node.name: found for found in wanted for node in found.weight.nodes}
     sites = list[SitePlan]()
-    placed = list[PlacedWeight]()
+    placed = []
     for site in plan.sites:
         readers = tuple(edge.node for edge in site.named_consumers)
         found = [by_node[name] for name in readers if name in by_node]
@@ -324,7 +324,7 @@ def _set_codes(site: SitePlan, codes: WeightCodes, axis: int) -> SitePlan:
     # Checkpoints store codes from 0 on; signed types lie around it.
     raised = codes.middle if spec.signed else 0
     stored = (codes.codes.astype(np.int16) - raised).astype(spec.numpy_storage)
-    arrays: list[Any] = [codes.scale, codes.zero.astype(np.int32) - raised, stored, codes.minimum]
+    arrays: list[Any] = [codes.scale, as_int32(codes.zero) - raised, stored, codes.minimum]
     if isinstance(grain, PerBlock) and codes.size > grain.size:
         arrays[:2] = (np.repeat(array, stored.shape[1] // grain.size, 1) for array in arrays[:2])
     elif isinstance(grain, PerChannel):

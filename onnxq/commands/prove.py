@@ -148,9 +148,8 @@ def find_unmet_requirement(proof: Proof) -> VerificationError | None:
         reason = first.reason or f"{first.node} runs in {first.type}: {first.types}"
         return VerificationError(f"`{option}='{unmet.dtype}'`: {names}", cause, reason, code="Q706")
     if proof.placement is not None and proof.scattered:
-        count = proof.placement.partitions
         left = proof.placement.left
-        cause = f"{count} partitions run on the device, and {len(left)} nodes on the CPU"
+        cause = f"{proof.placement.partitions} partitions run on the device, and {len(left)} nodes on the CPU"
         remedy = f"{left[0].subject}: {left[0].reason}; {left[0].fix}" if left else ""
         return VerificationError(
             f"`max_partitions={proof.max_partitions}`", cause, remedy, code="Q706"

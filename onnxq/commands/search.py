@@ -60,9 +60,8 @@ def _write_forms(found: SearchResult, config: Config, force: bool) -> None:
         if path:
             write_text(Path(path), text, overwrite=force)
     if options.plot:
-        figure = found.plot().figure
         image = io.BytesIO()
-        figure.savefig(image, format=Path(options.plot).suffix.lstrip(".") or "png")
+        found.plot().figure.savefig(image, format=Path(options.plot).suffix.lstrip(".") or "png")
         with replace_files([Path(options.plot)], overwrite=force) as files:
             files[0].write(image.getvalue())
 

@@ -31,7 +31,7 @@ def create_activation_matching(
     qdq_activations: Mapping[str, Values], float_activations: Mapping[str, Values] | None = None
 ) -> dict[str, dict[str, Values]]:
     """By tensor with a pair: its values in front of it, behind it, and in the float model, of `collect_activations`."""
-    matching: dict[str, dict[str, Values]] = {}
+    matching = {}
     for name, values in qdq_activations.items():
         for ends, own, other in (
             (_BEFORE, "pre_qdq", "post_qdq"),

@@ -48,7 +48,7 @@ def read_selection(model: ModelSource, selection: CallLists) -> Wish:
     )
     tensors = {name for node in nodes for name in (*node.input, *node.output) if name}
     cautions: list[Caution] = []
-    rules: list[Rule] = []
+    rules = []
     # Who names operators wants them quantized, whether they get faster or not.
     lists_types = not isinstance(selection.op_types, Unasked)
     lists = selection.nodes or (selection.op_types if lists_types else None)

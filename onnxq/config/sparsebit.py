@@ -46,9 +46,8 @@ def convert_sparsebit(document: Document) -> Document:
 
     Raises ConfigError with file and line for keys and values that Sparsebit does not have or onnxq does not support.
     """
-    values = document.values
     reading = _Reading(document)
-    reading.refuse_unknown((), values, SECTIONS)
+    reading.refuse_unknown((), document.values, SECTIONS)
     place = ("BACKEND",)
     backend = str(reading.get_value(place, "virtual"))
     reading.put_value(("target",), reading.translate(backend, _BACKENDS, place), place)

@@ -55,7 +55,7 @@ class DeflatedArray:
         weakref.finalize(self, archive.close)
         self._stream = archive.open(member)
         self._header = header
-        self._row = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        self._row = math.prod(shape[1:]) * dtype.itemsize
         file = tempfile.TemporaryFile(prefix="onnxq-")  # noqa: SIM115, as old as the array
         weakref.finalize(self, file.close)
         file.truncate(shape[0] * self._row)  # sparse: rows that are never read take no space
@@ -186,7 +186,7 @@ def load_npz(path: Path) -> Feeds:
     request into temporary files that are removed with the arrays. Raises DataError for a damaged file (with the name of
     the array, if one is damaged), for Python objects, and for an empty file.
     """
-    arrays: dict[str, Any] = {}
+    arrays = {}
     memory = _IN_MEMORY
     with _explain_failures(str(path)):
         check_input_kind(path, DataError)

@@ -202,6 +202,7 @@ class _Opener:
         )
 
     def _open_file(self, path: Path, *, several: bool = False) -> SampleSource:
+        inputs = self.inputs
         if not os.path.exists(path):
             raise DataError(
                 path, "there is no such file or folder", suggest_files(path), code="Q201"
@@ -210,23 +211,23 @@ class _Opener:
             check_input_kind(path, DataError)
         suffix = path.suffix.lower()
         if suffix == ".npz":
-            return divide_arrays(load_npz(path), self.inputs, path.name, several=several)
+            return divide_arrays(load_npz(path), inputs, path.name, several=several)
         if suffix == ".npy":
             return self._open_npy(path, several=several)
         if suffix == ".pb":
             name, array = read_tensor(path)
             # Of one input there is no doubt, whatever the file calls it.
-            alone = self.inputs[0].name if len(self.inputs) == 1 else name
-            return divide_arrays({alone: array}, self.inputs, path.name, feed=True)
+            alone = inputs[0].name if len(inputs) == 1 else name
+            return divide_arrays({alone: array}, inputs, path.name, feed=True)
         if suffix == ".json":
             return self.join_feeds(
                 {f"{path.name}, item {k}": feed for k, feed in enumerate(read_json_feeds(path))}
             )
         if suffix in SUFFIXES:
-            return open_images([path], path.parent, self.inputs, self.config.images)
+            return open_images([path], path.parent, inputs, self.config.images)
         if self.config.tokenizer or suffix in _TEXT:
-            texts = make_text_samples(path, self.inputs, self.config, self.model)
-            return spool_samples(texts, self.inputs, path.name, None, self.tick)
+            texts = make_text_samples(path, inputs, self.config, self.model)
+            return spool_samples(texts, inputs, path.name, None, self.tick)
         raise DataError(
             path, "is of no kind that samples are read from", f"use {_KINDS}", code="Q206"
         )

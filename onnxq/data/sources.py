@@ -292,7 +292,7 @@ def spool_samples(
     tick: called for each item.
     Raises DataError for an item that does not fit, for an error in the code of the iterable, or without any item.
     """
-    parts: list[SampleSource] = []
+    parts = []
     store = _Store()
     count = 0
     for k, item in enumerate(_guard_items(items, where)):

@@ -242,7 +242,7 @@ def make_synthetic(
             cause = f"no random values can be made for it ({format_shape(value)})"
             raise DataError(f"input {value.name!r}", cause, _FIX, code="Q216")
 
-    rows: dict[str, int] = {}
+    rows = {}
     if model is not None:
         inputs, rows = settle_caches(inputs, model), count_table_rows(inputs, get_index(model))
     # Without the last rows: the model may look up indices moved by some as well.
@@ -331,7 +331,7 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: MaybeTensor) -> Va
 
 def _find_running(draw: Callable[[int | None, bool], Dataset], session: Session) -> Dataset:
     """Find the first dataset whose first sample the model can run."""
-    failures: dict[object, str] = {}
+    failures = {}
     opened = max(
         (sum(not isinstance(dim, int) for dim in v.dims[1:]) for v in session.inputs),
         default=0,

@@ -91,8 +91,9 @@ class PairWriter:
 
     def write_activation(self, site: SitePlan, qparams: QParams | None) -> None:
         """Tensor -> a pair -> its readers. qparams: None for a site whose scale is computed at each run."""
-        tensor = find_tensor(self.index, site.site)
-        scope = site.site.scope
+        where = site.site
+        tensor = find_tensor(self.index, where)
+        scope = where.scope
         floats = self.renamed.get(tensor, tensor.name)
         whole = site.consumers is None
         source = floats
@@ -100,11 +101,11 @@ class PairWriter:
         if qparams is None:
             # A kernel writes integers only where nothing but a QuantizeLinear reads its floats.
             source = self.dequantized.get(tensor, floats)
-        elif self.whole and isinstance(site.site, Edge) and scope == tensor.scope:
+        elif self.whole and isinstance(where, Edge) and scope == tensor.scope:
             # Another width than that of the tensor's own pair, whose integers are converted.
             source = self.paired.get(tensor, floats)
         if whole and self.index.is_output(tensor):
-            source = floats = self.editor.fresh(name_part(site.site, "float"))
+            source = floats = self.editor.fresh(name_part(where, "float"))
             self.editor.rename_tensor(tensor, source)
             self.renamed[tensor] = source
             result = tensor.name
@@ -114,7 +115,7 @@ class PairWriter:
             place = {"after": producer.name}
         read = TensorId(floats, tensor.scope)
         edges = site.consumers
-        if edges is None or (self.whole and isinstance(site.site, TensorId)):
+        if edges is None or (self.whole and isinstance(where, TensorId)):
             # An input with a site of its own, e.g. in a branch that captures the tensor, reads the float values.
             readers = self.editor.list_consumers(read) if edges is None else edges
             edges = tuple(edge for edge in readers if edge not in self.apart)
@@ -135,7 +136,7 @@ class PairWriter:
         self.editor.rewire(read, result, consumers=edges, outputs=whole)
         if whole:
             self.dequantized[tensor] = result
-        if isinstance(site.site, TensorId):
+        if isinstance(where, TensorId):
             self.paired[tensor] = result
 
     def _insert_dynamic(self, site: SitePlan, source: str, place: Place) -> list[str]:
@@ -169,8 +170,9 @@ class PairWriter:
             bounds = clip_bounds(qparams, spec, self._find_float_type(site))
             inputs[0], clip = self.insert_clip(site, inputs[0], bounds, **place)
             place = {"after": clip}
-        attrs = spec.granularity.attributes
-        self._insert_node(site, QUANTIZE, inputs, [result], name, attrs=attrs, **place)
+        self._insert_node(
+            site, QUANTIZE, inputs, [result], name, attrs=spec.granularity.attributes, **place
+        )
         if not (spec.is_narrow and behind):
             return result, name
         ends = (kind.type(spec.qmin), kind.type(spec.qmax))
@@ -341,8 +343,9 @@ class PairWriter:
         """The second node of a pair; returns its result, which may be given. more: as of `_insert_node`."""
         node, fresh = self._make_names(site, "dq_node", "dequantized")
         result = result or fresh
-        attrs = site.spec.granularity.attributes
-        self._insert_node(site, DEQUANTIZE, inputs, [result], node, attrs=attrs, **more)
+        self._insert_node(
+            site, DEQUANTIZE, inputs, [result], node, attrs=site.spec.granularity.attributes, **more
+        )
         return result
 
     def _insert_node(

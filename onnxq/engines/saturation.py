@@ -14,6 +14,7 @@ the kernel. Quantized values are signed integers relative to the zero point wher
 and raw ones behind it. int8 data that the optimizer makes uint8 has values 128 higher.
 """
 
+import math
 from collections import Counter as Counts
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -116,7 +117,7 @@ def _find_scale(index: GraphIndex, operand: Operand) -> Floats | None:
     scale = None if operand.dequantize is None else index.input_value(operand.dequantize, 1)
     if scale is None or scale.size not in (1, len(operand.sums)):
         return None
-    return as_float32(scale).reshape(-1) * np.float32(operand.node.attrs.get("alpha", 1.0))
+    return as_float32(scale).ravel() * np.float32(operand.node.attrs.get("alpha", 1.0))
 
 
 class _ExcessWriter(NodeWriter):
@@ -188,7 +189,7 @@ class _ExcessWriter(NodeWriter):
     def _write_im2col(self, x: str) -> str:
         """Every tap of every channel as a channel of its own: a depthwise Conv with one filter a tap."""
         taps = self.operand.values.shape[2:]
-        count = int(np.prod(taps))
+        count = math.prod(taps)
         channels = self.operand.values.shape[1] * self.node.groups
         # Filter k is 1 at tap k and 0 elsewhere, so its output is the input shifted by that tap.
         units = np.eye(count, dtype=np.float32).reshape(count, 1, *taps)
@@ -206,7 +207,7 @@ class _ExcessWriter(NodeWriter):
         group = rows // (outputs // self.node.groups)
         # Kernels lay rows out as taps, then channels; the depthwise Conv above as channels, then
         # taps.
-        return np.asarray((group * channels + k % channels) * int(np.prod(taps)) + k // channels)
+        return np.asarray((group * channels + k % channels) * math.prod(taps) + k // channels)
 
     def _write_chunk(self, levels: str, rows: Integers, sums: Integers) -> tuple[str, str]:
         """The excess of rows, summed up, and how many sums had any. sums: [rows, most], -1 where a row has fewer."""
@@ -217,9 +218,7 @@ class _ExcessWriter(NodeWriter):
         # A 16-bit sum is of two neighbours: kernels multiply bytes and add the products in pairs.
         for side in (0, 1):
             # The last of an odd number has no neighbour, and never overflows.
-            at = self._find_gather_indices(
-                np.repeat(rows, sums.shape[1]), 2 * which.reshape(-1) + side
-            )
+            at = self._find_gather_indices(np.repeat(rows, sums.shape[1]), 2 * which.ravel() + side)
             x = self.add("Gather", [levels, self.constant(at)], axis=1 if self.conv else -1)
             w = weights[:, :, side].reshape(
                 -1, *[1] * (self.operand.values.ndim - 2 if self.conv else 0)
@@ -264,7 +263,7 @@ def _split_rows(over: Mask) -> Iterator[tuple[Integers, Integers]]:
     The last row of the last chunk is -1, without sums: it stands for rows that cannot overflow.
     """
     counts = over.sum(axis=1)
-    order = np.argsort(-counts, kind="stable")
+    order = (-counts).argsort(kind="stable")
     order = as_int64(order[counts[order] > 0])
     start = 0
     while start < len(order):
@@ -365,8 +364,9 @@ class SaturatingRun:
     _totals: Counts[TensorId] = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
-        counters = self.emulation.counters
-        counted = [tensor for one in counters for tensor in (one.saturated, one.size)]
+        counted = [
+            tensor for one in self.emulation.counters for tensor in (one.saturated, one.size)
+        ]
         tapped = tap_tensors(
             self.emulation.saturating,
             [*counted, *([TensorId(self.tensor)] if self.tensor else [])],

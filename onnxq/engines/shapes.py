@@ -22,7 +22,7 @@ _FORM = "write it as input:1x3x224x224 or input:MIN,OPT,MAX with sizes joined by
 
 def parse_shapes(texts: Iterable[str]) -> SizeProfile:
     """`name:1x3x32x32` or `name:1x3x32x32,4x3x32x32,8x3x32x32` -> (min, opt, max). Raises ConfigError."""
-    found: SizeProfile = {}
+    found = {}
     for text in texts:
         # From the right: exporters put colons into names, like "serving_default:0".
         name, _, sizes = text.rpartition(":")
@@ -61,7 +61,7 @@ def make_profile(index: GraphIndex, given: Profile) -> tuple[SizeProfile, Names]
     Raises ConfigError for an unknown input, sizes that do not fit its shape, or when no guess fits the model.
     """
     inputs = {value.name: value for value in index.inputs}
-    found: SizeProfile = {}
+    found = {}
     for name, sizes in given.items():
         if name not in inputs:
             raise _fault(

@@ -72,7 +72,7 @@ class AxisSums:
         """The sums of one sample. squares: of the reference and of the error."""
         size = reference.shape[axis]
         # [in front of the axis, along it, behind it].
-        shape = (-1, size, int(np.prod(reference.shape[axis + 1 :])))
+        shape = (-1, size, math.prod(reference.shape[axis + 1 :]))
         signal, noise = (array.reshape(shape).sum(axis=(0, 2)) for array in squares)
         values = reference.reshape(shape)
         ends = values.min(axis=(0, 2)), values.max(axis=(0, 2))
@@ -94,8 +94,8 @@ class AxisSums:
         """Yield the indices of each band that counts, but for the first."""
         if self.count < _FEWEST_VALUES:
             return
-        peaks = np.maximum(np.abs(self.low), np.abs(self.high))
-        order = np.argsort(-peaks, kind="stable")
+        peaks = np.maximum(abs(self.low), abs(self.high))
+        order = (-peaks).argsort(kind="stable")
         order = order[peaks[order] >= _DEAD * peaks.max()]
         # Probabilities are not parted from each other: a class that no sample shows is
         # small everywhere.
@@ -250,7 +250,7 @@ class ErrorAccumulator:
             # A mask's -inf, or the log of 0: there is no distance to it, so it counts as equal.
             ref = np.where(known, ref, 0.0)
             got = np.where(known, got, 0.0)
-        sample = ErrorAccumulator(signal=_dot(ref, ref), peak=float(np.abs(ref).max()))
+        sample = ErrorAccumulator(signal=_dot(ref, ref), peak=float(abs(ref).max()))
         if not are_finite(got):
             self.comparable = False
             sample.noise = sample.max_abs = math.inf
@@ -259,7 +259,7 @@ class ErrorAccumulator:
         sample.noise = _dot(error, error)
         sample.dot = _dot(ref, got)
         sample.power = _dot(got, got)
-        sample.max_abs = float(np.abs(error).max())
+        sample.max_abs = float(abs(error).max())
         self.add(sample)
         # Integers are labels and indices, whose slices have no scales.
         if self.slices is not None and reference.dtype.kind == "f":
@@ -330,7 +330,7 @@ def _count_shared(reference: Array64, value: Array64, k: int) -> tuple[float, in
     if k == 1:
         return float((rows[0].argmax(axis=1) == rows[1].argmax(axis=1)).sum()), len(rows[0])
     # A stable sort: equal values keep the order of their indices in both.
-    mine, theirs = (np.argsort(-array, axis=1, kind="stable")[:, :k] for array in rows)
+    mine, theirs = ((-array).argsort(axis=1, kind="stable")[:, :k] for array in rows)
     same = (mine[:, :, None] == theirs[:, None, :]).any(axis=2)
     return float(same.mean(axis=1).sum()), len(mine)
 
@@ -347,7 +347,7 @@ def noise_to_db(noise: float) -> float:
     if noise <= 0.0:
         return math.inf
     # Answers that are no numbers have no noise power; the worst figure stands for it.
-    return -math.inf if not math.isfinite(noise) else -10.0 * math.log10(noise)
+    return -10.0 * math.log10(noise) if math.isfinite(noise) else -math.inf
 
 
 def db_to_noise(sqnr_db: float) -> float:
@@ -368,7 +368,7 @@ def sum_squares(values: Array, exact: Array | None = None) -> float:
     exact: of the same shape, to be subtracted first.
     """
     flat, *others = (
-        np.ascontiguousarray(array, np.float32).reshape(-1)
+        np.ascontiguousarray(array, np.float32).ravel()
         for array in (values, exact)
         if array is not None
     )

@@ -38,20 +38,20 @@ class Distribution:
             return
         others = list_other_axes(weight, outputs)
         # The floor keeps dead outputs, which are all zeros, at shares of 0.
-        shares = np.abs(weight) / np.maximum(
-            np.abs(weight).max(axis=others, keepdims=True), np.float32(1e-30)
+        shares = abs(weight) / np.maximum(
+            abs(weight).max(axis=others, keepdims=True), np.float32(1e-30)
         )
         self.largest = shares.max(axis=list_other_axes(weight, inputs))
 
     def add_values(self, array: Array) -> None:
         """Count the values of one sample. What is not finite is left out."""
-        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+        flat = np.ascontiguousarray(array, np.float32).ravel()
         flat = flat[np.isfinite(flat)]
         if not flat.size:
             return
         self._histogram.count_values(Values(flat, float(flat.min()), float(flat.max())))
         if self.axis is not None and array.ndim > 1:
-            largest = np.abs(array).max(axis=list_other_axes(array, self.axis % array.ndim))
+            largest = abs(array).max(axis=list_other_axes(array, self.axis % array.ndim))
             same = largest.shape == self.largest.shape
             self.largest = np.maximum(largest, self.largest) if same else largest
 
@@ -98,7 +98,7 @@ class Distribution:
         if edges[0] == edges[-1]:
             # A tensor of one value.
             edges = edges + np.linspace(0.0, max(abs(edges[0]), 1e-6) * 1e-6, edges.size)
-        return edges, np.concatenate(([0], np.cumsum(counts)))
+        return edges, np.concatenate(([0], counts.cumsum()))
 
 
 def observe_distributions(

@@ -123,7 +123,7 @@ class Decoder:
             logits, _ = self.run_tokens(ids)
             yield from (logits[start : start + rows] for start in range(0, len(ids), rows))
             return
-        caches: Caches | None = None
+        caches = None
         for start in range(0, len(ids), rows):
             logits, caches = self.run_tokens(ids[start : start + rows], caches)
             yield logits

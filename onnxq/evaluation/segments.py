@@ -57,11 +57,11 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
     results = {value.name for value in model.graph.output}
     # Behind its last reader nobody holds a tensor any more.
     last = {tensor: k for k, name in enumerate(nodes) for tensor in list_reads(cutter.nodes[name])}
-    segments: list[Segment] = []
+    segments = []
     start = 0
     while start < len(nodes):
-        read: set[str] = set()
-        alive: set[str] = set()
+        read = set()
+        alive = set()
         best = 0
         fewest = 0
         stop = len(nodes)

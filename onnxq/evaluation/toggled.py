@@ -369,13 +369,14 @@ class _ToggleWork(ConstantSwitches):
 
     def finish_model(self) -> ModelLike:
         """The model with the branches in place, and nothing in it that no output needs."""
-        for _, graph in walk_graphs(self.proto.graph):
+        whole = self.proto.graph
+        for _, graph in walk_graphs(whole):
             replace_items(graph.node, [self.branches.get(n.name, n) for n in graph.node])
         # From the inside out: a tensor that no subgraph reads any more, its parent need not compute.
-        for _, graph in reversed(list(walk_graphs(self.proto.graph))):
+        for _, graph in reversed(list(walk_graphs(whole))):
             remove_unneeded(graph)
-        used = self.index.input_names | collect_reads(self.proto.graph)
-        keep_named(self.proto.graph.input, used)
+        used = self.index.input_names | collect_reads(whole)
+        keep_named(whole.input, used)
         return rebuild(self.source, self.proto)
 
 

@@ -257,7 +257,7 @@ class Graph(ABC):
         value = node.attrs.get(name)
         if value is None:
             value = self.input_value(node, k)
-        return None if value is None else as_int64(value).reshape(-1)
+        return None if value is None else as_int64(value).ravel()
 
     def read_clip(self, node: NodeRef) -> Interval | None:
         """Both ends of a Relu or Clip, infinite where it has none; None where one is computed."""

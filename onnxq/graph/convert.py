@@ -220,7 +220,7 @@ def _settle_names(before: ModelProto, after: ModelProto) -> None:
         # Backwards, so that the first reader stays.
         for node in reversed(graph.node):
             readers.update(dict.fromkeys(node.input, node))
-        names: dict[str, str] = {}
+        names = {}
         for name in (name for node in graph.node for name in (*node.input, *node.output)):
             if name and name in makers and name not in old and name not in names:
                 owner = _find_owner(name, old, readers)

@@ -79,7 +79,7 @@ class GraphIndex(Graph):
         self._libraries = list_libraries(model)
         self._provider = find_provider(model)
         self.opset: int = find_opset(proto)
-        self.functions: Names = tuple(name_function(function) for function in proto.functions)
+        self.functions: Names = tuple(map(name_function, proto.functions))
         # By scope: the scope around it.
         self._outer: dict[str, str] = {}
         self._parent_node: dict[str, str] = {}

@@ -134,15 +134,16 @@ class _OperatorWriter(NodeWriter):
 
     def write(self, form: IntegerOperator) -> None:
         """Write the float operator of a form, and the pairs around it."""
-        reads = [self.inputs(read) for read in form.place_reads(len(self.node.inputs) // 3)]
+        node = self.node
+        reads = [self.inputs(read) for read in form.place_reads(len(node.inputs) // 3)]
         result = self.inputs(form.result)
         bias = self.inputs(form.bias)
-        self.editor.remove_node(self.node.name)
+        self.editor.remove_node(node.name)
         if form.dynamic:
             source = reads[0]
             parts = ("quantized", "scale", "zero_point")
-            reads[0] = [self.editor.fresh(f"{self.node.name}/{part}") for part in parts]
-            name = self.editor.fresh(f"{self.node.name}/{DYNAMIC}")
+            reads[0] = [self.editor.fresh(f"{node.name}/{part}") for part in parts]
+            name = self.editor.fresh(f"{node.name}/{DYNAMIC}")
             self.editor.insert_node(self.scope, DYNAMIC, source, reads[0], name=name)
         operands = [
             self.dequantize(read, self.find_axis(form.op, read[0]) if k else 1)
@@ -152,12 +153,12 @@ class _OperatorWriter(NodeWriter):
             operands.append(
                 self.dequantize([*bias, self.scale_bias(reads)], self.find_last_axis(bias[0]))
             )
-        attrs = {} if form.op in _FREE_OF_ATTRIBUTES else self.node.attrs
+        attrs = {} if form.op in _FREE_OF_ATTRIBUTES else node.attrs
         attrs = {key: value for key, value in attrs.items() if key not in _OWN}
-        out = self.node.outputs[0]
+        out = node.outputs[0]
 
         def write_float(output: str = "") -> str:
-            return self.add(form.op, operands, output, name=self.node.name, **attrs)
+            return self.add(form.op, operands, output, name=node.name, **attrs)
 
         # The operator gives integers: Round takes the float rounding off its products.
         if form.sums:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnxq.arrays import Array, Floats, as_float32
+from onnxq.arrays import Array, Floats, as_float32, as_int32
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MICROSOFT, Graph, NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
@@ -146,7 +146,7 @@ def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: 
 def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: NodeRef) -> None:
     inputs = [*node.inputs, *[""] * (_LSTM_INPUTS - len(node.inputs))]
     inputs[0] = data.inputs[0]
-    qparams: list[str] = []
+    qparams = []
     for k in _LSTM_WEIGHTS:
         pair = index.maker(node, k)
         assert pair is not None
@@ -343,7 +343,5 @@ def dequantize_node(index: GraphIndex, node: NodeRef) -> Floats | None:
     # That of symmetric weights is 0.
     if zero is not None and zero.any():
         # In int32, as ORT subtracts: int8 less uint8 does not fit either of them.
-        codes = codes.astype(np.int32) - zero.astype(np.int32).reshape(
-            shape if zero.size > 1 else ()
-        )
+        codes = as_int32(codes) - as_int32(zero).reshape(shape if zero.size > 1 else ())
     return np.asarray(as_float32(codes) * scale.reshape(shape if scale.size > 1 else ()))

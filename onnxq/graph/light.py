@@ -111,7 +111,7 @@ class WeightStore:
         """The values of a stub as they lie in a file: little endian, and packed where the type is."""
         stored = self.locate(tensor)
         array = stored.map() if isinstance(stored, StoredArray) else stored
-        return array.astype(array.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
+        return array.astype(array.dtype.newbyteorder("<"), copy=False).ravel().view(np.uint8)
 
     def locate(self, tensor: TensorProto) -> Array | StoredArray:
         """The values of a stub in memory, or where they lie in a file: packed there where the type is."""
@@ -333,9 +333,9 @@ def refer_to_files(model: LightModel) -> tuple[ModelProto, ArrayDict]:
 
     Locations are relative to the root of the file system. Bytes of types that numpy does not pack are in the model.
     """
-    arrays: ArrayDict = {}
+    arrays = {}
     packed = []
-    places: dict[str, StoredArray] = {}
+    places = {}
     for tensor in filter(is_stub, model.graph.initializer):
         place = model.weights.locate(tensor)
         if tensor.data_type not in SAME_LAYOUT:
@@ -371,5 +371,5 @@ def is_large_model(model: ModelLike) -> bool:
 def measure_size(model: ModelLike) -> int:
     """About the bytes that the model takes in a file, its weights included."""
     proto = bare_proto(model)
-    stubs = (tensor for tensor in proto.graph.initializer if is_stub(tensor))
-    return int(proto.ByteSize()) + sum(count_tensor_bytes(tensor) for tensor in stubs)
+    stubs = filter(is_stub, proto.graph.initializer)
+    return int(proto.ByteSize()) + sum(map(count_tensor_bytes, stubs))

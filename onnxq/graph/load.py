@@ -94,7 +94,7 @@ def load_model(source: ModelSource, *, lazy: bool = False, attribute: str = "") 
     Raises ModelError for anything missing, damaged, unsafe or not supported.
     """
     files: tuple[Path, ...] = ()
-    store: WeightStore | None = None
+    store = None
     if isinstance(source, ModelProto):
         proto = deepcopy(source)
         path = None

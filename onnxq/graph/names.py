@@ -72,7 +72,7 @@ def _name_level(level: list[_Scoped], counts: Counter[str], taken: set[str]) -> 
         if not node.name or counts[node.name] > 1
     ]
     for candidate in (_propose_short, _propose_scoped):
-        groups: defaultdict[str, list[tuple[str, NodeProto]]] = defaultdict(list)
+        groups = defaultdict(list)
         for scope, node in waiting:
             groups[candidate(scope, node)].append((scope, node))
         waiting = []

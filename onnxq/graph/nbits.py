@@ -123,9 +123,9 @@ def write_nbits(
         node.name: map_entries(node.metadata_props) for node in walk_nodes(bare_proto(proto).graph)
     }
     editor = Editor(proto)
-    constants: dict[str, list[str]] = {}
+    constants = {}
     # In ONNX Runtime 1.28 on Arm level 4 ends the process where a body reads weights of the graph around it.
-    leaders: dict[str, str] = {}
+    leaders = {}
     if accuracy_level != _INTEGER_LEVEL:
         pairs = {pair.name: pair for _, pair in products if pair.name not in minima}
         leaders = _find_repeated(index, pairs)

@@ -290,30 +290,26 @@ class _QOperatorWriter:
         """The name of an int32 bias, "" where there is none; None for one that the kernel does not take."""
         if not any(node.inputs[2:3]):
             return ""
-        expected = halves[0].scale.reshape(-1) * halves[1].scale.reshape(-1)
+        expected = halves[0].scale.ravel() * halves[1].scale.ravel()
         value = self.index.input_value(node, 2)
         pair = self.index.maker(node, 2, DEQUANTIZE)
         if (
             value is not None
             and value.dtype == np.float32
-            and np.abs(value.reshape(-1) / expected).max() < _LARGEST
+            and abs(value.ravel() / expected).max() < _LARGEST
         ):
             # A float bias, which ONNX Runtime rounds as well.
             grain = PerChannel(0) if expected.size > 1 else PerTensor()
             spec = QuantSpec(bits=32, granularity=grain)
             steps = expected if expected.size > 1 else expected.reshape(())
-            codes = quantize(
-                value.reshape(-1), QParams(steps, np.zeros_like(steps, np.int32)), spec
-            )
+            codes = quantize(value.ravel(), QParams(steps, np.zeros_like(steps, np.int32)), spec)
             return self.editor.add_constant(node.scope, f"{node.inputs[2]}/quantized", codes)
         # QLinearConv has no scale for its bias: it is that of the data times that of the weight.
         stored = self.index.find_input(pair)
         scale = self.index.input_value(pair, 1)
         if pair is None or scale is None or self.index.find_dtype(stored) != TensorProto.INT32:
             return None
-        return (
-            pair.inputs[0] if np.allclose(scale.reshape(-1), expected, rtol=1e-5, atol=0) else None
-        )
+        return pair.inputs[0] if np.allclose(scale.ravel(), expected, rtol=1e-5, atol=0) else None
 
     def _read_half(self, node: NodeRef | None, scope: str) -> _Pair | None:
         """A QuantizeLinear's codes, scale and zero point, or a DequantizeLinear's; None without 8 bits in float32."""

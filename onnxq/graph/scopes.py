@@ -225,7 +225,7 @@ def sort_topologically(
     producer = {name: i for i, outputs in enumerate(makes) for name in outputs if name}
     # 0 untouched, 1 on the stack, 2 placed.
     state = bytearray(len(nodes))
-    order: list[int] = []
+    order = []
     for start in range(len(nodes)):
         stack = [start]
         while stack:

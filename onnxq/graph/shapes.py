@@ -163,8 +163,9 @@ def fix_sizes(proto: ModelProto, sizes: Mapping[str, Sequence[int]]) -> ModelPro
     result = deepcopy(proto)
     known: dict[str, int] = {}
     for value in result.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        for dim, size in zip(dims, sizes.get(value.name, ()), strict=False):
+        for dim, size in zip(
+            value.type.tensor_type.shape.dim, sizes.get(value.name, ()), strict=False
+        ):
             if size and dim.dim_param:
                 known.setdefault(dim.dim_param, size)
             if size:

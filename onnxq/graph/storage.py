@@ -52,7 +52,7 @@ _BITS = {
 def count_tensor_bytes(tensor: TensorProto) -> int:
     """The bytes the tensor's dims and dtype ask for (sub-byte types packed; strings count as stored)."""
     if tensor.data_type == TensorProto.STRING:
-        return sum(len(text) for text in tensor.string_data)
+        return sum(map(len, tensor.string_data))
     bits = _BITS.get(tensor.data_type)
     if bits is None:
         bits = 8 * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
@@ -356,7 +356,7 @@ class Spool:
 
 def cut_bytes(array: Array) -> Iterator[bytes]:
     """The array's bytes in the order of rows, little endian, a piece at a time."""
-    flat = array.reshape(-1)
+    flat = array.ravel()
     step = max(1, _PIECE // max(1, array.itemsize))
     for start in range(0, flat.size, step):
         part = flat[start : start + step]

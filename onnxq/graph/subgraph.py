@@ -64,7 +64,7 @@ class Cutter(Generic[M]):
         self.constants: set[str] = set()
         for name, node in self.nodes.items():
             if node.op_type == "Constant" or (
-                computed and all(self.is_constant(tensor) for tensor in list_reads(node))
+                computed and all(map(self.is_constant, list_reads(node)))
             ):
                 self.constants.add(name)
 
@@ -378,19 +378,19 @@ def join_rest(front: M, whole: M, behind: Collection[str]) -> M:
 
 def _settle_clashes(front: ModelProto, part: ModelProto) -> None:
     """Take out of `part` what `front` has as well, and give what `front` has by a name of `part` another, in place."""
-    both = {_identify(item) for item in (*front.graph.node, *front.graph.initializer)}
+    graph = front.graph
+    both = {_identify(item) for item in (*graph.node, *graph.initializer)}
     for items in (part.graph.node, part.graph.initializer):
         replace_items(items, [item for item in items if _identify(item) not in both])
     taken = list_names(front) | list_names(part)
     names = {
-        name: choose_name(name, taken)
-        for name in list_defined(front.graph) & list_defined(part.graph)
+        name: choose_name(name, taken) for name in list_defined(graph) & list_defined(part.graph)
     }
     nodes = {node.name for node in part.graph.node}
-    rename_tensors(front.graph, names)
-    for node in front.graph.node:
+    rename_tensors(graph, names)
+    for node in graph.node:
         node.name = choose_name(node.name, taken) if node.name in nodes else node.name
-    for value in front.graph.value_info:
+    for value in graph.value_info:
         value.name = names.get(value.name, value.name)
 
 

@@ -170,9 +170,9 @@ def decode_attribute(attr: AttributeProto) -> Any:
     if attr.type == AttributeProto.STRING:
         return _decode_text(attr.s)
     if attr.type == AttributeProto.STRINGS:
-        return tuple(_decode_text(raw) for raw in attr.strings)
+        return tuple(map(_decode_text, attr.strings))
     if attr.type == AttributeProto.TENSORS:
-        return tuple(decode_tensor(tensor) for tensor in attr.tensors)
+        return tuple(map(decode_tensor, attr.tensors))
     return tuple(value) if isinstance(value, list) else value
 
 

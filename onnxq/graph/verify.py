@@ -129,9 +129,9 @@ def _is_same_input(index: GraphIndex, a: NodeRef, b: NodeRef, k: int) -> bool:
     if filled[0] is None or filled[1] is None:
         return False
     # In float64, which holds every value that a scale or zero point can have, whatever their types are.
-    left, right = (np.asarray(value, dtype=np.float64) for value in filled)
+    left, right = (np.asarray(value, np.float64) for value in filled)
     if left.shape != right.shape and k == 2 and None in ids:
-        return bool(np.all(left == right))
+        return bool((left == right).all())
     return bool(np.array_equal(left, right))
 
 

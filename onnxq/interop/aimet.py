@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, as_float64
+from onnxq.arrays import Array, as_float64, as_int64
 from onnxq.interop.base import (
     ImportFormat,
     JsonTable,
@@ -128,10 +128,10 @@ def _list_offsets(entry: TensorScale) -> tuple[list[float], list[int], bool]:
     spec = entry.spec
     qparams = entry.make_qparams("")
     lowest = (1 << (spec.bits - 1)) if spec.signed else 0
-    offsets = -(qparams.zero_point.astype(np.int64).reshape(-1) + lowest) + int(spec.narrow_range)
+    offsets = -(as_int64(qparams.zero_point.ravel()) + lowest) + int(spec.narrow_range)
     # Signed integers around another zero have the same values as unsigned ones, and only these are said to be so.
     signed = spec.signed and not qparams.zero_point.any()
-    return qparams.scale.reshape(-1).tolist(), offsets.tolist(), signed
+    return qparams.scale.ravel().tolist(), offsets.tolist(), signed
 
 
 def _split_roles(entries: Sequence[TensorScale]) -> dict[str, list[TensorScale]]:

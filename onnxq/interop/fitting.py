@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.arrays import Array, Shape
+from onnxq.arrays import Array, Shape, as_int32
 from onnxq.backends import Target
 from onnxq.config import Rule, RuleSet, match_names
 from onnxq.graph import GraphIndex
@@ -25,6 +25,7 @@ def fit_numbers(
     shape: of a weight. Without numbers the text says why the site gets none of this entry: a weight's scale is of use
     only where its integers stay as they are, an activation takes the range.
     """
+    file_spec = entry.spec
     spec = site.spec
     weight = site.role.is_weight
     qparams = entry.make_qparams(origin)
@@ -33,27 +34,27 @@ def fit_numbers(
         if problem or scale is None:
             return None, problem
         zero = np.broadcast_to(
-            qparams.zero_point.reshape(-1) if scale.ndim == 1 else qparams.zero_point, scale.shape
+            qparams.zero_point.ravel() if scale.ndim == 1 else qparams.zero_point, scale.shape
         )
         qparams = QParams(scale, zero.copy(), origin)
-    elif not entry.spec.has_one_scale:
+    elif not file_spec.has_one_scale:
         return None, "a scale for each channel of an activation"
-    if entry.spec.is_float == spec.is_float and entry.spec.bits == spec.bits:
+    if file_spec.is_float == spec.is_float and file_spec.bits == spec.bits:
         # The same values under the other sign's integers.
-        shift = (int(entry.spec.signed) - int(spec.signed)) * (1 << (spec.bits - 1))
+        shift = (int(file_spec.signed) - int(spec.signed)) * (1 << (spec.bits - 1))
         zero = qparams.zero_point + (0 if spec.is_float else shift)
         middle = 0 if spec.signed else 1 << (spec.bits - 1)
         if not spec.symmetric or (zero == middle).all():
-            return replace(qparams, zero_point=zero.astype(np.int32)), ""
-    change = f"{describe_kind(entry.spec)} in {describe_kind(spec)}"
+            return replace(qparams, zero_point=as_int32(zero)), ""
+    change = f"{describe_kind(file_spec)} in {describe_kind(spec)}"
     if weight:
         # Wider integers of the same steps; they do not end where the file's do.
-        wider = entry.spec.bits < spec.bits and not (
-            qparams.zero_point.any() or entry.spec.is_float or spec.is_float
+        wider = file_spec.bits < spec.bits and not (
+            qparams.zero_point.any() or file_spec.is_float or spec.is_float
         )
-        return (qparams, change) if wider and entry.spec.signed and spec.signed else (None, change)
+        return (qparams, change) if wider and file_spec.signed and spec.signed else (None, change)
     # The engine's own kernel may need more than the range, as a Relu in front of it does.
-    low, high = map(float, clip_bounds(qparams, entry.spec))
+    low, high = map(float, clip_bounds(qparams, file_spec))
     fitted = qparams_from_range(low, high, spec, origin=origin, bound=site.bound)
     return fitted, f"its range, {change}"
 

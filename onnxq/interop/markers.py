@@ -62,9 +62,8 @@ def strip_markers(
     Raises ModelError naming a site that is lost in the graph or unknown, or whose numbers are not constant or wrong.
     """
     engine = engine_of(target, mode)
-    loaded = load_model(model).proto
     # Before markers are removed: they keep weights from being folded, and so in the shape that is quantized.
-    proto = fold_constants(inline_functions(name_nodes(loaded)))
+    proto = fold_constants(inline_functions(name_nodes(load_model(model).proto)))
     index = GraphIndex(infer_shapes(proto))
     markers = tuple(read_markers(index))
     if not markers:
@@ -175,24 +174,26 @@ class _Stripper:
         self.names[base] = TensorId(name, base.scope)
 
     def _store_transposed(self, group: MarkerGroup) -> None:
-        value = self.index.find_constant(group.base)
+        perm = group.perm
+        base = group.base
+        value = self.index.find_constant(base)
         # Only groups on constants have an order of axes.
         assert value is not None
-        key = (group.base, group.perm)
-        if list(group.perm) == sorted(group.perm):
-            self.turned[key] = group.base
+        key = (base, perm)
+        if list(perm) == sorted(perm):
+            self.turned[key] = base
         if key not in self.turned:
-            wanted = {other.perm for other in self.flow.groups if other.base == group.base}
-            turned = np.ascontiguousarray(value.transpose(group.perm))
+            wanted = {other.perm for other in self.flow.groups if other.base == base}
+            turned = np.ascontiguousarray(value.transpose(perm))
             markers = {marker.node.name for marker in self.markers}
-            alone = all(edge.node in markers for edge in self.index.list_consumers(group.base))
+            alone = all(edge.node in markers for edge in self.index.list_consumers(base))
             # Nobody reads the weight in its old order: it is replaced rather than stored twice.
-            if wanted == {group.perm} and alone:
-                self.editor.replace_initializer(group.base, turned)
-                self.turned[key] = group.base
+            if wanted == {perm} and alone:
+                self.editor.replace_initializer(base, turned)
+                self.turned[key] = base
             else:
-                name = self.editor.add_constant(group.base.scope, group.sites[0], turned)
-                self.turned[key] = TensorId(name, group.base.scope)
+                name = self.editor.add_constant(base.scope, group.sites[0], turned)
+                self.turned[key] = TensorId(name, base.scope)
         for edge in group.edges:
             self.editor.replace_input(edge, self.turned[key].name)
 

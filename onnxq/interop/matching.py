@@ -301,7 +301,7 @@ def _explain_leftovers(
             continue
         source = _find_tensor(before, name)
         nearest: Names = ()
-        why: UnmatchedKind | None = None
+        why = None
         if name in left:
             reason = left[name]
         elif entry.spec.bits == _BIAS_BITS:

@@ -64,7 +64,7 @@ def _read_rows(
     zero: Array
     if {"scale", "zero_point"} <= set(first):
         scale, zero = (
-            as_float64([row[key] for row in rows]).reshape(-1) for key in ("scale", "zero_point")
+            as_float64([row[key] for row in rows]).ravel() for key in ("scale", "zero_point")
         )
         bits, signed = _read_type(first, bool((zero < 0).any()) or axis is not None)
     elif {"rmin", "rmax"} <= set(first):

@@ -74,8 +74,8 @@ def parse_cache(data: bytes, source: str = "cache") -> ScaleTable:
         fix = "restore the first line of the file that TensorRT wrote, or name the right file"
         raise _fault(f"{source}:{number}", cause, fix, line=number)
     _check_order(lines[number:], source)
-    entries = list[TensorScale]()
-    skipped = list[UnusedLine]()
+    entries = []
+    skipped = []
     faults = []
     for k, line in enumerate(lines[number:], number + 1):
         if line.strip():

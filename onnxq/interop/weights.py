@@ -210,7 +210,7 @@ class _ChannelTable:
     def collect(self, number: int) -> FoundWeight | None:
         """The weight of the network of this number, where all its channels were found."""
         weight = self.weights[number]
-        parts = list[Part]()
+        parts = []
         left = np.ones(weight.shape[0], bool)
         # The one with the most channels first: single ones, of zeros, are anywhere.
         for source, rows, places in sorted(self.hits[number], key=lambda part: -len(part[1])):

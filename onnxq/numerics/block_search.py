@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats, as_float32
+from onnxq.arrays import Array, Floats, as_float32, as_int32
 from onnxq.numerics.machine import map_parts
 from onnxq.numerics.ranges import scale_floor, symmetric_steps
 from onnxq.numerics.rounding import fake_quant
@@ -152,7 +152,7 @@ def _search_columns(w: Array, spec: QuantSpec, u: Array | None) -> tuple[Array, 
                 best.try_step(best.scale * ratio, best.zero + shift)
         for _ in range(_ROUNDS):
             best.try_step(best.scale, best.zero)
-    return np.maximum(best.scale * unit, floor), best.zero.astype(np.int32)
+    return np.maximum(best.scale * unit, floor), as_int32(best.zero)
 
 
 def _list_shares(length: int, steps: int) -> list[float]:

@@ -146,10 +146,10 @@ def _lower_scale(scale: Floats, level: Array64, limit: Array64, floor: float) ->
         np.where(possible, np.minimum(scale, np.where(possible, target, 1.0)), scale)
     )
     steps = as_float32(count)
-    size = np.abs(limit)
+    size = abs(limit)
     with np.errstate(over="ignore"):
         # The division is off by at most one rounding, so this ends after a step or two.
-        while (beyond := possible & (np.abs(lowered * steps) > size)).any():
+        while (beyond := possible & (abs(lowered * steps) > size)).any():
             lowered = np.where(beyond, np.nextafter(lowered, np.float32(0)), lowered)
     return as_float32(lowered)
 
@@ -193,7 +193,7 @@ def floor_weight_scale(w_scale: ArrayLike, x_scale: ArrayLike, bias: ArrayLike) 
     Returns float32 of w_scale's shape. Raises PlanError if the shapes do not fit.
     """
     scale = as_float32(w_scale)
-    size = np.abs(as_float64(bias)).ravel()
+    size = abs(as_float64(bias)).ravel()
     if np.size(x_scale) != 1 or scale.ndim > 1 or size.size % max(scale.size, 1):
         raise PlanError(
             "bias",

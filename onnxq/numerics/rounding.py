@@ -67,9 +67,7 @@ def _quantize(values: Array, scale: Floats, zero: NDArray[np.int32], spec: Quant
     width = np.float64 if spec.bits == 32 else np.float32
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         # Both sides are cast: numpy 1 would divide by a scalar float64 scale in float32.
-        scaled = np.asarray(
-            values.astype(np.float32, copy=False).astype(width, copy=False) / scale.astype(width)
-        )
+        scaled = np.asarray(as_float32(values).astype(width, copy=False) / scale.astype(width))
         if spec.is_float:
             # The cast makes NaN of what lies beyond 448, where ONNX saturates.
             np.clip(scaled, np.float32(spec.qmin), np.float32(spec.qmax), out=scaled)
@@ -78,7 +76,7 @@ def _quantize(values: Array, scale: Floats, zero: NDArray[np.int32], spec: Quant
         # fmax and fmin ignore NaN on one side, so NaN becomes qmin.
         np.fmax(scaled, (spec.qmin - zero).astype(width), out=scaled)
         np.fmin(scaled, (spec.qmax - zero).astype(width), out=scaled)
-        levels = scaled.astype(np.int32)
+        levels = as_int32(scaled)
     levels += zero
     return levels.astype(_find_type(spec))
 
@@ -94,7 +92,7 @@ def dequantize(
     scale, zero = align_qparams(qparams, spec, levels.shape, dtype)
     with np.errstate(over="ignore", under="ignore"):
         # The difference of two bytes leaves 8 bits.
-        steps = as_float32(levels) if spec.is_float else as_float32(levels.astype(np.int32) - zero)
+        steps = as_float32(levels) if spec.is_float else as_float32(as_int32(levels) - zero)
         return np.asarray(steps * scale).astype(dtype, copy=False)
 
 
@@ -119,7 +117,7 @@ def _fake_quant_float(values: Floats, qparams: QParams, spec: QuantSpec) -> Floa
     low, high = (as_float32(level - zero) for level in (spec.qmin, spec.qmax))
     if scale.ndim:
         return _round_float(values, scale, low, high, np.empty(values.shape, np.float32))
-    flat = np.ascontiguousarray(values).reshape(-1)
+    flat = np.ascontiguousarray(values).ravel()
     done = np.empty(flat.size, np.float32)
     for start in range(0, flat.size, _CHUNK):
         part = slice(start, start + _CHUNK)
@@ -177,7 +175,7 @@ def align_qparams(qparams: QParams, spec: QuantSpec, shape: Shape, dtype: DTypeL
     """
     # Blocks are channels, too, where each is a row by itself.
     signed = not spec.has_one_scale
-    scale = cast_scale(qparams, dtype, signed=signed).astype(np.float32, copy=False)
+    scale = as_float32(cast_scale(qparams, dtype, signed=signed))
     zero = as_int32(qparams.zero_point)
     return _shape_to_broadcast(scale, spec, shape), _shape_to_broadcast(zero, spec, shape)
 
@@ -247,7 +245,7 @@ def round_to_type(value: Array64, dtype: np.dtype[Any]) -> Array | None:
     # float16 is subnormal below 6e-5: a weight times 1/255 may end there.
     narrow = cast_quietly(value, dtype)
     wide = narrow.astype(np.float64)
-    largest = float(np.abs(value).max(initial=0.0))
+    largest = float(abs(value).max(initial=0.0))
     # A unit in the last place of the largest value.
     limit = float(ml_dtypes.finfo(dtype).eps) * largest  # type: ignore[no-untyped-call]
-    return narrow if np.all(np.abs(wide - value) <= limit) else None
+    return narrow if (abs(wide - value) <= limit).all() else None

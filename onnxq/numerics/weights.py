@@ -87,7 +87,7 @@ def find_saturating_sums(values: ArrayLike, order: SumOrder) -> Mask:
 def find_partners(shape: Shape, order: SumOrder) -> Integers:
     """Find the flat index of each weight's neighbour in a tensor of `shape`; -1 for a weight without one."""
     # Counted from 1: 0 stands beside those that are alone.
-    places = np.arange(1, int(np.prod(shape)) + 1, dtype=np.int64).reshape(shape)
+    places = np.arange(1, math.prod(shape) + 1, dtype=np.int64).reshape(shape)
     two = pair_neighbours(places, order)
     partners = np.zeros(places.size + 1, np.int64)
     partners[two] = two[..., ::-1]
@@ -160,7 +160,7 @@ def choose_widening(
     """
     steps = as_float64(scale)
     # Weights of unlike signs add up to less than the larger one alone.
-    total = np.where(np.sign(first) == np.sign(second), np.abs(first + second), 0.0)
+    total = np.where(np.sign(first) == np.sign(second), abs(first + second), 0.0)
     # The other sums have no excess at any factor.
     rows, sums = np.nonzero(total > MOST * steps[:, None])
     factors = np.ones(len(steps), np.float32)
@@ -225,7 +225,7 @@ def _from_rows(rows: Array, shape: Shape, order: SumOrder) -> Array:
     """Invert `_to_rows`."""
     axes, apart = _split_axes(order)
     sizes = [shape[axis] for axis in axes]
-    runs = rows.reshape(*sizes[:apart], -1)[..., : int(np.prod(sizes[apart:]))]
+    runs = rows.reshape(*sizes[:apart], -1)[..., : math.prod(sizes[apart:])]
     return np.ascontiguousarray(runs.reshape(sizes).transpose(np.argsort(axes)))
 
 

@@ -114,13 +114,13 @@ class Aciq(MinMax):
         )
         counts = as_float64(self._counts[used])
         # The middle of the first cell is not 0, though zeros are by far the most of its values.
-        tiny = np.abs(values) < 2.0**-126
+        tiny = abs(values) < 2.0**-126
         values[tiny] = 0.0
         if one_sided:
             counts[tiny] = 0.0
         total = max(float(counts.sum()), 1.0)
         center = 0.0 if one_sided else float((counts * values).sum()) / total
         off = values - center
-        deviation = float((counts * np.abs(off)).sum()) / total
+        deviation = float((counts * abs(off)).sum()) / total
         variance = float((counts * off * off).sum()) / total
         return center, deviation, math.sqrt(variance)

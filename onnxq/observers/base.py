@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onnxq.arrays import Array, Array64, Floats, Interval, as_float64
+from onnxq.arrays import Array, Array64, Floats, Interval, as_float32, as_float64
 from onnxq.config import Config
 from onnxq.errors import CalibrationError, ConfigError, suggest_names
 from onnxq.numerics import check_weight_observer
@@ -157,7 +157,7 @@ def flatten_values(x: ArrayLike) -> Values | None:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
         # A float64 beyond float32 becomes inf here, and is reported below.
-        single = array.astype(np.float32, copy=False)
+        single = as_float32(array)
         # Any order will do, so the one in memory, which needs no copy.
         flat = single.ravel(order="K")
         # + 0.0 turns -0.0 into 0.0: which of the two min and max return depends on the order of the values.

@@ -71,8 +71,8 @@ class KullbackLeibler:
         # float32, as the quantizer sees values.
         self._centers = as_float32(((edges[:-1] + edges[1:]) / 2)[full])
         self._counts = as_float64(view.counts[full])
-        self._below = np.concatenate(([0.0], np.cumsum(self._counts)))
-        self._logs = np.concatenate(([0.0], np.cumsum(_self_log(self._counts))))
+        self._below = np.concatenate(([0.0], self._counts.cumsum()))
+        self._logs = np.concatenate(([0.0], _self_log(self._counts).cumsum()))
         self._spec = replace(spec, granularity=PerChannel(0))
 
     def __call__(self, low: Array64, high: Array64) -> Array64:
@@ -89,7 +89,7 @@ class KullbackLeibler:
         """Compute the divergences of ranges that contain the bins first .. last-1, at least one each."""
         # The bins of all ranges one after another: `begin` is where each range starts, `places` the bins' numbers.
         sizes = last - first
-        begin = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        begin = np.concatenate(([0], sizes.cumsum()[:-1]))
         places = np.arange(int(sizes.sum())) + np.repeat(first - begin, sizes)
         qparams = qparams_from_range(low, high, self._spec)
         scale, zero = (

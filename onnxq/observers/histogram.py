@@ -81,7 +81,7 @@ class HistogramView:
 
     def make_absolute(self) -> HistogramView:
         """Make the histogram of |x|."""
-        bins = np.abs(np.arange(self.first, self.first + self.counts.size))
+        bins = abs(np.arange(self.first, self.first + self.counts.size))
         first = int(bins.min())
         counts = np.zeros(int(bins.max()) - first + 1, np.int64)
         np.add.at(counts, bins - first, self.counts)
@@ -103,7 +103,7 @@ class HistogramView:
         if below <= 0 or above <= 0:
             return self.minimum if below <= 0 else self.maximum
         edges = self.edges
-        total = as_float64(np.concatenate(([0], np.cumsum(self.counts))))
+        total = as_float64(np.concatenate(([0], self.counts.cumsum())))
         if self.zeros:
             # A jump of the cumulative count at 0.
             under = float(np.interp(0.0, edges, total))

@@ -34,7 +34,7 @@ from onnxq.passes.patterns import INVARIANTS, Edit
 from onnxq.passes.state import FloatState
 from onnxq.plan import Plan, name_part
 from onnxq.progress import Progress, silent
-from onnxq.sites import Edge, MaybeTensor, Names, TensorId
+from onnxq.sites import Edge, MaybeTensor, Names
 from onnxq.spec import FloatType
 
 # ORT moves a DequantizeLinear through these, or they keep integers integers.
@@ -58,7 +58,7 @@ def guard_float(proto: ModelLike, nodes: Sequence[str]) -> ModelLike:
     """
     edit = Edit(proto)
     index = edit.index
-    guards: dict[tuple[TensorId, str], str] = {}
+    guards = {}
     named = [index.find_node(name) for name in dict.fromkeys(nodes)]
     guarded = [node for node in named if _is_quantized_behind(index, node)]
     # ORT moves a DequantizeLinear through these, to where a body reads.
@@ -266,8 +266,11 @@ def run_metric(metric: Metric, config: Config, state: FloatState, model: ModelLi
     interface = state.types.interface
     if interface and FloatType.BFLOAT16.onnx_type not in interface.values():
         model = write_types(model, FloatType.FLOAT16.onnx_type, None, interface=interface)
-    optimize = find_target(config.target).times_itself
-    return metric(model, optimize=optimize, threads=config.verify.threads)
+    return metric(
+        model,
+        optimize=find_target(config.target).times_itself,
+        threads=config.verify.threads,
+    )
 
 
 def _with_biases(state: FloatState, plan: Plan) -> ModelLike:

@@ -47,7 +47,7 @@ def per_channel(value: Array | None, rank: int, axis: int, channels: int) -> Arr
     shape = (1,) * (rank - value.ndim) + value.shape
     if any(dim != 1 for k, dim in enumerate(shape) if k != axis % rank):
         return None
-    flat = as_float64(value).reshape(-1)
+    flat = as_float64(value).ravel()
     # inf and NaN stay where they are: folded, they would spread over whole channels.
     if flat.size not in (1, channels) or not are_finite(flat):
         return None
@@ -94,7 +94,7 @@ class Linear:
         """Largest |weight| over the kernel, [groups, outputs, inputs]."""
         groups = self.node.groups
         outer, inner = self.weight.shape[:2]
-        flat = np.abs(as_float64(self.weight)).reshape(groups, outer // groups, inner, -1)
+        flat = abs(as_float64(self.weight)).reshape(groups, outer // groups, inner, -1)
         largest = flat.max(axis=3)
         return as_float64(largest.swapaxes(1, 2) if self.axis else largest)
 
@@ -118,8 +118,8 @@ class Linear:
         if self.axis:
             return c @ wide
         groups = self.node.groups
-        flat = wide.reshape(groups, wide.shape[0] // groups, wide.shape[1], -1).sum(axis=3)
-        return as_float64(np.einsum("goi,gi->go", flat, c.reshape(groups, -1)).reshape(-1))
+        flat = wide.reshape(groups, len(wide) // groups, wide.shape[1], -1).sum(axis=3)
+        return as_float64(np.einsum("goi,gi->go", flat, c.reshape(groups, -1)).ravel())
 
     @property
     def has_plain_bias(self) -> bool:
@@ -181,7 +181,7 @@ def _describe_conv(node: NodeRef, weight: Array, bias: Array | None) -> Linear |
     groups = node.groups if axis else 1
     channels = weight.shape[axis] * groups
     unlike = bias is not None and bias.shape != (channels,)
-    if weight.ndim < 3 or weight.shape[0] % groups or unlike:
+    if weight.ndim < 3 or len(weight) % groups or unlike:
         return None
     shift = np.zeros(()) if bias is None else as_float64(bias)
     return Linear(
@@ -247,7 +247,7 @@ def list_followers(index: GraphIndex, op: Linear, kinds: NameSet) -> Followers:
         # a'·(a·y + c) + c'.
         following = Followers(followers.a * a, followers.c * a + c, (*followers.nodes, node))
         # A bare MatMul has nowhere to put it.
-        if op.bias_edge is None and np.any(following.c):
+        if op.bias_edge is None and following.c.any():
             break
         followers = following
         tensor = node.result
@@ -271,7 +271,7 @@ def read_arithmetic(op_type: str, value: Array64, k: int) -> Affine:
         return value, nothing
     if op_type == "Div":
         # 1/0 would turn whole rows of the weight to inf.
-        return (1.0 / value, nothing) if k == 0 and np.all(value) else None
+        return (1.0 / value, nothing) if k == 0 and value.all() else None
     if op_type == "Add":
         return unit, value
     # c - x is affine, too.

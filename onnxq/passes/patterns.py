@@ -247,7 +247,7 @@ class Edit:
 
     def make_reshape(self, node: NodeRef, sizes: ArrayLike) -> Step:
         """A Reshape to these sizes, for `append` behind this node."""
-        return "Reshape", [self.add_integers(node.scope, f"{node.name}/shape", sizes)], _NO_ATTRS
+        return "Reshape", [self.add_part(node, "shape", as_int64(sizes))], _NO_ATTRS
 
     def replace_constant(self, tensor: TensorId, value: Array) -> None:
         """Give an initializer another value, for all that read it."""
@@ -261,9 +261,13 @@ class Edit:
         """A new initializer of int64 of about this name."""
         return self.add_constant(scope, base, as_int64(values))
 
+    def add_part(self, node: NodeRef, part: str, value: Array) -> str:
+        """A new initializer, named after a node and its part in it."""
+        return self.add_constant(node.scope, f"{node.name}/{part}", value)
+
     def add_float(self, node: NodeRef, part: str, value: float) -> str:
-        """A new initializer of one float32, named after a node and its part in it."""
-        return self.add_constant(node.scope, f"{node.name}/{part}", as_float32(value))
+        """`add_part` of one float32."""
+        return self.add_part(node, part, as_float32(value))
 
     def set_constant(self, edge: Edge, value: Array) -> None:
         """Give one reader of a constant another value: in place where nobody else reads it, else a copy of its own."""
@@ -355,10 +359,7 @@ def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, 
     changed = []
     for match in matches:
         last = match.last
-        made = (
-            edit.add_constant(last.scope, f"{last.name}/{key}", value)
-            for key, value in match.constants.items()
-        )
+        made = (edit.add_part(last, key, value) for key, value in match.constants.items())
         inputs = [*(tensor.name for tensor in match.inputs), *made]
         edit.replace_node(last, match.op_type, inputs, match.attrs, match.domain)
         changed.append(f"{last.name}: {match.op_type} instead of {len(match.nodes)} nodes")

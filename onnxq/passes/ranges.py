@@ -285,7 +285,7 @@ class _RangeErrors:
         All of it is one run of ONNX Runtime, beside which another thread computes; between sums of numpy, threads wait
         for the interpreter longer than they compute.
         """
-        others: list[Array] = []
+        others = []
         stored = {"last": from_array(np.array([-1]), "last")}
         source = "clipped" if spec.is_narrow else "value"
         texts = ["clipped = Clip(value, low, high)"] if spec.is_narrow else []

@@ -76,8 +76,13 @@ def _estimate(ctx: SampledContext, state: PlannedState, account: Promotion) -> P
     # Weights that were rounded for some of these samples make them look better than new ones.
     best = errors.estimate(find_optimism(state))
     part = "" if best.name in errors.outputs else best.name
-    spread = best.spread_db
-    account = replace(account, value=best.sqnr_db, spread=spread, part=part, samples=errors.count)
+    account = replace(
+        account,
+        value=best.sqnr_db,
+        spread=best.spread_db,
+        part=part,
+        samples=errors.count,
+    )
     if best.sqnr_db >= account.least:
         return replace(account, met=True)
     return replace(account, met=False, note=account.note or _CHANGED)

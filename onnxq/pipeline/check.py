@@ -168,9 +168,12 @@ def check_segments(ctx: RunContext, state: FloatState, model: ModelLike) -> Mode
     largest = max(map(count_tensor_bytes, bare_proto(state.named).graph.initializer), default=0)
     try:
         if ctx.samples is None:
-            seed = ctx.config.data.seed
             dataset = make_synthetic(
-                index.inputs, samples=2, seed=seed, model=state.named, run=False
+                index.inputs,
+                samples=2,
+                seed=ctx.config.data.seed,
+                model=state.named,
+                run=False,
             )
         else:
             dataset = ctx.samples.test

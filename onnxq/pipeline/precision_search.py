@@ -354,13 +354,12 @@ class PrecisionSearch:
         """Milliseconds of a model: the float model's, by the ratio of both in turn, which a busy moment hits alike."""
         # Samples are float32, as the float model is that they are compared on.
         wide = widen_model(model) if self.model.types.interface else model
-        threads = self.ctx.config.verify.threads
         time = check.time_both(
             self.model.named,
             wide,
             self.ctx.data.first,
             open_timer(self.ctx.config),
-            threads=threads,
+            threads=self.ctx.config.verify.threads,
         )
         if time is None:
             return math.nan

@@ -194,11 +194,10 @@ def quantize(
         ctx, state, obstacle = prepare_run(model, data, ctx, measuring=True)
         if not isinstance(ctx, EqualizeContext):
             return quantize_unrun(ctx, state, source=model, name=name, obstacle=obstacle)
-        prepared = state.model
         placed = calibrate_run(ctx, state, name)
         placed = run_stage(list_passes(ctx), Stage.REFINE, ctx, placed)
         with ctx.timers.run("emit", "making the quantized model"):
-            placed = replace(placed, plan=note_contents(placed.plan, prepared))
+            placed = replace(placed, plan=note_contents(placed.plan, state.model))
             quantized = build_file(placed, placed.plan, ctx.progress)
         return finalize_run(
             ctx, placed, quantized, source=model, make_own=partial(_make_own, model, ctx, placed)
@@ -370,8 +369,9 @@ def _calibrate(ctx: SampledContext, state: PlacedState) -> PlacedState:
         return ctx.calibrate(state.model, state.plan, samples, observed=observed, progress=shown)
 
     if observed is None:
-        seed = ctx.config.data.seed
-        plan = ctx.budget.fitting("calibration", ctx.data.ranges, seed, ctx.progress, work)
+        plan = ctx.budget.fitting(
+            "calibration", ctx.data.ranges, ctx.config.data.seed, ctx.progress, work
+        )
     else:
         # Parts are of all samples, whatever time is left.
         plan = work(ctx.data.ranges, ctx.progress)

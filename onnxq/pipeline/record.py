@@ -291,7 +291,7 @@ def _pick_values(values: Any) -> Figures:
     """So many values, evenly spread; () of what is not numbers."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu" or not values.size:
         return ()
-    flat = values.reshape(-1)
+    flat = values.ravel()
     picked = flat[np.linspace(0, flat.size - 1, min(_POINTS, flat.size)).astype(np.intp)]
     return tuple(float(f"{value:.4g}") for value in np.nan_to_num(as_float64(picked)))
 
@@ -422,7 +422,7 @@ def _find_reach(pair: PairInfo, node: NodeRef | None, index: GraphIndex) -> Inte
     if pair.scales != 1 or pair.storage.startswith("float") or node is None:
         return ()
     zero = index.input_value(node, 2)
-    shift = 0 if zero is None else int(zero.reshape(-1)[0])
+    shift = 0 if zero is None else int(zero.ravel()[0])
     low = -(2 ** (pair.bits - 1)) if pair.element_type.signed else 0
     return (low - shift) * pair.scale_min, (low + 2**pair.bits - 1 - shift) * pair.scale_min
 

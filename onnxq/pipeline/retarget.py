@@ -211,7 +211,7 @@ def _fit_scale(
     middle = 0 if spec.signed else spec.qmax // 2 + 1
     zero = np.full(shape, middle) if spec.symmetric else zero + spec.qmin - old.qmin
     # Some tools give a block a negative scale, with which its lowest integer is the furthest from zero; or 0.
-    scale = np.where(scale == 0, 1, scale if signed else np.abs(scale))
+    scale = np.where(scale == 0, 1, scale if signed else abs(scale))
     return QParams(as_float32(scale), as_int32(zero), _ORIGIN)
 
 
@@ -223,11 +223,10 @@ def _scale_again(
     qparams: QParams, spec: QuantSpec, known: SitePlan, codes: Array, value: Array
 ) -> QParams | None:
     """Other scales, with which a weight whose channels were scaled has the file's integers; None where it has not."""
-    old = known.spec
-    levels = codes.astype(np.float32)
+    levels = as_float32(codes)
     if codes.shape != value.shape or spec.has_blocks or known.qparams is None:
         return None
-    _, zero = align_qparams(known.qparams, old, codes.shape, np.float32)
+    _, zero = align_qparams(known.qparams, known.spec, codes.shape, np.float32)
     levels -= zero
     grain = spec.granularity
     axes = list_other_axes(value, grain.axis) if isinstance(grain, PerChannel) else None
@@ -238,7 +237,7 @@ def _scale_again(
     scale = np.where(squares > 0, fitted, qparams.scale)
     scaled = replace(qparams, scale=as_float32(scale))
     steps, own = align_qparams(scaled, spec, value.shape, np.float32)
-    exact = (scale > 0).all() and (np.abs(value / steps - levels) < _NEAR).all()
+    exact = (scale > 0).all() and (abs(value / steps - levels) < _NEAR).all()
     return scaled if exact and np.array_equal(quantize(value, scaled, spec) - own, levels) else None
 
 
@@ -341,11 +340,13 @@ def retarget(
 def _compare(ctx: SampledContext, source: QuantizedSource, made: ModelLike) -> Answers:
     """The answers of both files, on samples that ranges were not made of, where there are any."""
     samples = ctx.data.test
-    threads = ctx.config.verify.threads
     with ctx.progress("comparing both files", 3 * len(samples)) as task:
         before, after, both = (
             measure_models(
-                [TrialModel(model)], FloatOutputs(exact, samples, threads=threads), ctx.crew, task
+                [TrialModel(model)],
+                FloatOutputs(exact, samples, threads=ctx.config.verify.threads),
+                ctx.crew,
+                task,
             )[0]
             for model, exact in (
                 (source.proto, source.floats),

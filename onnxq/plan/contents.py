@@ -150,6 +150,6 @@ def sketch_values(values: Array, *, constant: bool = False) -> Sketch:
     if not -_HUGE <= flat.min() <= flat.max() <= _HUGE:
         flat = np.nan_to_num(flat, nan=0.0, posinf=1e4, neginf=-1e4).clip(-_HUGE, _HUGE)
     mean = float(flat.mean())
-    size = float(np.abs(flat).mean())
+    size = float(abs(flat).mean())
     rms = math.sqrt(float(np.square(flat).mean()))
     return Sketch(flat.size, mean, size, rms, float(flat.max()), float(flat.min()), constant)

@@ -98,7 +98,7 @@ def drop_stale(plan: Plan) -> tuple[Plan, dict[Site, str]]:
         if site.site in lines:
             site = site.without_numbers()
         elif site.role.is_bias and site.derived is not None:
-            x, w = (qparams.get(part) for part in site.derived)
+            x, w = map(qparams.get, site.derived)
             site, cause = _update_bias(site, x, w, specs.get(site.derived[1]))
             lines |= {site.site: cause} if cause else {}
         sites.append(site)

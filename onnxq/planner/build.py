@@ -139,7 +139,7 @@ def _find_tables(
     problem: PlacementProblem, index: GraphIndex, reasons: list[Unquantized]
 ) -> Iterator[Table]:
     """Every table that no rule leaves float; `reasons` gets those that one does."""
-    looked_at: set[TensorId] = set()
+    looked_at = set()
     for node in index.nodes:
         tensor = index.find_input(node) if node.looks_up(0) else None
         if tensor is None or tensor in looked_at:
@@ -201,8 +201,7 @@ def _find_obstacle(
     alike = weight is not None and weight.spec == table.spec
     served = weight.named_consumers if weight is not None and alike else ()
     if not {*table.others} <= {*served}:
-        other = table.others[0].node
-        reason = f"{other} reads the same table in another type, and it would be stored twice"
+        reason = f"{table.others[0].node} reads the same table in another type, and it would be stored twice"
         return _leave_float(node, reason)
     if demanded or weight is not None:
         return None

@@ -215,7 +215,7 @@ def choose_weights(problem: PlacementProblem) -> Choice:
     """Weight-only mode: every weight the target can read packed, but those a rule leaves float."""
     ops = problem.ops
     reasons = []
-    chosen = set[str]()
+    chosen = set()
     copied = _list_copied(ops, ops, ops.by_name)
     for op in ops:
         weights = [(role, tensor) for role, tensor in op.roles if role.is_weight]
@@ -288,29 +288,28 @@ def _decide_side(
     sides: of the operators before it. In the order of precedence: pairs that the model came with, the target's
     refusals, rules for float, rules that force.
     """
+    name = op.name
     ops = problem.ops
     requests = problem.requests
     roles = op.roles
     closing = [(Role.ACTIVATION, op.out)] if op.closes_with_pair(problem.config.bias) else []
     rule = requests.find_float_rule(op.node, roles + closing)
-    if op.name in ops.complete:
+    if name in ops.complete:
         if rule is None:
             return True, None
         reason = (
             f"already quantized in the model, and kept so, though {rule.describe()} leaves it float"
         )
-        return True, Refusal(op.name, reason, "quantize the float model", KEPT, "R115")
+        return True, Refusal(name, reason, "quantize the float model", KEPT, "R115")
     reason = ""
-    if op.name in ops.partial:
-        reason = (
-            f"its weight is already quantized in the model, {ops.partial[op.name]}: kept as it is"
-        )
+    if name in ops.partial:
+        reason = f"its weight is already quantized in the model, {ops.partial[name]}: kept as it is"
     elif op.out in ops.existing.by_tensor and ops.index.is_output(op.out):
         reason = "the model gives its result out in float beside a pair that is kept"
     if reason:
-        return False, LeftFloat(op.name, reason, KEPT, "F107")
-    if op.name in problem.refused:
-        return False, problem.refused[op.name]
+        return False, LeftFloat(name, reason, KEPT, "F107")
+    if name in problem.refused:
+        return False, problem.refused[name]
     if rule is not None:
         return False, _leave_by_rule(op, rule)
     if not requests.is_forced(op.node, roles):
@@ -322,7 +321,7 @@ def _decide_side(
     if alone or _is_fed(ops, op, sides):
         return True, None
     reason = f"a {op.node.op_type} is quantized only between quantized nodes, and what it reads stays float"
-    return False, Refusal(op.name, reason, _FORCE, op.rule.name, "R105")
+    return False, Refusal(name, reason, _FORCE, op.rule.name, "R105")
 
 
 def _leave_by_rule(op: QuantizableOp, rule: Rule) -> LeftFloat:
@@ -424,7 +423,7 @@ def list_strategies(problem: PlacementProblem) -> Mapping[str, NameSet]:
     The person's decisions hold in all of them; the exclusion rules do not: there the clock decides.
     """
     ops = problem.ops
-    wanted = dict[str, NameSet]()
+    wanted = {}
     if not problem.engine.costs:
         # All that computes is quantized by the rules: with fewer operators, and with attention.
         rules = choose_all(problem, attention=False).chosen

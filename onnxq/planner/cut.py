@@ -471,10 +471,10 @@ def _cut_sums(
     own_us: the time of each kind's own placement. weights: stated ones, which do not move.
     """
     logs = {name: math.log(weights.get(name, 1.0)) for name in costs}
-    balances: list[Balance] = []
+    balances = []
     for step in _STEPS:
         # Times count in those of the kind's own placement, so that slow machines weigh no more than fast ones.
-        total = sum(math.exp(log) for log in logs.values())
+        total = sum(map(math.exp, logs.values()))
         scale = max(own_us.values())
         parts = [
             (costs[name], math.exp(logs[name]) / total * scale / (own_us[name] or 1.0))

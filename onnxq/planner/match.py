@@ -89,7 +89,7 @@ def _explain_weights(plan: Plan) -> PlanError:
 
 def _find_sites(plan: Plan, index: GraphIndex, anchors: Anchors) -> dict[Site, Site]:
     """The name in this model of every site of the plan. PlanError for a repeated one."""
-    moved: dict[Site, Site] = {}
+    moved = {}
     taken: dict[Site, SitePlan] = {}
     for site in plan.sites:
         name = site.name

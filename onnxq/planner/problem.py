@@ -244,8 +244,8 @@ def find_quantizable_ops(
     calibration cannot reach). allow: sums of 16 bits may overflow. Compute nodes that no rule takes come back with
     their reasons.
     """
-    ops: list[QuantizableOp] = []
-    reasons: list[Unquantized] = []
+    ops = []
+    reasons = []
     untouched = _find_nodes_at_existing_pairs(index)
     for node in index.nodes:
         if closed(node) or node.name in untouched:
@@ -423,7 +423,7 @@ def _find_spec_refusal(
     refusal = _refuse_scale(requests, engine, op)
     if refusal is not None:
         return refusal
-    multiplied: set[bool] = set()
+    multiplied = set()
     by_reader = existing.by_reader
     stored = {op.candidate.tensor(e.index): by_reader[e] for e in op.weights if e in by_reader}
     for role, tensor in op.roles:

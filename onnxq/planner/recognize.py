@@ -58,7 +58,7 @@ class Recognized:
     def find_joined_maker(self, name: str) -> str:
         """The MatMul of `joined` that a tensor of the plan is computed of, no other weight between; "" for none."""
         queue = list(self.tensors.get(name, ())[:1])
-        visited = set[str]()
+        visited = set()
         while queue:
             maker = self.index.find_producer(queue.pop())
             if maker is None or maker.name in visited:
@@ -145,7 +145,7 @@ class _PatternSearch:
                     self._is_alike(read, self.index.find_input(node, k))
                     # Where only one of the two takes in the bias, their outputs differ by it: data
                     # and weight have to agree.
-                    for k, read in enumerate(wanted.inputs[:2] if not same else wanted.inputs)
+                    for k, read in enumerate(wanted.inputs if same else wanted.inputs[:2])
                     if read in self.contents.tensors
                 ]
                 if inputs and all(inputs):
@@ -179,7 +179,7 @@ class _PatternSearch:
 
     def _split_columns(self, value: Array, parts: Mapping[str, str]) -> dict[str, slice]:
         """The columns in which the weights of nodes stand; {} where they do not make up all of the value."""
-        placed: dict[str, slice] = {}
+        placed = {}
         start = 0
         rows, end = value.shape
         while start < end:

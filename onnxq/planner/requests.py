@@ -111,20 +111,23 @@ class Requests:
 
     def match(self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The first rule that selects this tensor in this role for any of the nodes that make or read it."""
-        default = self.config.weights if role.is_weight else self.config.activations
-        wide = self.config.projection_bits
-        alone = role.is_weight and self.config.mode == "weight-only"
-        if wide is not None and alone and any(self._makes_output(node) for node in nodes):
+        config = self.config
+        default = config.weights if role.is_weight else config.activations
+        wide = config.projection_bits
+        alone = role.is_weight and config.mode == "weight-only"
+        if wide is not None and alone and any(map(self._makes_output, nodes)):
             # A byte holds it, of the sign that was asked for; one that has the bits already keeps its storage.
             changed = {} if wide == default.bits else {"bits": wide, "storage": ""}
             default = default.model_copy(update=changed)
-        if not role.is_weight and self.config.mode == "dynamic":
+        if not role.is_weight and config.mode == "dynamic":
             default = default.model_copy(update={"dynamic": True})
         rule = self._find_rule(role, tensor, nodes)
         match = Match(default if rule is None else _apply_rule(rule, default, role), rule)
         # Such as LSTM: ONNX Runtime's integer kernel of it quantizes its data in each run.
-        kinds = find_target(self.config.target).dynamic_ops
-        single = bool(nodes) and (nodes[0].op_type in kinds or nodes[0].name in self.looped)
+        single = bool(nodes) and (
+            nodes[0].op_type in find_target(config.target).dynamic_ops
+            or nodes[0].name in self.looped
+        )
         fixed = rule is not None and rule.set.dynamic is False
         if role.is_weight or fixed or not single:
             return match

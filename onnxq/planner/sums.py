@@ -66,8 +66,8 @@ def mend_sums(plan: Plan, index: GraphIndex) -> tuple[Plan, Cautions]:
 
     For plans that people edited, other tools trained or older versions wrote. Scales stay as they are.
     """
-    sites: list[SitePlan] = []
-    lines: list[Caution] = []
+    sites = []
+    lines = []
     for site in plan.sites:
         values = site.values
         qparams = site.qparams

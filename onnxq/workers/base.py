@@ -77,7 +77,7 @@ def _pack(value: Any, arrays: list[Bytes]) -> Any:
         return {"text": value.astype(str).ravel().tolist(), "shape": list(value.shape)}
     if isinstance(value, np.ndarray):
         # As bytes, since numpy's own files do not know the narrow types.
-        content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        content = np.ascontiguousarray(value).ravel().view(np.uint8)
         content.flags.writeable = False
         arrays.append(content)
         return {"array": len(arrays) - 1, "dtype": value.dtype.name, "shape": list(value.shape)}

@@ -35,7 +35,7 @@ class Driver(CudaDriver):
         """Queue a kernel with `grid` blocks on a stream; the driver copies the argument before this returns."""
         argument = (ctypes.c_void_p * 1)(ctypes.addressof(call))
         # Blocks and threads along three axes, and bytes of shared memory.
-        sizes = (ctypes.c_uint(size) for size in (grid, 1, 1, THREADS, 1, 1, 0))
+        sizes = map(ctypes.c_uint, (grid, 1, 1, THREADS, 1, 1, 0))
         self.call_driver(
             "cuLaunchKernel", function, *sizes, ctypes.c_void_p(stream), argument, None
         )

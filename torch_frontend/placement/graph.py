@@ -87,15 +87,16 @@ class TracedCall:
 
 def fill_slot(node: fx.Node, slot: Slot, value: fx.Node) -> None:
     """Put `value` into a slot."""
-    argument = node.args[slot.key] if isinstance(slot.key, int) else node.kwargs[slot.key]
+    key = slot.key
+    argument = node.args[key] if isinstance(key, int) else node.kwargs[key]
     new = value
     if slot.item is not None:
         # fx keeps lists among arguments immutable.
         new = [value if k == slot.item else item for k, item in enumerate(argument)]
-    if isinstance(slot.key, int):
-        node.update_arg(slot.key, new)
+    if isinstance(key, int):
+        node.update_arg(key, new)
     else:
-        node.update_kwarg(slot.key, new)
+        node.update_kwarg(key, new)
 
 
 # An argument of a call: what reads, and where.

@@ -156,7 +156,7 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     leaders = _find_leaders(problem)
     choice = choose_ops(problem, attention=config.attention == "quantized", sized=sized)
     placement = Placer(problem, choice.chosen).place()
-    kernels = (problem.engine.without_kernel(node) for node in graph.nodes)
+    kernels = map(problem.engine.without_kernel, graph.nodes)
     reasons = [
         *graph.reasons,
         *choice.reasons,

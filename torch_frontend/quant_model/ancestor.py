@@ -158,4 +158,4 @@ def _read_axes(
         return None
     if kwargs:
         return {name: shapes.get(name) for name in kwargs}
-    return tuple(shapes.get(name) for name in names)
+    return tuple(map(shapes.get, names))

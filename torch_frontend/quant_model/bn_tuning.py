@@ -145,7 +145,7 @@ def _scale_qparams(quantizer: Quantizer, factor: Any) -> QParams:
     qparams = quantizer.qparams()
     spec = quantizer.spec
     # w -> f w keeps the integers up to their sign; an asymmetric range is mirrored by q -> qmin + qmax - q.
-    scale = np.maximum(qparams.scale * np.abs(factor), scale_floor(spec)).astype(np.float32)
+    scale = np.maximum(qparams.scale * abs(factor), scale_floor(spec)).astype(np.float32)
     zero = qparams.zero_point
     turned = zero if spec.symmetric else spec.qmin + spec.qmax - zero
     return QParams(

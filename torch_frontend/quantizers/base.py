@@ -397,7 +397,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         """
         qparams = self.qparams()
         # Exporters merge equal constants. Of shape [1], scalars are not merged with those of the network.
-        scale, zero = (np.atleast_1d(number) for number in (qparams.scale, qparams.zero_point))
+        scale, zero = map(np.atleast_1d, (qparams.scale, qparams.zero_point))
         constants = {
             "scale": torch.from_numpy(scale.copy()),
             "zero_point": torch.from_numpy(zero.copy()),

@@ -99,23 +99,20 @@ class Dynamic(Quantizer):
 
     def _compute_grid(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(scale, zero point) of each row."""
+        spec = self.spec
         # Scales follow the data and are not learned.
         with torch.no_grad():
             # In half precision a scale would have 11 bits.
             low, high = (end.float() for end in torch.aminmax(rows, dim=1))
             low = low.clamp(max=0)
             high = high.clamp(min=0)
-            span = self.spec.qmax - self.spec.qmin
-            if self.spec.symmetric:
-                low, high, span = torch.zeros_like(low), torch.maximum(-low, high), self.spec.qmax
+            span = spec.qmax - spec.qmin
+            if spec.symmetric:
+                low, high, span = torch.zeros_like(low), torch.maximum(-low, high), spec.qmax
             width = high - low
             # As ONNX Runtime: rows of zeros have scale 1.
             scale = torch.where(width > 0, width / span, torch.ones_like(width))
-            zero = (
-                torch.zeros_like(low)
-                if self.spec.symmetric
-                else (self.spec.qmin - low / scale).round()
-            )
+            zero = torch.zeros_like(low) if spec.symmetric else (spec.qmin - low / scale).round()
         return scale, zero
 
     def marked(self, x: Tensor) -> Tensor:

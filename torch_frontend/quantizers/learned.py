@@ -172,17 +172,18 @@ class ThreeSigma(WeightRange):
 
     def qparams(self) -> QParams:
         """The paper's first scale, and the zero point of the symmetric scheme."""
+        spec = self.spec
         weight = self.read_weight().double()
-        count = count_elements(weight, self.spec).to(weight.device)
-        mean = sum_groups(weight, self.spec) / count
-        spread = weight - spread_values(mean, self.spec, tuple(weight.shape))
-        deviation = (sum_groups(spread.square(), self.spec) / count).sqrt()
+        count = count_elements(weight, spec).to(weight.device)
+        mean = sum_groups(weight, spec) / count
+        spread = weight - spread_values(mean, spec, tuple(weight.shape))
+        deviation = (sum_groups(spread.square(), spec) / count).sqrt()
         # As in the paper, 2**(b-1) steps for a side that has 2**(b-1) - 1 of them above zero.
         ends = (
             torch.maximum((mean - 3 * deviation).abs(), (mean + 3 * deviation).abs()).cpu().numpy()
         )
-        zero = np.full(ends.shape, find_zero_point(self.spec))
-        return make_qparams(ends / 2 ** (self.spec.bits - 1), zero, self.spec, "LSQ+, three sigma")
+        zero = np.full(ends.shape, find_zero_point(spec))
+        return make_qparams(ends / 2 ** (spec.bits - 1), zero, spec, "LSQ+, three sigma")
 
 
 @register_quantizer("lsq+")

@@ -264,7 +264,7 @@ def module_unit(model: nn.Module, name: str) -> Unit:
                 raise ModelError(name, cause, "name another block", code="Q124")
             # A stack: the module may call itself, and then inner calls end first.
             # Copies: the model may write into them.
-            pending.append(tuple(_copy_value(value) for value in flat))
+            pending.append(tuple(map(_copy_value, flat)))
 
         def note_output(_: nn.Module, __: Any, output: Any) -> None:
             if not isinstance(output, Tensor):

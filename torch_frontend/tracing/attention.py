@@ -239,7 +239,7 @@ def take_apart(model: fx.GraphModule) -> None:
             "enable_gqa",
         )
         scale = arguments.pop("scale", None)
-        query, key, value = (arguments.pop(name) for name in ("query", "key", "value"))
+        query, key, value = map(arguments.pop, ("query", "key", "value"))
         # Masked scores stay float, so the op stays whole.
         if arguments.pop("attn_mask", None) is not None or any(arguments.values()):
             continue

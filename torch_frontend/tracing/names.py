@@ -179,7 +179,7 @@ def _computes_no_tensor(node: fx.Node) -> bool:
     plainly = place in ("builtins", "_operator", "operator", "math") or (
         place == "torch" and name.startswith("sym_")
     )
-    return plainly and bool(sources) and all(is_plain(source) for source in sources)
+    return plainly and bool(sources) and all(map(is_plain, sources))
 
 
 def _is_element(node: fx.Node) -> bool:

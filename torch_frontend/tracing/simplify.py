@@ -62,7 +62,7 @@ def replace_dropouts(model: fx.GraphModule) -> None:
         if ATTENTION_DROPOUT in node.meta:
             arguments = name_arguments(node, "query", "key", "value", "attn_mask", "dropout_p")
             arguments.pop("dropout_p", None)
-            node.args = tuple(arguments.pop(name) for name in ("query", "key", "value"))
+            node.args = tuple(map(arguments.pop, ("query", "key", "value")))
             node.kwargs = arguments
             name = "scaled_dot_product_attention"
             dropout = AttentionDropout(node.meta[ATTENTION_DROPOUT])

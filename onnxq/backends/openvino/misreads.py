@@ -117,7 +117,7 @@ def _is_curved(c: Candidate) -> bool:
 @_find_once
 def _find_sized_nodes(index: Graph) -> frozenset[NodeRef]:
     """The nodes behind a tensor of which sizes are read that change and size others, and the products that make it."""
-    sized = set[NodeRef]()
+    sized = set()
     for node in index.nodes:
         maker = index.maker(node)
         if node.op_type != "Shape" or maker is None:
@@ -164,7 +164,7 @@ def explain_multiplied(tensor: MaybeTensor, index: Graph) -> Reason:
 @_find_once
 def _find_multiplied(index: Graph) -> frozenset[TensorId]:
     """The tensors that come to the first operand of products of activations, where pairs may stand before both."""
-    tensors = set[TensorId]()
+    tensors = set()
     for product in index.nodes:
         operands = surroundings.list_computed_inputs(index, product)[:2]
         if product.op_type not in _MATRIX_PRODUCTS or len(operands) < 2:

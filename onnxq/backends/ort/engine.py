@@ -79,11 +79,10 @@ class OrtEngine(GraphEngine):
 
     def time_models(self, models: Mapping[str, TimedModel], timing: Timing) -> EngineTimes:
         """Time the models themselves: the graphs that builds leave are bound to no session."""
-        feeds = next(iter(models.values())).feeds
         # No early end, since rare slow runs count here.
         times = time_models(
             {name: entry.model for name, entry in models.items()},
-            feeds,
+            next(iter(models.values())).feeds,
             threads=timing.threads,
             rounds=timing.rounds,
             seconds=timing.seconds,

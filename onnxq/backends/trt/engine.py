@@ -222,7 +222,7 @@ class TrtEngine(Engine):
             if missing := load_plugins(library, logger, job["plugins"]):
                 return {"device": cuda.name, "failed": missing}
             blocks = {}
-            reasons: dict[str, str] = {}
+            reasons = {}
             feeds = read_value(folder / FEEDS)
             for name, path in job["engines"].items():
                 try:

@@ -355,10 +355,12 @@ def _time_files(run: _Run, variants: Sequence[Variant]) -> dict[str, Latency]:
             for variant in variants
             if variant.size_bytes
         }
-        provider = run.config.runtime.provider
-        threads = run.config.verify.threads
         return time_models(
-            files, run.dataset[0], threads=threads, seconds=_TIMING_SECONDS, provider=provider
+            files,
+            run.dataset[0],
+            threads=run.config.verify.threads,
+            seconds=_TIMING_SECONDS,
+            provider=run.config.runtime.provider,
         )
 
 

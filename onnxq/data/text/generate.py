@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from onnxq.arrays import Array, Arrays, as_float64
+from onnxq.arrays import Array, Arrays, as_float64, as_int64
 from onnxq.data.fit import Feeds, Inputs, classify_input, find_input_dtype, format_shape, is_integer
 from onnxq.errors import DataError, OnnxqError
 from onnxq.graph import ValueInfo, ValueInfos
@@ -166,7 +166,7 @@ def find_text_inputs(inputs: Inputs, outputs: Sequence[str]) -> TextInputs:
     Raises DataError for an input that tokens do not give, and for caches of one fixed length.
     """
     whole = [value for value in inputs if is_integer(value) and value.rank == 2]
-    roles: dict[str, InputRole] = {}
+    roles = {}
     for value in inputs:
         role = next((role for part, role in _NAMES if part in value.name.lower()), None)
         if role is None and whole == [value]:
@@ -268,7 +268,7 @@ def generate_texts(
     rows = min(missing, _ROWS) if parts.free_batch else parts.batch
     tokens = tokens or _count_tokens(session, parts, name, rows)
     # One token at least is written behind the special ones.
-    start = np.tile(np.array(prefix[: length - 1], np.int64), (rows, 1))
+    start = np.tile(as_int64(prefix[: length - 1]), (rows, 1))
     while missing > 0:
         texts = _write_rows(session, parts, name, start, length, tokens, rng)[:missing]
         missing -= len(texts)

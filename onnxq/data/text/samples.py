@@ -133,7 +133,7 @@ class Window:
 
 def read_windows(path: Path, tokenizer: Tokenizer, length: int) -> Iterator[Window]:
     """Read a text from its beginning: windows of `length` tokens, one behind the other; the last may be shorter."""
-    waiting: list[int] = []
+    waiting = []
     count = _count_tokens(tokenizer, length, path)
     for piece in _read_pieces(path):
         ids = tokenizer.encode(piece, str(path))

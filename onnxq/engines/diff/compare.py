@@ -398,7 +398,7 @@ class _Comparison:
 def find_named_tensors(index: GraphIndex, error: OnnxqError) -> Names:
     """Tensors to search from: the outputs of the nodes that an engine's error names, and those of their quantizers."""
     node_name = [error.node] if isinstance(error, NodeError) else []
-    found: list[str] = []
+    found = []
     # Names of nodes have no common form: every word of the message may be one.
     for name in [*node_name, *re.findall(r"[^\s'\"(),;]+", error.cause)]:
         node = index.named.get(name)

@@ -343,7 +343,7 @@ class _LayerWork:
         tensors = drop_repeats(one.tensor for row in group for one in row.counterparts)
         references = drop_repeats(row.reference for row in group if row.reference)
         sources = [(FLOAT, inner.float_index, references), (OFF, inner.index, tensors)]
-        levels: dict[str, Level | None] = {}
+        levels = {}
         if inner.fused is not None:
             survivors = inner.survivors
             levels = {name: find_level(inner.fused, name) for name in tensors if name in survivors}
@@ -371,7 +371,7 @@ class _LayerWork:
         plain = {one: value for one, value in reads if value is not None}
         # The file's own run is read where the engines were, so that their errors against float can be set side by
         # side.
-        at: Counterpart | None = None
+        at = None
         for run, found in values.items():
             if run in (FLOAT, OFF):
                 continue
@@ -403,8 +403,8 @@ class _LayerWork:
             for error in tallies.list_errors(row.name, [OFF], FLOAT)
         }
         losses = find_losses(self.inner.index, made, plain)
-        layers: list[LayerDiff] = []
-        points: dict[str, DivergencePoint] = {}
+        layers = []
+        points = {}
         for row in made:
             tensor = row.name
             accuracy = tallies.list_errors(tensor, (OFF, *runs), FLOAT)

@@ -167,7 +167,7 @@ def _divide(error: float, by: float) -> float:
 def _drop_masks(reference: Array) -> Array:
     if reference.dtype.kind != "f" or reference.dtype.itemsize < 4:
         return reference
-    masks = np.abs(reference) > _MASK
+    masks = abs(reference) > _MASK
     return np.where(masks, np.nan, reference) if masks.any() else reference
 
 

@@ -164,9 +164,14 @@ class Engines:
         ):
             # Without optimizations, as the reference, it runs on the CPU.
             provider = self.config.runtime.provider if name == ON else ""
-            threads = self.config.verify.threads
             return SessionRunner(
-                name, Session(model, optimize=name == ON, threads=threads, provider=provider)
+                name,
+                Session(
+                    model,
+                    optimize=name == ON,
+                    threads=self.config.verify.threads,
+                    provider=provider,
+                ),
             )
 
     def _open_engine(

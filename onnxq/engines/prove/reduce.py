@@ -66,9 +66,7 @@ def find_smallest_failure(
     best = list(whole)
     # The node to blame with a few before it is often enough, and spares the bisection its builds of half a model.
     if hint in best:
-        best = next(
-            (tried for tried in search.grow_around(hint, best) if search.ends_alike(tried)), best
-        )
+        best = next(filter(search.ends_alike, search.grow_around(hint, best)), best)
     if len(best) == len(whole):
         best = search.find_prefix(best)
     best = search.find_suffix(best)

@@ -56,14 +56,15 @@ class _Form:
 
     def add(self, selection: Selection) -> None:
         """Give the choices and values of one selection as outputs, or take the choices where they are given."""
-        graph = self.graphs.get(selection.scope, GraphProto())
+        scope = selection.scope
+        graph = self.graphs.get(scope, GraphProto())
         makers = {name: node for node in graph.node for name in node.output if name}
         maker = makers.get(selection.name_inside(selection.name))
         if maker is not None and maker.op_type == selection.op_type:
             # Those that the node reads, behind a pair where it has one.
             for name, k in selection.values:
                 graph.node.append(helper.make_node("Identity", [maker.input[k]], [name], name=name))
-                self._give_out(name, name, selection.scope, like=maker.input[k])
+                self._give_out(name, name, scope, like=maker.input[k])
             if (
                 self.given
                 and selection.op_type == "TopK"
@@ -76,15 +77,15 @@ class _Form:
             if name not in makers:
                 self.lacks = True
             elif not self.given:
-                self._give_out(choice, name, selection.scope, like=name)
+                self._give_out(choice, name, scope, like=name)
             else:
                 own = name_own(name)
-                self._give_out(name_own(choice), own, selection.scope, like=name)
+                self._give_out(name_own(choice), own, scope, like=name)
                 outputs = makers[name].output
                 outputs[:] = [own if output == name else output for output in outputs]
-                if selection.scope:
+                if scope:
                     inner = helper.make_tensor_value_info(name, kind, None)
-                    _give_inside(self.graph, selection.scope, choice, inner)
+                    _give_inside(self.graph, scope, choice, inner)
 
     def take(self, choices: Mapping[str, int], settled: NameSet) -> None:
         """Make inputs of the choices, whose ONNX types these are. settled: outputs that go."""

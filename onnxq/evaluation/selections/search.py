@@ -275,19 +275,20 @@ class _ChoiceWalk:
 
     def walk_graph(self) -> None:
         """Fill the fields in."""
-        self.makers = {name: node for node in self.graph.node for name in node.output if name}
-        order = sort_nodes(self.graph)
-        self.needed = find_needed(self.graph, order)
-        plain = filter(_is_plain, self.graph.node)
+        graph = self.graph
+        self.makers = {name: node for node in graph.node for name in node.output if name}
+        order = sort_nodes(graph)
+        self.needed = find_needed(graph, order)
+        plain = filter(_is_plain, graph.node)
         starts = [name for node in plain for name in _select_inputs(node, _PLACES)]
         # Integers that go into bodies and come out of them are positions or sizes there.
         starts += [
             name
-            for node in self.graph.node
+            for node in graph.node
             for _, body in iterate_subgraphs(node)
             for name in list_captures(body)
         ]
-        results = [value.name for value in self.graph.output]
+        results = [value.name for value in graph.output]
         self.places = self._trace(starts + (results if self.scope else []))
         self.truths = self._trace(results)
         for node in order:

@@ -263,10 +263,9 @@ class Editor(Generic[M]):
                     self._rewire_output(scope, k, new)
 
     def _rewire_output(self, scope: ScopeRecord, k: int, new: str) -> None:
-        name = scope.outputs[k].name
         if not scope.name:
             raise _fault(
-                name,
+                scope.outputs[k].name,
                 "is an output of the model and keeps its name",
                 "rename the tensor, then make it anew",
             )

@@ -229,7 +229,7 @@ def _sort_records(
 
 def _list_needs(wiring: Wiring, record: NodeRecord, scope: str) -> list[str]:
     """The tensors of `scope` that a node or a subgraph in it reads. Raises ModelError for undefined ones."""
-    needs: list[str] = []
+    needs = []
     stack = [record]
     while stack:
         at = stack.pop()

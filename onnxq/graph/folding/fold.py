@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, ModelProto, TensorProto
 
 from onnxq.arrays import Array
 from onnxq.graph.base import RANDOM_OPS, NodeRef
@@ -153,7 +153,7 @@ class _Folding:
             outputs = node.results
             if node.name in refused or not outputs or any(t in self.protected for t in outputs):
                 continue
-            if all(self._is_literal(t) for t in outputs):
+            if all(map(self._is_literal, outputs)):
                 nodes[node.name] = node
                 continue
             if (
@@ -265,7 +265,7 @@ class _Folding:
         """The part of the model that makes `wanted`, in names that fit one scope, computed."""
         names: dict[TensorId, str] = {}
         constants = {}
-        part: list[NodeProto] = []
+        part = []
         for ref in self._list_makers(nodes, wanted):
             node = deepcopy(self.protos[ref.name])
             for k, name in enumerate(ref.inputs):

@@ -41,7 +41,7 @@ def infer_shape_values(index: GraphIndex) -> dict[TensorId, Array]:
     values = _KnownValues(index)
     known = values.tensors
     for node in index.nodes:
-        rule = _RULES.get(node.op_type) if not node.domain else None
+        rule = None if node.domain else _RULES.get(node.op_type)
         if rule is None or len(node.outputs) != 1:
             continue
         found = rule(values, node)
@@ -85,12 +85,12 @@ class _KnownValues:
         array = index.find_constant(t)
         if array is None:
             return None
-        return _Known(tuple(int(v) for v in array.reshape(-1)), array.ndim == 0)
+        return _Known(tuple(map(int, array.ravel())), array.ndim == 0)
 
     def read_parameter(self, node: NodeRef, k: int, name: str) -> Indices | None:
         """A parameter that newer opsets take as input k and older ones as an attribute; () when it is left out."""
         if name in node.attrs:
-            return tuple(int(v) for v in np.atleast_1d(node.attrs[name]))
+            return tuple(map(int, np.atleast_1d(node.attrs[name])))
         if k >= len(node.inputs) or not node.inputs[k]:
             return ()
         parameter = self.read_input(node, k)

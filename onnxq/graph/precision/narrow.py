@@ -258,7 +258,7 @@ def holds_scale(scale: Array, narrow: int, *, weight: bool) -> bool:
         return False
     if not weight:
         return bool((values >= kind.smallest).all())
-    return bool(np.sqrt(np.sum((written - values) ** 2)) <= _LOST * np.sqrt(np.sum(values**2)))
+    return bool(np.sqrt(((written - values) ** 2).sum()) <= _LOST * np.sqrt((values**2).sum()))
 
 
 def is_exact(scale: Array, narrow: int) -> bool:
@@ -367,11 +367,12 @@ class _TypeWriter:
             self._repeat_dequantize(node, ref)
 
     def _read_in_both(self, ref: NodeRef) -> bool:
+        types = self.types
         # One that stays in float32 gives that alone, and a Cast follows.
-        if self.types.wide is None or ref.name in self.types.wide or not self.types.fits_scale(ref):
+        if types.wide is None or ref.name in types.wide or not types.fits_scale(ref):
             return False
-        read_in = self.types.of_readers(ref.result)
-        return self.types.of_node(ref) == FLOAT and self.types.narrow in read_in
+        read_in = types.of_readers(ref.result)
+        return types.of_node(ref) == FLOAT and types.narrow in read_in
 
     def _repeat_dequantize(self, node: NodeProto, ref: NodeRef) -> None:
         """A second DequantizeLinear for the readers in the narrow type."""

@@ -108,7 +108,7 @@ def widen_model(model: M) -> M:
     store = copy_store(model)
     for scope, graph in walk_graphs(out.graph):
         for tensor in graph.initializer:
-            _widen_tensor(tensor, store if not scope else None)
+            _widen_tensor(tensor, None if scope else store)
         for sparse in graph.sparse_initializer:
             _widen_tensor(sparse.values)
         for node in graph.node:
@@ -185,7 +185,7 @@ def restore_stored(model: M, stored: Mapping[str, tuple[str, int]]) -> M:
     store = copy_store(model)
     graph = out.graph
     taken = list_names(out)
-    casts: NodeProtos = []
+    casts = []
     for tensor in graph.initializer:
         name = tensor.name
         source, dtype = stored.get(name, ("", 0))
@@ -212,7 +212,7 @@ def _holds(narrow: Array, wide: Array, kind: int) -> bool:
     error = as_float64(narrow) - wide
     if kind != TensorProto.FLOAT16 or not error.any():
         return not error.any()
-    return bool(np.sum(np.square(error)) <= _ROUNDING * np.sum(np.square(wide, dtype=np.float64)))
+    return bool(np.square(error).sum() <= _ROUNDING * np.square(wide, dtype=np.float64).sum())
 
 
 def _map_stored(original: ModelLike) -> dict[str, tuple[str, int]]:
@@ -248,7 +248,7 @@ def emulate_types(model: M) -> M:
     out = copy_proto(wide)
     taken = list_names(out)
     for scope, graph in walk_graphs(out.graph):
-        nodes = _round_inputs(graph, index, taken) if not scope else []
+        nodes = [] if scope else _round_inputs(graph, index, taken)
         for node in graph.node:
             nodes.append(node)
             nodes += _round_outputs(node, index, taken)
@@ -258,7 +258,7 @@ def emulate_types(model: M) -> M:
 
 def _round_inputs(graph: GraphProto, index: GraphIndex, taken: set[str]) -> NodeProtos:
     """The nodes that round the inputs of the main graph, whose readers read what these make."""
-    nodes: NodeProtos = []
+    nodes = []
     for value in graph.input:
         dtype = index.find_dtype(TensorId(value.name))
         if dtype in NARROW:
@@ -273,7 +273,7 @@ def _round_outputs(node: NodeProto, index: GraphIndex, taken: set[str]) -> NodeP
     # Operators that only know the narrow type still compute in it.
     if ref.is_onnx(*MOVES) or is_custom(ref) or ref.op_type == "Constant":
         return []
-    nodes: NodeProtos = []
+    nodes = []
     for k, name in enumerate(node.output):
         dtype = index.find_dtype(ref.make_result(k)) if name else 0
         if dtype in NARROW:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats, Shape, as_float32
+from onnxq.arrays import Array, Floats, Shape, as_float32, as_int32
 from onnxq.errors import CalibrationError
 from onnxq.graph.nbits import unpack_bits
 from onnxq.sites import Causes, JsonObject
@@ -140,7 +140,7 @@ class WeightCodes:
     def sort_columns(self, name: str, groups: Array) -> WeightCodes:
         """The same with the columns of each group side by side. groups: of each column, its group (g_idx)."""
         # Stable: columns of a group stay in the order of the network.
-        order = np.argsort(groups, kind="stable").astype(np.int32)
+        order = as_int32(groups.argsort(kind="stable"))
         if (groups[order] != np.arange(len(groups)) // self.size).any():
             raise fault(
                 name,
@@ -244,8 +244,8 @@ def list_weights(
     make: Callable[[CheckpointFiles, str], CheckpointWeight],
 ) -> Checkpoint:
     """The weight that `make` finds in each module with a tensor of this name; where it raises, one that is refused."""
-    weights = list[CheckpointWeight]()
-    refused = dict[str, str]()
+    weights = []
+    refused = {}
     for name in (
         tensor.removesuffix(ending) for tensor in files.tensors if tensor.endswith(ending)
     ):

@@ -27,7 +27,7 @@ from functools import partial
 
 import numpy as np
 
-from onnxq.arrays import Array, as_float32
+from onnxq.arrays import Array, as_float32, as_int32
 from onnxq.interop.checkpoints.base import (
     MOST_BITS,
     Checkpoint,
@@ -96,7 +96,7 @@ def _read_gptq_weight(
     words, zeros, scales = (part.read() for part in parts)
     # What GPTQModel calls v2; AutoGPTQ and all that followed it wrote the other.
     offset = int(files.settings.get("checkpoint_format") != _SECOND)
-    zero = unpack_words(zeros, bits, words.shape[1]).T.astype(np.int32) + offset
+    zero = as_int32(unpack_words(zeros, bits, words.shape[1]).T) + offset
     if zero.max() >> bits:
         cause = (
             f"a zero point of {zero.max()} is beyond its {bits} bits: the format stores them less 1"

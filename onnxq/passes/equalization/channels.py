@@ -9,6 +9,7 @@ change: factors per channel between weights and constants that are added per cha
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,6 @@ from onnxq.passes.linear import Linear, find_linear
 from onnxq.passes.patterns import find_pad_value
 from onnxq.sites import MaybeTensor, Names, TensorId
 
-Flags = Mask
 Labels = NDArray[np.intp]
 LabelT = TypeVar("LabelT")
 
@@ -152,7 +152,7 @@ class ScaledChannels(ChannelFlow[Labels]):
         self.rectified = (bent & ~self._mark_classes(self.joined, self.group))[self.group]
         return self
 
-    def _mark_classes(self, parts: Iterable[Labels], classes: Labels) -> Flags:
+    def _mark_classes(self, parts: Iterable[Labels], classes: Labels) -> Mask:
         """[labels], True for the classes that these labels belong to."""
         marked = np.zeros(self.count, bool)
         for part in parts:
@@ -278,7 +278,7 @@ def scale_concat(flow: ScaledChannels, node: NodeRef) -> bool:
     if rank is None:
         return False
     axis = node.read_int("axis", 0) % rank
-    parts: list[Labels] = []
+    parts = []
     for x in flow.index.list_inputs(node):
         labels = flow.labels.get(x)
         shape = flow.index.find_shape(x)
@@ -306,9 +306,9 @@ def scale_flat(flow: ScaledChannels, node: NodeRef) -> bool:
     if before is None or after is None or len(after) != 2 or labels is None or flow.axes[x] != 1:
         return False
     sizes = [dim for dim in before[1:] if isinstance(dim, int)]
-    if len(sizes) < len(before) - 1 or after[1] != int(np.prod(sizes)):
+    if len(sizes) < len(before) - 1 or after[1] != math.prod(sizes):
         return False
-    return flow.write_labels(node.result, np.repeat(labels, int(np.prod(sizes[1:]))), 1)
+    return flow.write_labels(node.result, np.repeat(labels, math.prod(sizes[1:])), 1)
 
 
 _SCALE_RULES = {

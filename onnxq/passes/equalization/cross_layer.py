@@ -127,9 +127,9 @@ def _compute_by_root(flow: ScaledChannels, largest: Mapping[TensorId, Array64]) 
     for op in flow.ops:
         size = op.linear.magnitudes
         # `at`: several rows may have one root.
-        np.maximum.at(rows, root[op.rows], size.max(axis=2, initial=0.0).reshape(-1))
+        np.maximum.at(rows, root[op.rows], size.max(axis=2, initial=0.0).ravel())
         if op.columns is not None:
-            np.maximum.at(columns, root[op.columns], size.max(axis=1, initial=0.0).reshape(-1))
+            np.maximum.at(columns, root[op.columns], size.max(axis=1, initial=0.0).ravel())
     for tensor, value in largest.items():
         if tensor in flow.labels:
             np.maximum.at(values, root[flow.labels[tensor]], value)

@@ -66,7 +66,7 @@ def observe_channels(
                 if share:
                     flat = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
                     mask = read_mask(part.feeds, value.shape)
-                    flat = flat if mask is None else flat[mask.reshape(-1)]
+                    flat = flat if mask is None else flat[mask.ravel()]
                     statistics.keep_rows(flat, share * part.count)
                 # A part comes once for each tensor of the group.
                 if part.first_index != last:
@@ -293,8 +293,9 @@ def smooth_activations(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     plan = ctx.place(state, ctx.progress)
     # Of MatMul and Gemm, whose channels are the last axis of their input.
     axes = {group.tensor: -1 for group in smoothquant.find_quantized_groups(state.model, plan)}
-    samples = ctx.data.calibration
-    observed = observe_channels(ctx, state.model, axes, samples, "smoothing", rows=_ROWS)
+    observed = observe_channels(
+        ctx, state.model, axes, ctx.data.calibration, "smoothing", rows=_ROWS
+    )
     return _write(
         ctx, state, SMOOTHQUANT, *smoothquant.compute_smoothing_factors(state.model, plan, observed)
     )
@@ -411,8 +412,11 @@ def _list_ruled(ctx: EqualizeContext, state: FloatState) -> set[TensorId]:
     """The tensors whose ranges rules give, in the values that the model computes as it came."""
     if has_free_values(ctx, state):
         return set()
-    sites = ctx.place(state, ctx.progress).sites
-    ruled = (site.site for site in sites if site.qparams and site.qparams.origin == RULED)
+    ruled = (
+        site.site
+        for site in ctx.place(state, ctx.progress).sites
+        if site.qparams and site.qparams.origin == RULED
+    )
     return {tensor for tensor in ruled if isinstance(tensor, TensorId)}
 
 

@@ -85,7 +85,7 @@ def find_base(size: int) -> int:
 
 def split_size(size: int) -> tuple[int, ...]:
     """Sizes of Hadamard matrices that add up to `size`, the largest first; (size,) where there is one of it."""
-    block = next(k for k in range(size, 0, -1) if find_base(k))
+    block = next(filter(find_base, range(size, 0, -1)))
     return (block, *split_size(size - block)) if size > block else (block,)
 
 
@@ -149,7 +149,7 @@ def _draw_signs(seed: int, size: int) -> tuple[Array, Array64]:
     raw = np.random.PCG64(seed).random_raw(2 * size)
     whole = len(split_size(size)) == 1
     # One matrix mixes all channels whatever their order.
-    order = np.arange(size) if whole else np.argsort(raw[:size], kind="stable")
+    order = np.arange(size) if whole else raw[:size].argsort(kind="stable")
     return order, np.where(raw[size:] >> 63, 1.0, -1.0)
 
 
@@ -289,7 +289,7 @@ def _add_up(
     scale = np.ones(width)
     shift = np.zeros(width)
     for constant in waiting:
-        value = as_float64(_read_constant(index, constant.edge)).reshape(-1)
+        value = as_float64(_read_constant(index, constant.edge)).ravel()
         if constant.shift:
             shift += value
         else:
@@ -309,7 +309,7 @@ def _move_shifts(
     Where there is no bias, it is written, in an Add behind.
     """
     index = edit.index
-    gains: dict[Edge, Array64] = {}
+    gains = {}
     for edge, reader in readers.items():
         _, shift = _add_up(index, reader.label.waiting, reader.label.width)
         if not shift.any():
@@ -329,7 +329,7 @@ def _move_shifts(
         # A bias that is there is turned with its stream; one that is written now is turned here.
         for axis, matrix in recipes[edge].turns:
             gain = gain if axis == reader.axis else matrix.turn_channels(gain, -1)
-        written = edit.add_constant(node.scope, f"{node.name}/bias", gain.astype(weight.dtype))
+        written = edit.add_part(node, "bias", gain.astype(weight.dtype))
         edit.append(node, [("Add", [written], {})])
     return gains
 

@@ -78,7 +78,7 @@ class ChannelStatistics:
     @property
     def largest(self) -> Array64:
         """max |X_c|, [channels]."""
-        return np.maximum(np.abs(self.low), np.abs(self.high))
+        return np.maximum(abs(self.low), abs(self.high))
 
 
 class RunningStatistics:
@@ -116,7 +116,7 @@ class RunningStatistics:
 def compute_smoothing(largest: Array64, weights: Sequence[Array], alpha: float) -> Floats:
     """SmoothQuant's s, [channels]. largest: max |X_c|; weights: [channels, outputs] each."""
     # All layers that read the activation share s, so the largest weight of any of them counts.
-    columns = as_float64(np.max([np.abs(w).max(axis=1) for w in weights], axis=0))
+    columns = as_float64(np.max([abs(w).max(axis=1) for w in weights], axis=0))
     alive = (largest > _DEAD_PEAK * largest.max(initial=0.0)) & (
         columns > _DEAD_PEAK * columns.max(initial=0.0)
     )
@@ -130,7 +130,7 @@ def compute_smoothing(largest: Array64, weights: Sequence[Array], alpha: float) 
 
 def compute_awq_scaling(rows: Floats, alpha: float) -> Floats:
     """AWQ's s, [channels]; rows: [n, channels] of the activation."""
-    size = np.abs(rows).mean(axis=0, dtype=np.float64)
+    size = abs(rows).mean(axis=0, dtype=np.float64)
     if not size.max(initial=0.0) > 0:
         return np.ones(size.size, np.float32)
     # The floor keeps silent channels from a factor near 0, whose inverse would blow up their rows.
@@ -150,8 +150,8 @@ def measure_layer_error(
     exact: the float outputs.
     """
     # A range always holds zero, which quantizers keep exact.
-    low = min(float(np.min(statistics.low / s)), 0.0)
-    high = max(float(np.max(statistics.high / s)), 0.0)
+    low = min(float((statistics.low / s).min()), 0.0)
+    high = max(float((statistics.high / s).max()), 0.0)
     x = as_float32(fake_quant(statistics.rows / s, qparams_from_range(low, high, spec), spec))
     ratios = [
         relative_noise([sum_squares(x @ layer.round_scaled(s), output)], sum_squares(output))

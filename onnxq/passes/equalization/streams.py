@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 
-import numpy as np
-
 from onnxq.arrays import Shape
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, NodeRef
 from onnxq.passes.equalization.channels import ChannelFlow
@@ -206,7 +204,7 @@ class Streams(ChannelFlow[StreamLabel]):
         if scale is not None:
             value = read_constant(self.index, scale)
             # One number for all channels needs no turning.
-            if value is None or not np.all(value == value.flat[0]):
+            if value is None or not (value == value.flat[0]).all():
                 waiting = (*waiting, ChannelConstant(scale))
         # Behind a scale that waits a shift waits as well; one by itself is added, and turned like
         # any constant.

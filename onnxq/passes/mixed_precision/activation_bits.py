@@ -276,7 +276,7 @@ def _order_operators(
     ops = state.problem.ops
     # In their order.
     narrowed: dict[str, None] = {}
-    rounded = set[TensorId]()
+    rounded = set()
 
     def find_price(name: str) -> tuple[bool, float]:
         op = ops.by_name[name]

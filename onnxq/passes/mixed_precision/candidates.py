@@ -126,7 +126,7 @@ class Ways:
         moved = {site.site for site in self.plan.sites if self._widens(site) and site.name in keys}
         # Finer inputs make finer biases, which must not overflow: weights that only calibration scaled are scaled anew.
         scaled = self.plan.list_scaled_for(moved)
-        changed = dict[Site, SitePlan]()
+        changed = {}
         for site in self.plan.sites:
             if site.site in moved:
                 # The old spec names a storage of 8 bits.

@@ -63,7 +63,7 @@ def choose_float_types(ctx: SampledContext, state: PlacedState) -> PlacedStep:
         )
     problem = _state_problem(ctx, state, kind)
     chosen = replace(choose_types(problem), io=io)
-    figures: TrialFigures | None = None
+    figures = None
     if plan.calibrated and not ctx.data.synthetic:
         chosen, figures = _try_types(ctx, state, problem, chosen)
         if math.isinf(figures[0]):
@@ -108,7 +108,7 @@ def _try_types(
     judges = ctx.data.judges
     floats = judges.float_outputs(state.model)
     before = judges.run_samples(state, state.plan, progress=ctx.progress)
-    first: TrialFigures | None = None
+    first = None
     count = 0
     tried = chosen
     while True:

@@ -149,8 +149,9 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     better = []
     if readers:
         static = SwitchedPlan(ctx, state, state.plan).measure_alone()
-        tried = make_dynamic(ctx, state, readers.values()).plan
-        dynamic = SwitchedPlan(ctx, state, tried).measure_alone()
+        dynamic = SwitchedPlan(
+            ctx, state, make_dynamic(ctx, state, readers.values()).plan
+        ).measure_alone()
         for names in readers.values():
             # A pair in the file serves all readers, one of each run a single reader.
             noise = sum(dynamic.get(name, 0.0) for name in names)
@@ -164,7 +165,7 @@ def choose_scales(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def list_dynamic_candidates(problem: OnnxPlacement, plan: Plan) -> dict[TensorId, Names]:
     """Tensors that MatMuls alone read in integers, and gain by it on a scale of each run too, with these MatMuls."""
-    candidates: dict[TensorId, Names] = {}
+    candidates = {}
     kinds = problem.costs.values()
     costs = [CutProblem(problem.ops, dynamic=True).compute_costs(kind) for kind in kinds]
     for site in plan.sites:

@@ -71,7 +71,6 @@ def list_precisions(config: Config) -> tuple[Precision, ...]:
     Raises ConfigError for a name in `search.precisions` that is none of these.
     """
     weights = config.weights
-    activations = config.activations
     static = config.mode not in ("weight-only", "dynamic")
     own = Precision(_name_precision(config, weights.bits))
     # In the order of the table that people see.
@@ -86,7 +85,7 @@ def list_precisions(config: Config) -> tuple[Precision, ...]:
                     "narrow_range": weights.is_signed,
                 }
             found.append(Precision(_name_precision(config, bits), weights=changes))
-    if static and activations.bits < 16:
+    if static and config.activations.bits < 16:
         found.append(Precision(f"w{weights.bits}a16", activations={"bits": 16}))
     if config.mode == "static":
         found.append(Precision(f"{own.name}-dynamic", activations={"dynamic": True}))
@@ -160,8 +159,8 @@ def find_takers(problem: OnnxPlacement, before: Plan, after: Plan, precision: Pr
     # A precision changes either weights or activations.
     role = Role.WEIGHT if precision.weights else Role.ACTIVATION
     old = {site.site: site.spec for site in before.sites}
-    changed = set[str]()
-    apart = set[str]()
+    changed = set()
+    apart = set()
     # More bits than the engine's kernels have make a model slower than float, and are for who asks for them.
     asked = precision.weights or precision.name in problem.config.search.precisions.split(",")
     for site in after.sites:
@@ -188,7 +187,7 @@ def measure_precision(
     operators: Collection[str],
 ) -> MeasuredPrecision:
     """Round each weight, and each tensor, of a finished plan alone. floats: answers on the samples for that."""
-    pairs = switched.list_pairs(*MEASURED) if not precision.weights else []
+    pairs = [] if precision.weights else switched.list_pairs(*MEASURED)
     # Tensors of a precision with other weights are those of the configuration's own.
     constants: dict[str, list[Any]] = {name: [] for name in sorted(operators)}
     for switch in switched.list_pairs(Role.WEIGHT, Role.BIAS):
@@ -232,11 +231,10 @@ class ProgramBuilder:
     @cached_property
     def _operators(self) -> dict[str, QuantizableOp]:
         """Those that compute and have a choice, then those that go with them."""
-        ops = self.problem.ops
         integers = find_integer_ops(self.problem, self.own.state.plan)
         return {
             op.name: op
-            for op in ops
+            for op in self.problem.ops
             if op.name in self.own.operators or (op.name in integers and not op.rule.compute)
         }
 

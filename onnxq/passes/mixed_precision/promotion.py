@@ -207,8 +207,11 @@ def _account_for(
 
 def _may_promote(ctx: SampledContext, state: PlacedState) -> bool:
     """True where a request asks for it; without one only from balanced effort on, on real samples, where float pays."""
-    whole = find_target(state.plan.target).whole
-    unasked = ctx.config.effort != "fast" and not ctx.data.synthetic and not whole
+    unasked = (
+        ctx.config.effort != "fast"
+        and not ctx.data.synthetic
+        and not find_target(state.plan.target).whole
+    )
     return bool(state.plan.sites) and (ctx.request.asked or unasked)
 
 

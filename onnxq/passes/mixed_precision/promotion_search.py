@@ -279,7 +279,7 @@ class PromotionSearch:
         """These promotions one after another, those that make most noise first, with the dB before and after each."""
         parts = self.rank_parts(keys) if keys else []
         size = max(1, -(-len(parts) // _STEPS))
-        steps: list[PromotionStep] = []
+        steps = []
         before = Keys()
         for k in range(0, len(parts), size):
             names = [name for part in parts[k : k + size] for name in part]
@@ -344,9 +344,9 @@ class PromotionSearch:
     ) -> list[ModelErrors]:
         """Errors with these promoted: of switched pairs, as the file says, or of finished models, as users run them."""
         if not self.as_run:
-            toggled = samples.switched.toggled
             chosen = [
-                self.ways.choose_switches(toggled, self.place_keys(keys)) for keys in settings
+                self.ways.choose_switches(samples.switched.toggled, self.place_keys(keys))
+                for keys in settings
             ]
             return samples.switched.measure_settings(chosen, samples.floats, title)
         plans = map(self.finish_plan, settings)

@@ -22,7 +22,7 @@ from onnxq.evaluation.toggled import ConstantSwitches
 from onnxq.evaluation.trials import score_settings
 from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index, is_large_model, rebuild
 from onnxq.passes.base import Pass, SampledContext, Stage
-from onnxq.passes.journal import Outcome, PassReport, TrialFigures
+from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, add_noises
 from onnxq.passes.rounding.layerwise import augment_samples
 from onnxq.passes.rounding.operators import Operator, list_operators
@@ -91,9 +91,8 @@ def measure_isolated(
 def _list_constants(operator: Operator, plan: Plan) -> Iterator[tuple[Edge, Array, Array]]:
     """The inputs that read the weight and the bias, with the float values there and those of the plan."""
     sites = plan.by_site
-    node = operator.node
     weight = dequantize_constant(sites[operator.site.site], operator.weight)
-    yield node.make_edge(1), operator.weight, weight
+    yield operator.node.make_edge(1), operator.weight, weight
     edge = operator.bias_edge
     if edge is None:
         return
@@ -309,7 +308,7 @@ def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     plan = state.plan
     tables, reasons = choose_tables(state.problem, get_index(state.model), plan.sites)
     after = _add_tables(ctx, state, tables, reasons)
-    figures: TrialFigures | None = None
+    figures = None
     free = tuple(table for table in tables if not table.named)
     if free and ctx.config.embeddings == "auto" and plan.calibrated and not ctx.data.synthetic:
         judge = ctx.data.judge

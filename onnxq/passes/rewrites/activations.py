@@ -278,7 +278,7 @@ def read_polynomial(
     node = index.find_onnx_producer(at, "Add", "Sub", "Mul", "Div", "Pow", "Neg")
     if node is None or node.scope != used.scope:
         return None
-    terms: list[Poly] = []
+    terms = []
     largest = 0
     for k in range(len(node.inputs)):
         value, rank = index.read_scalar(node, k) or (None, 0)

@@ -31,7 +31,7 @@ _SIZES = "qkv_hidden_sizes"
 def write_out_fused(ctx: RunContext, state: FloatState) -> FloatStep:
     """Write convolutions and products with an activation, and normalizations of sums, as the operators they are of."""
     model = state.model
-    changed = list[str]()
+    changed = []
     # Those that another rewrite makes for this target.
     single = frozenset() if "activations" in find_target(ctx.config.target).skips else _SINGLE
     # Ranks say along which axes operands are transposed, and are known behind what the first round writes.
@@ -212,7 +212,7 @@ def _write_attention(edit: Edit, node: NodeRef) -> bool:
     # Columns of query, key and value, side by side.
     sizes = node.attrs.get(_SIZES) or [shape[-1] // 3] * 3
     bounds = np.cumsum([0, *sizes], dtype=np.int64)
-    ends = [edit.add_constant(node.scope, f"{node.name}/end", bound.reshape(1)) for bound in bounds]
+    ends = [edit.add_part(node, "end", bound.reshape(1)) for bound in bounds]
     parts = [
         edit.insert_before(node, "Slice", [whole, *ends[k : k + 2], axis], f"{node.name}/{part}")
         for k, part in enumerate("qkv")

@@ -95,7 +95,7 @@ def _write_constants(edit: Edit, op: Linear, weight: Array | None, bias: Array64
     if weight is None:
         return False
     edge = op.bias_edge
-    if edge is None or (not np.any(bias) and edit.index.find_at(edge) is None):
+    if edge is None or (not bias.any() and edit.index.find_at(edge) is None):
         # No bias of zeros where there was none.
         edit.set_constant(op.node.make_edge(1), weight)
         return True
@@ -123,7 +123,7 @@ def _take_in_front(edit: Edit, op: Linear) -> _TakenIn:
         return source.nodes, False
     x = source.x.name
     if rest != 0.0:
-        constant = edit.add_constant(node.scope, f"{node.name}/shift", shift)
+        constant = edit.add_part(node, "shift", shift)
         x = edit.insert_before(node, "Add", (x, constant), f"{x}/shifted")
     edit.read(node.make_edge(0), x)
     return source.nodes, True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxq.arrays import Array, Mask, Shape
+from onnxq.arrays import Array, Mask, Shape, as_int64
 from onnxq.graph import Dims, GraphIndex, NodeRef, fold_constants, infer_shapes
 from onnxq.passes.base import RunContext
 from onnxq.passes.linear import find_linear
@@ -245,7 +245,7 @@ def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
         edit.set_constant(node.make_edge(1), matrices[0])
     elif deep and [dims[axis] for axis in axes] == [len(matrices)]:
         (axis,) = axes
-        stored = edit.add_integers(node.scope, f"{node.name}/axis", axes)
+        stored = edit.add_part(node, "axis", as_int64(axes))
         products = []
         for k, matrix in enumerate(matrices):
             part = f"{node.name}/{k}"

@@ -132,7 +132,7 @@ def _lower_node(index: GraphIndex, node: NodeRef, sizes: Shape, after: Shape) ->
         return (
             []
             if places is None
-            else [_Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.reshape(-1),))]
+            else [_Lowered(_join_axes(sizes, axis), {"axis": 1}, (places.ravel(),))]
         )
     if node.is_onnx(*_REDUCING):
         axes = index.read_integers(node, "axes", 1)
@@ -194,7 +194,7 @@ def _lower_transpose(node: NodeRef, sizes: Shape) -> list[_Lowered]:
     """
     runs = _find_runs(node, sizes)
     order = sorted(runs)
-    steps = list[_Lowered]()
+    steps = []
     if 1 < len(runs) <= _MOST_AXES:
         shape = tuple(_count_values(sizes, [run]) for run in order)
         return [_Lowered(shape, {"perm": [order.index(run) for run in runs]})]

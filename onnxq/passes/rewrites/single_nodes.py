@@ -116,7 +116,7 @@ def _is_inference(index: GraphIndex, node: NodeRef) -> bool:
     if index.find_input(node, 2) is None:
         return True
     training = index.input_value(node, 2)
-    return training is not None and not np.any(training)
+    return training is not None and not training.any()
 
 
 def _find_neutral(index: GraphIndex, node: NodeRef) -> MaybeTensor:
@@ -172,12 +172,12 @@ def replace_prelu(edit: Edit, node: NodeRef) -> Iterator[str]:
     wide = as_float64(slope)
     if not are_finite(wide) or slope.ndim > index.find_least_rank(x):
         return
-    if np.all(wide == wide.flat[0]):
+    if (wide == wide.flat[0]).all():
         edit.replace_node(node, "LeakyRelu", node.inputs[:1], {"alpha": float(wide.flat[0])})
         yield f"{node.name}: LeakyRelu, its slopes are one"
         return
     # Max would choose the other branch for x < 0 where a slope exceeds 1; with infinities a slope of 0 gives NaN.
-    if wide.max() > 1 or np.any(wide == 0):
+    if wide.max() > 1 or (wide == 0).any():
         return
     scaled = edit.insert_before(node, "Mul", node.inputs, f"{node.outputs[0]}/scaled")
     edit.replace_node(node, "Max", (node.inputs[0], scaled))
@@ -330,8 +330,8 @@ def pad_amounts(index: GraphIndex, node: NodeRef, rank: int | None) -> Amounts |
     if axes is None or rank is None or len(pads) != 2 * axes.size:
         return None
     full = np.zeros((2, rank), np.int64)
-    full[:, axes.reshape(-1) % rank] = pads.reshape(2, -1)
-    return tuple(full.reshape(-1).tolist())
+    full[:, axes.ravel() % rank] = pads.reshape(2, -1)
+    return tuple(full.ravel().tolist())
 
 
 def _add_pads(conv: NodeRef, amounts: Amounts) -> list[int]:
@@ -382,7 +382,7 @@ def _find_amounts(index: GraphIndex, node: NodeRef) -> _Amounts | None:
     axes = index.input_value(node, 3) if node.op_type == "Pad" else node.attrs.get("axes")
     if not rank or axes is None:
         return None
-    places = as_int64(axes).reshape(-1) % rank
+    places = as_int64(axes).ravel() % rank
     if node.op_type == "Pad":
         return _Amounts(1, np.concatenate([places, places + rank]), np.zeros(2 * rank, np.int64))
     if node.op_type == "CenterCropPad":
@@ -408,7 +408,7 @@ def _write_amounts(edit: Edit, node: NodeRef, amounts: _Amounts) -> str:
     name = f"{node.name}/amounts"
     if given is not None and amounts.rest is not None:
         full = amounts.rest.astype(given.dtype)
-        full[amounts.places] = given.reshape(-1)
+        full[amounts.places] = given.ravel()
         return edit.add_constant(node.scope, name, full)
     # Amounts or sizes that are computed are put in their places at run time.
     places = edit.add_constant(node.scope, f"{name}/places", amounts.places)
@@ -432,7 +432,7 @@ def read_invariants(_ctx: RunContext, state: FloatState) -> FloatStep:
     if len(index.scopes) == 1:
         return state, PassReport(INVARIANTS)
     proto = copy_proto(state.model)
-    changed = list[str]()
+    changed = []
     for _, graph in walk_graphs(proto.graph):
         for node in graph.node:
             if node.op_type not in _LEADING or node.domain:

@@ -66,14 +66,14 @@ def bound_masks(_ctx: RunContext, state: FloatState) -> FloatStep:
     """Give masks in front of a Softmax a finite value that a scale can hold beside the scores."""
     edit = Edit(state.model)
     index = edit.index
-    changed = list[str]()
+    changed = []
     softmaxes = [node for node in index.nodes if node.is_onnx("Softmax")]
     list_masking = partial(_list_masking, index)
     masking = walk_from(softmaxes, list_masking)
-    infinite = set[NodeRef]()
+    infinite = set()
     for node in index.nodes:
         for edge, value in _find_far_constants(index, node) if node in masking else ():
-            far = np.abs(value) > _NEVER
+            far = abs(value) > _NEVER
             bounded = np.where(far, np.sign(value) * _FAR, value).astype(value.dtype)
             edit.set_constant(edge, bounded)
             changed.append(f"{edge.node}: {value.min():.3g} becomes {-_FAR:g}")
@@ -132,7 +132,7 @@ def _find_far_constants(index: GraphIndex, node: NodeRef) -> Iterator[tuple[Edge
     """The inputs that read a constant with values beyond any score, with its values."""
     for edge in node.list_edges():
         value = index.input_value(node, edge.index)
-        if value is None or value.dtype.kind != "f" or np.abs(value).max(initial=0) <= _NEVER:
+        if value is None or value.dtype.kind != "f" or abs(value).max(initial=0) <= _NEVER:
             continue
         # Scores themselves may be scaled by large numbers, but a mask of ones and zeros by a negative one.
         scales = node.op_type == "Div" or (node.op_type == "Mul" and value.max() > 0)
@@ -147,8 +147,8 @@ def cut_splits(edit: Edit, node: NodeRef) -> Iterator[str]:
     sizes = _read_sizes(index, node) if node.is_onnx("Split") else None
     if sizes is None or any(map(index.is_kept, node.results)):
         return
-    axis = edit.add_integers(node.scope, f"{node.name}/axis", [node.attrs.get("axis", 0)])
-    ends = np.cumsum(sizes)
+    axis = edit.add_part(node, "axis", as_int64([node.attrs.get("axis", 0)]))
+    ends = sizes.cumsum()
     for k, span in enumerate(zip(ends - sizes, ends, strict=True)):
         if node.outputs[k]:
             part = edit.insert_slice(node, node.inputs[0], span, axis, node.outputs[k])
@@ -227,7 +227,7 @@ def _find_rounded_pads(index: GraphIndex, node: NodeRef) -> list[int] | None:
     reach = (np.asarray(after[2:]) - 1) * strides + (kernel - 1) * dilations + 1
     ends = reach - before[2:] - begins
     # ONNX has no window of pads alone.
-    return [*begins, *np.maximum(ends, 0).tolist()] if np.all(ends < kernel) else None
+    return [*begins, *np.maximum(ends, 0).tolist()] if (ends < kernel).all() else None
 
 
 @rewrite_nodes("swishes")
@@ -256,7 +256,7 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
     edit = Edit(state.model)
     index = edit.index
     changed = []
-    matrices: dict[TensorId, str] = {}
+    matrices = {}
     for node in index.nodes:
         op = find_linear(index, node) if node.is_onnx("MatMul") else None
         if op is None or op.bias_edge is None:
@@ -271,10 +271,10 @@ def fuse_biases(_ctx: RunContext, state: FloatState) -> FloatStep:
         key = TensorId(x, node.scope)
         # Query, key and value read one tensor, and share the Reshape in front.
         if len(shape) > 2 and key not in matrices:
-            sizes = [-1, op.weight.shape[0]]
+            sizes = [-1, len(op.weight)]
             matrices[key] = edit.insert_reshape(node, x, sizes, f"{x}/matrix")
         bias = np.broadcast_to(op.bias, op.channels).astype(op.weight.dtype)
-        held = edit.add_constant(node.scope, f"{node.name}/bias", bias)
+        held = edit.add_part(node, "bias", bias)
         edit.replace_node(node, "Gemm", [matrices.get(key, x), node.inputs[1], held])
         edit.absorb_chain(node, [last])
         if len(shape) > 2:

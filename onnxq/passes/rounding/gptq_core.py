@@ -108,7 +108,7 @@ def round_to_nearest(problem: RoundingProblem) -> RoundedWeight:
     low, high = problem.limits
     partner = problem.partner
     steps = as_float32(problem.weight) / problem.scale
-    codes = np.clip(np.rint(steps), low - zero, high - zero).astype(np.int32) + zero
+    codes = np.rint(steps).clip(low - zero, high - zero).astype(np.int32) + zero
     if partner is not None:
         # Each sum once, from its first column.
         first = np.flatnonzero(partner > np.arange(len(partner)))
@@ -131,7 +131,7 @@ def factor_hessian(h: Array, *, damping: float = DAMPING) -> ErrorFeedback:
     kind = np.float32 if damping >= _ENOUGH else np.float64
     # Columns of large second moments are rounded first, while all others can still make up for
     # their errors.
-    order = np.argsort(np.einsum("gii->gi", damped), axis=1, kind="stable")
+    order = np.einsum("gii->gi", damped).argsort(axis=1, kind="stable")
     unit = np.einsum("gii->g", damped) / damped.shape[-1]
     scaled = np.empty(damped.shape, kind)
 
@@ -183,7 +183,7 @@ def round_with_feedback(problem: RoundingProblem) -> RoundedWeight:
     arrays = (problem.weight, problem.scale, problem.zero)
     w, scale, zero = (_reorder(array.transpose(0, 2, 1), feedback.order) for array in arrays)
     sums = None if problem.partner is None else _SharedSums(problem.partner, feedback.order, zero)
-    lower = feedback.lower.astype(np.float32, copy=False)
+    lower = as_float32(feedback.lower)
     low, high = (as_float32(limit - zero) for limit in problem.limits)
     codes = np.empty_like(w)
     errors = np.empty_like(w)
@@ -317,7 +317,7 @@ def choose_ridge(w: Array, even: Moments, odd: Moments) -> float | None:
 
 def _measure_gain(step: Array64, crossed: Array64, h: Array) -> float:
     """Decrease of E|W x - W' y|^2 for W' = W + step. crossed: W (C - H), of the same samples as h."""
-    return float(np.sum(step * (2.0 * crossed - step @ h)))
+    return float((step * (2.0 * crossed - step @ h)).sum())
 
 
 def may_refit(half: Moments) -> bool:
@@ -332,7 +332,7 @@ def correct_bias(bias: Array, w: Array, rounded: Array, moments: Moments) -> Arr
     x, y = (np.stack([part[k] for part in means], axis=2) for k in (1, 2))
     errors = as_float64(w) @ x - as_float64(rounded) @ y
     mean = errors[:, :, 0]
-    shares = np.array([count for count, _, _ in moments.parts], np.float64) / max(moments.weight, 1)
+    shares = as_float64([count for count, _, _ in moments.parts]) / max(moments.weight, 1)
     shrink: Array | float = 1.0
     # One sample says nothing of how far samples agree: its mean counts whole.
     if len(shares) > 1:
@@ -350,7 +350,7 @@ class _SharedSums:
     """
 
     def __init__(self, partner: Integers, order: Integers, zero: Array) -> None:
-        places = np.argsort(order, axis=1)
+        places = order.argsort(axis=1)
         ordered = partner[order]
         at = np.where(ordered >= 0, np.take_along_axis(places, np.maximum(ordered, 0), axis=1), 0)
         before = np.where(at > np.arange(order.shape[1]), at, 0)
@@ -388,8 +388,8 @@ def find_partner_columns(rows: Integers, shape: Shape, order: SumOrder) -> Integ
 
     rows: flat indices into the weight of `shape`, in the order of a row of its matrix form.
     """
-    beside = find_partners(shape, order).reshape(-1)[rows]
-    sort = np.argsort(rows)
+    beside = find_partners(shape, order).ravel()[rows]
+    sort = rows.argsort()
     at = np.minimum(np.searchsorted(rows, beside, sorter=sort), len(rows) - 1)
     columns = sort[at]
     return as_int64(np.where((beside >= 0) & (rows[columns] == beside), columns, -1))
@@ -406,7 +406,7 @@ def round_within_sums(problem: RoundingProblem) -> RoundedWeight:
     second = partner[first]
     # A column's error costs the part that later columns cannot compensate. Of two neighbours the one rounded last gives
     # way; sharing the excess between them gained .01 dB.
-    places = np.argsort(feedback.order, axis=1)
+    places = feedback.order.argsort(axis=1)
     costs = np.empty_like(feedback.weights)
     np.put_along_axis(costs, feedback.order, feedback.weights, axis=1)
     earlier = places[:, first] < places[:, second]

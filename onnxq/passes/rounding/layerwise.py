@@ -165,7 +165,7 @@ class LayerwiseRunner:
     def _cut_piece(self, part: Sequence[onnx.NodeProto], wanted: Sequence[str]) -> ModelLike:
         """Some nodes of the main graph as a model of their own."""
         names = [node.name for node in part]
-        changed: dict[str, onnx.NodeProto] = {}
+        changed = {}
         tensors: dict[str, onnx.TensorProto] = {}
         # Copies: the cutter's own are those of the model.
         for node in part if self.changes else ():

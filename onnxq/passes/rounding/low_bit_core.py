@@ -56,8 +56,9 @@ def shrink_moments(h: Array, even: Array, odd: Array) -> Array64:
             sums[:, part] = np.einsum("grk,grk->gr", values, values)
 
     map_parts(add_squares, len(columns), ROWS_AT_ONCE, elements=h.size)
-    least = np.finfo(np.float64).tiny
-    share = np.minimum(noise.sum(axis=1) / np.maximum(signal.sum(axis=1), least), 1.0)
+    share = np.minimum(
+        noise.sum(axis=1) / np.maximum(signal.sum(axis=1), np.finfo(np.float64).tiny), 1.0
+    )
     shrunk: Array64 = h * (1.0 - share[:, None, None])
     shrunk[:, columns, columns] = h[:, columns, columns]
     return shrunk

@@ -82,7 +82,7 @@ def gather_columns(tensors: Iterable[Array], geometry: Geometry, chosen: Integer
     for value in values:
         # [N, C, H, W] to [C, N·H·W]: one index serves all channels and all tensors.
         flat = np.moveaxis(value, 0, 1).reshape(shape[1], -1)
-        columns = flat.take(index.reshape(-1), axis=1)
+        columns = flat.take(index.ravel(), axis=1)
         # Indices in padding point somewhere into the input.
         if outside.size:
             columns[:, outside] = 0
@@ -99,7 +99,7 @@ def window_means(x: Array, geometry: Geometry, chosen: Mask | None = None) -> Ar
     chosen: bool [entries, positions], the positions that count, only without a kernel; None: all.
     """
     values = as_float32(x)
-    entries = values.shape[0]
+    entries = len(values)
     if not geometry.kernel:
         rows = values.reshape(entries, -1, values.shape[-1])
         counted = np.ones(rows.shape[:2], np.float32) if chosen is None else as_float32(chosen)
@@ -310,7 +310,7 @@ def _describe_operator(
     if geometry is None or not weight.size or weight.dtype != np.float32:
         return None
     rows_first = node.op_type == "Conv" or node.is_transposed
-    outputs = weight.shape[0] if rows_first else weight.shape[1] * geometry.groups
+    outputs = len(weight) if rows_first else weight.shape[1] * geometry.groups
     bias_edge = None
     bias = np.zeros(())
     linear = find_linear(index, node)

@@ -180,7 +180,7 @@ def round_segments(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     if ctx.config.effort != "high" and score >= _GOOD_DB:
         return state, report_changes(NAME)
     chosen = NameSet()
-    best: SequentialRounding | None = None
+    best = None
     operators = list_operators(GraphIndex(ensure_opset(state.model, plan.opset)), plan)
     round_layers = _prepare_rounding(ctx, state)
     # First all with their biases left, whose means count errors that a Relu takes away, too (an ISNet of 16.6 dB: 6.3,

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from onnxq.arrays import Array, Floats, as_float32
+from onnxq.arrays import Array, Floats, as_float32, as_float64
 from onnxq.numerics.machine import map_parts
 
 # (positions, mean of x, mean of y), the means float64 [groups, K].
@@ -202,7 +202,7 @@ class Accumulator:
             return Moments(self._h, self._c, x, y, 0)
         # By positions, since samples may differ in size.
         counts, *means = zip(*self._parts, strict=True)
-        weights = np.array(counts, np.float64)
+        weights = as_float64(counts)
         x, y = (np.tensordot(weights / weights.sum(), np.stack(part), 1) for part in means)
         n = max(self._count, 1)
         # Less the shift, means of the columns that were taken; p and q are those of all positions.

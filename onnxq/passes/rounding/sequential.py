@@ -286,7 +286,7 @@ class _Walk:
             bias = operator.bias.reshape(weight.shape[:2])
             moments = visit.statistics.moments
             corrected = correct_bias(bias, weight, operator.to_rows(final), moments)
-            outcome = replace(outcome, bias=corrected.reshape(-1))
+            outcome = replace(outcome, bias=corrected.ravel())
         self.finished.write_numbers(outcome)
         self._write_numbers(operator, outcome, final)
 
@@ -384,7 +384,7 @@ class _Walk:
             if x is None or site.qparams is None:
                 return
             qparams = bias_qparams(x, site.qparams, bias.size)
-            codes = quantize(values.reshape(-1), qparams, bias_site.spec)
+            codes = quantize(values.ravel(), qparams, bias_site.spec)
             self.sites[bias_site.site] = replace(bias_site, qparams=qparams, values=codes)
             # The nodes ahead read the bias as the file will hold it.
             values = dequantize(codes, qparams, bias_site.spec)
@@ -432,7 +432,7 @@ def _list_rounded(plan: Plan, index: GraphIndex) -> Iterator[tuple[Edge, Array]]
         for edge in site.named_consumers:
             value = read_constant(index, edge)
             if value is not None:
-                shaped = value.reshape(-1) if site.role.is_bias else value
+                shaped = value.ravel() if site.role.is_bias else value
                 yield edge, dequantize_constant(site, shaped)
                 release_pages(value)
 

@@ -203,7 +203,7 @@ class _Gathering:
             return
         shape = x.shape
         kernel = self.wanted.geometry.kernel
-        meant: Mask | None = None
+        meant = None
         if kernel:
             # Values in the body of a loop have an axis of its steps in front.
             behind = shape[-len(kernel) - 1 :]

@@ -79,20 +79,18 @@ class PosedWeight:
     def make_site(self, rounded: RoundedWeight) -> SitePlan:
         """The site with the codes, and the scales found for them."""
         qparams = self.qparams
-        spec = self.site.spec
-        operator = self.operator
         if rounded.factors is not None:
             scale = qparams.scale * self._shape_factors(rounded.factors)
             # A scale that is the observer's still is not called another.
             if not np.array_equal(scale, qparams.scale):
                 qparams = replace(qparams, scale=scale, origin=SEARCHED)
         origin = SEARCHED if qparams.origin == SEARCHED else "weights, rounded"
-        codes = operator.to_stored(rounded.codes).astype(spec.numpy_storage)
+        codes = self.operator.to_stored(rounded.codes).astype(self.site.spec.numpy_storage)
         return replace(self.site, qparams=replace(qparams, origin=origin), values=codes)
 
     def _shape_factors(self, factors: Array) -> Array:
         """One factor a row, shaped to multiply the site's scales."""
-        flat = factors.reshape(-1)
+        flat = factors.ravel()
         # Their scale is [channels]; in blocks it has the rank of the weight, and a factor counts
         # for all blocks of a row.
         if self.site.spec.has_channels:

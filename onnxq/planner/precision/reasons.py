@@ -82,7 +82,7 @@ class PrecisionProblem:
     @cached_property
     def bindings(self) -> Mapping[str, Binding]:
         """The nodes that have to do with float32 tensors, without pairs and nodes that hold bodies."""
-        bindings: dict[str, Binding] = {}
+        bindings = {}
         for node in self.index.nodes:
             if node.is_onnx(QUANTIZE, DEQUANTIZE, "Constant", *CONTROL):
                 continue
@@ -272,9 +272,7 @@ class ReasonSearch:
     def _passes_mask(self, node: NodeRef) -> bool:
         """True where a mask among the inputs of this node is a mask in its result."""
         results = self.problem.list_writes(node)
-        return node.op_type in _PASSING and all(
-            self._leads_to_softmax(tensor) for tensor in results
-        )
+        return node.op_type in _PASSING and all(map(self._leads_to_softmax, results))
 
     def _leads_to_softmax(self, tensor: TensorId) -> bool:
         """True when only a Softmax, or attention as its mask, uses the tensor: there only what is large counts."""
@@ -283,7 +281,7 @@ class ReasonSearch:
             # While its readers are looked at, which may lead back here through a loop of bodies.
             self.masks[tensor] = False
             if edges and not self.index.is_output(tensor):
-                self.masks[tensor] = all(self._uses_mask(edge) for edge in edges)
+                self.masks[tensor] = all(map(self._uses_mask, edges))
         return self.masks[tensor]
 
     def _uses_mask(self, edge: Edge) -> bool:
