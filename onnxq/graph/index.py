@@ -123,6 +123,11 @@ class GraphIndex(Graph):
             return self.proto
         return LightModel(self.proto, self._weights, self._libraries, self._provider)
 
+    @property
+    def has_ranked_branches(self) -> bool:
+        """True where both branches of an If give tensors of one rank, as they must before opset 11."""
+        return self.opset < 11
+
     def find_node(self, name: str) -> NodeRef:
         """The node of this name. Raises ModelError with the nearest names."""
         return look_up(self.named, name, "node of this name")

@@ -25,8 +25,6 @@ H = TypeVar("H", bound=Hashable)
 
 # Both are names of ONNX's own domain.
 OWN_DOMAINS = ("", "ai.onnx")
-# The opset from which the branches of an If may give tensors of different ranks.
-IF_OF_ANY_RANKS = 11
 ScopedGraphs = Iterator[tuple[str, GraphProto]]
 
 

@@ -20,13 +20,7 @@ from onnxq.graph import FLOAT_TENSORS, GraphIndex, LightModel, ModelLike, get_in
 from onnxq.graph.identity import hash_graph
 from onnxq.graph.light import bare_proto, find_provider, is_large_model, rebuild
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.scopes import (
-    IF_OF_ANY_RANKS,
-    iterate_subgraphs,
-    join_scope,
-    list_defined,
-    walk_graphs,
-)
+from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import remove_unneeded
 from onnxq.runtime.session import Feeds, Session, optimize_graph
@@ -201,9 +195,9 @@ class _TapWriter:
 
     def _find_obstacle(self, node: NodeProto, item: _Lifted) -> str:
         if node.op_type == "If" and not node.domain:
-            if item.rank or self.index.opset >= IF_OF_ANY_RANKS:
+            if item.rank or not self.index.has_ranked_branches:
                 return ""
-            return f"before opset {IF_OF_ANY_RANKS} an If gives one number in both branches"
+            return "before opset 11 an If gives one number in both branches"
         if node.op_type in ("Loop", "Scan") and not node.domain and self.probe.loops:
             return "it exists in some iterations only" if item.conditional else ""
         return f"the body of a {node.op_type} cannot be observed from outside"

@@ -6,7 +6,6 @@ A process of Node.js answers requests (serve.mjs).
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -201,7 +200,7 @@ class NodeRunner:
         arrays = {}
         start = 0
         for spec in answer["outputs"]:
-            value = np.frombuffer(data, spec["type"], math.prod(spec["dims"]), start)
+            value = np.frombuffer(data, spec["type"], int(np.prod(spec["dims"])), start)
             arrays[spec["name"]] = value.reshape(spec["dims"])
             start += value.nbytes
         return arrays

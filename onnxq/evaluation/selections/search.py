@@ -13,7 +13,6 @@ from onnxq.graph.base import LAYOUT_OPS, counts_in_floats
 from onnxq.graph.index import GraphIndex, find_opset
 from onnxq.graph.light import bare_proto, rebuild
 from onnxq.graph.scopes import (
-    IF_OF_ANY_RANKS,
     OWN_DOMAINS,
     iterate_subgraphs,
     join_scope,
@@ -450,12 +449,9 @@ class _ChoiceWalk:
         if iterated < len(ops) and self.unsteady.intersection(choices):
             return f"since its size may be another one in each iteration of a {ops[iterated]}"
         tensors = [TensorId(name, self.scope) for name in choices]
-        if (
-            "If" in ops
-            and self.index.opset < IF_OF_ANY_RANKS
-            and () in map(self.index.find_shape, tensors)
-        ):
-            return f"since an If before opset {IF_OF_ANY_RANKS} gives one number in both branches"
+        single = self.index.has_ranked_branches and () in map(self.index.find_shape, tensors)
+        if "If" in ops and single:
+            return "since an If before opset 11 gives one number in both branches"
         return ""
 
 
