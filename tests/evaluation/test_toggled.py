@@ -198,6 +198,18 @@ def test_weights_that_the_float_model_does_not_know_stay_on_and_are_named() -> N
     assert close(board.run(LINES, board.switches), outputs(quantized, LINES), 50.0)
 
 
+def test_the_weight_of_a_gemm_is_turned_where_its_matmul_reads_it_turned() -> None:
+    weight = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
+    plain = parse("g (float[4,32] x) => (float[4,32] y) { y = Gemm <transB=1>(x, w) }", w=weight)
+    plain.graph.node[0].name = "fc"
+    codes = np.round(weight.T * 20).astype(np.int8)
+    text = "g (float[4,32] x) => (float[4,32] y) { d = DequantizeLinear(q, s) y = MatMul(x, d) }"
+    quantized = parse(text, q=codes, s=0.05)
+    quantized.graph.node[-1].name = "fc"
+    board = toggle_model(plain, quantized)
+    assert close(board.run(LINES, ()), outputs(plain, LINES))
+
+
 def test_a_pair_serves_the_operators_behind_the_next_pair() -> None:
     """Files for the NPU turn 8 bits into 16 so: the float model has none of these nodes, and rules name operators."""
     plain = parse("g (float[2,3] x) => (float[2,3] y) { m = Neg(x) y = Sigmoid(m) }")
