@@ -314,18 +314,19 @@ def _settle_cache(value: ValueInfo, index: GraphIndex, cache: MaybeTensor) -> Va
     for node in index.readers(cache):
         if node.op_type == "Cast":
             return _settle_cache(value, index, node.result)
-        heads = node.read_int("num_heads", 0)
-        dims = list(value.dims)
-        width = (index.input_shape(node) or (None,))[-1]
+        # Written out, it is joined with the new keys or values, which are as wide.
+        joined = int(node.op_type == "Concat")
+        heads = node.read_int("num_heads", joined)
+        width = (index.input_shape(node, joined) or (None,))[-1]
         if heads and isinstance(width, int):
             # Queries, keys and values may lie in one row.
-            heads += 0 if index.find_input(node, 1) else 2 * int(node.attrs["kv_num_heads"])
+            heads += 0 if index.find_input(node, 1) else 2 * node.read_int("kv_num_heads", 0)
             ring = (
                 node.attrs["local_window_size"]
                 if node.attrs.get("sliding_window_cache")
-                else dims[-2]
+                else value.dims[-2]
             )
-            return replace(value, shape=(*dims[:-2], ring, width // heads))
+            return replace(value, shape=(*value.dims[:-2], ring, width // heads))
     return value
 
 

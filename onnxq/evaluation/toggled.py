@@ -234,9 +234,7 @@ class _ToggleWork(ConstantSwitches):
         """True for a pair, or a dequantized constant, that the float model came with too: it is on in both."""
         if chain.dequantize is None or not all(map(self._is_known, chain.nodes)):
             return False
-        return chain.quantize is not None or (
-            chain.source is not None and self.index.is_constant(chain.source)
-        )
+        return chain.quantize is not None or self.index.is_constant(chain.source)
 
     def _is_known(self, node: NodeRef) -> bool:
         """True when the float model has this node too; a Gather that became another operator keeps its name."""
@@ -316,7 +314,7 @@ class _ToggleWork(ConstantSwitches):
         """A Gather of rows of an input, in the place of the nodes that look rows up; "" without a float table."""
         stored_qparams = read_numbers(self.index, chain)
         qparams = stored_qparams.qparams
-        stored = None if chain.source is None else self.index.find_constant(chain.source)
+        stored = self.index.find_constant(chain.source)
         plain = self._find_float_constant([lookup.make_edge(0)])
         if plain is None or stored is None or qparams is None or plain.shape != stored.shape:
             return ""
@@ -330,10 +328,19 @@ class _ToggleWork(ConstantSwitches):
         return feed
 
     def _find_float_constant(self, edges: Sequence[Edge]) -> Array | None:
-        """The float model's constant in the place of these inputs; None where it lacks one of them."""
-        real = self.real
-        values = [real.input_value(real.named.get(edge.node), edge.index) for edge in edges]
-        return None if not values or any(value is None for value in values) else values[-1]
+        """The float model's constant in the place of these inputs; None where it lacks one of them.
+
+        As it is read here: a Gemm may store the weight of its MatMul transposed.
+        """
+        value = None
+        for edge in edges:
+            real = self.real.named.get(edge.node)
+            value = self.real.input_value(real, edge.index)
+            if real is None or value is None:
+                return None
+            if edge.index == 1 and real.is_transposed != self.index.named[edge.node].is_transposed:
+                value = value.T
+        return value
 
     def toggle_corrections(self) -> None:
         """Float constants that differ from the float model's: corrected biases."""

@@ -101,7 +101,7 @@ def _find_sites(plan: Plan, index: GraphIndex, anchors: Anchors) -> dict[Site, S
             raise PlanError(
                 name,
                 "is in the plan but not in this model",
-                _suggest_names(site, index),
+                _suggest_names(site, anchors),
                 code="Q404",
             )
         twin = taken.setdefault(where, site)
@@ -143,14 +143,15 @@ def _move_types(types: PrecisionPlan | None, anchors: Anchors) -> PrecisionPlan 
     return replace(types, kept=wide, limited=limited)
 
 
-def _suggest_names(site: SitePlan, index: GraphIndex) -> str:
-    if isinstance(site.site, Edge):
-        return suggest_names(site.site.node, {node.name for node in index.nodes})
-    name = site.site.name
-    known = {tensor for node in index.nodes for tensor in node.inputs + node.outputs} - {""}
-    if name in known:
-        return f"a tensor {name!r} is there, but made otherwise: take `anchor` out of this site to go by its name alone"
-    return suggest_names(name, known)
+def _suggest_names(site: SitePlan, anchors: Anchors) -> str:
+    # A weight or bias was looked for by its first reader.
+    where = next(iter(site.named_consumers), site.site)
+    if isinstance(where, Edge):
+        return anchors.suggest_nodes(where.node)
+    known = {t for node in anchors.index.nodes for t in node.inputs + node.outputs} - {""}
+    if where.name in known:
+        return "it is there, but made otherwise: take `anchor` out of this site to go by its name alone"
+    return suggest_names(where.name, known)
 
 
 def drop_orphans(sites: SitePlans, existing: Iterable[SitePlan]) -> tuple[SitePlans, Cautions]:

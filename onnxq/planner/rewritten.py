@@ -70,14 +70,15 @@ class Anchors:
     def suggest_nodes(self, name: str) -> str:
         """The nearest nodes, for a person: by values where the plan has some, else by name."""
         if self.recognized is None or name not in self.recognized.contents.nodes:
+            if name in self.index.named:
+                return f"{name!r} is there, but reads what is made otherwise: plan this model"
             return suggest_names(name, self.index.named)
         output = self.recognized.contents.nodes[name].output
         return f"of its output {output!r}, {self.recognized.suggest_tensors(output)}"
 
     def edge(self, edge: Edge) -> Edge:
         """The input that the plan calls so. Raises PlanError where its node is not there."""
-        node = self.node(edge.node)
-        return node.make_edge(edge.index)
+        return self.node(edge.node).make_edge(edge.index)
 
     def find_site(self, site: SitePlan) -> Site | None:
         """A site by name where the anchor agrees, else by anchor alone."""

@@ -444,14 +444,14 @@ class Report:
         lost = []
         for check in self.checks:
             figure = find_worst_figure(self.list_figures(check))
-            off, on = check.sqnr_db
+            off, on = map(format_decibel, check.sqnr_db)
             if figure and figure.grade is GRADES[-1]:
                 facts = format_decibel(figure.sqnr_db), figure.describe_agreement()
                 lost.append(f"{figure.output} ({', '.join(filter(None, facts))})")
             elif check.drifts:
                 yield Caution(
                     "W109",
-                    f"output {check.worst[0]} is {off - on:.1f} dB worse with ONNX Runtime's optimizations on: "
+                    f"output {check.worst[0]}: {off} as the file says, {on} with ONNX Runtime's optimizations on: "
                     f"{self.saturating or 'its fusions compute something else than the file says'}",
                 )
         if lost:
@@ -494,7 +494,7 @@ class Report:
 
 def warn_synthetic(done: str) -> Caution:
     """Make the warning for figures from made-up inputs. done: "costs were measured"."""
-    text = (
-        f"no samples were given: {done} on made-up inputs, so give `data=…` for numbers that count"
+    return Caution(
+        "W101",
+        f"no samples were given: {done} on made-up inputs, so give `data=…` for numbers that count",
     )
-    return Caution("W101", text)

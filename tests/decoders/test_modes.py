@@ -161,7 +161,7 @@ def make_rings(*, rings: bool) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize(("layout", "packed"), [(Layout.GENAI, False), (Layout.GENAI, True)])
+@pytest.mark.parametrize(("layout", "packed"), [(Layout.GENAI, False), (Layout.GENAI, True), (Layout.PLAIN, False)])
 def test_the_reader_of_a_cache_tells_the_size_of_a_head(layout: Layout, packed: bool) -> None:
     closed = name_nodes(make_decoder(layout, packed=packed))
     opened, config = open_heads(closed), DataConfig(samples=4, sequence_length=24)

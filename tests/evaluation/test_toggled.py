@@ -56,6 +56,8 @@ class Case(NamedTuple):
 
 
 LINES = {"x": samples(4, seed=3)["x"]}
+TEXT = "g (float[4,32] x) => (float[4,32] y) { h = Gemm <transB=1>(x, w) y = MatMul(h, v) }"
+GEMM = parse(TEXT, w=samples(32)["x"], v=samples(32, seed=1)["x"])
 
 
 @cache
@@ -67,11 +69,11 @@ def prepare(proto: onnx.ModelProto, target: str = "ort") -> onnx.ModelProto:
     return load_state(proto, RunContext(config=Config(target=target))).model
 
 
-def by_preset(preset: str) -> Case:
+def by_preset(preset: str, proto: onnx.ModelProto) -> Case:
     data = [{"x": part} for part in np.split(samples(48)["x"], 12)]
     config = load_config(preset).model_copy(update={"rules": EVERYTHING.rules, "effort": "fast"})
-    result = models.quantize(chain(), data, config)
-    return Case(prepare(chain(), result.plan.target), result.model, LINES)
+    result = models.quantize(proto, data, config)
+    return Case(prepare(proto, result.plan.target), result.model, LINES)
 
 
 def branching(flag: bool) -> Case:
@@ -93,7 +95,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "our own": lambda: Case(prepare(residual()), quantize().model),
     "a branch that runs": lambda: branching(True),
     "a branch that does not": lambda: branching(False),
-    **{preset: partial(by_preset, preset) for preset in PRESETS},
+    **{preset: partial(by_preset, preset, chain()) for preset in PRESETS},
+    "a Gemm that becomes a MatMul": lambda: by_preset("ort-int4-weights", GEMM),
     "pairs made by hand, without notes": lambda: Case(name_nodes(chain()), pairs(chain()), LINES),
     "another tool's": by_onnxruntime,
 }

@@ -190,6 +190,7 @@ FAULTS: dict[str, tuple[Edit, str, tuple[str, ...]]] = {
     ),
     "a tensor nobody has": (add("rr"), "rr", ("is in the plan but not in this model [Q404]", "'r'")),
     "a node nobody has": (add(["aa/Conv", 0]), "aa/Conv/in0", ("not in this model [Q404]", "'a/Conv'")),
+    "a weight whose reader is another": (change("w0", anchor="other/1"), "w0", ("[Q404]", "fix: 'a/Conv' is there")),
     "an input that the node has not": (add(["a/Conv", 5]), "a/Conv/in5", ("not connected", "[Q404]")),
     "a reader that does not read it": (
         lambda raw: site(raw, "w0")["consumers"].append({"site": ["a/Conv", 2]}), "w0",

@@ -2,7 +2,7 @@
 
 import codecs
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -292,17 +292,19 @@ def _describe_inputs(
     inputs: Inputs, config: DataConfig, model: ModelLike | None
 ) -> tuple[TextInputs, int | None, int]:
     """The inputs by their roles, the rows of the table of tokens where one is known, and the tokens of a window."""
-    index = None if model is None else get_index(model)
-    inputs = inputs if model is None else settle_caches(inputs, model)
-    parts = find_text_inputs(
-        inputs, [] if index is None else [value.name for value in index.outputs]
-    )
-    rows = {} if index is None else count_table_rows(inputs, index)
+    outputs: Sequence[str] = ()
+    rows: int | None = None
+    if model is not None:
+        index = get_index(model)
+        inputs = settle_caches(inputs, model)
+        outputs = [value.name for value in index.outputs]
+        rows = min(count_table_rows(inputs, index).values(), default=None)
+    parts = find_text_inputs(inputs, outputs)
     length = config.sequence_length or LENGTH
     if parts.length is not None:
         # A step of a decoder; of other models the window.
         length = max(length // parts.length, 2) * parts.length if parts.caches else parts.length
-    return parts, min(rows.values(), default=None), length
+    return parts, rows, length
 
 
 def find_tokenizer(path: Path, config: DataConfig) -> Tokenizer:
