@@ -331,9 +331,17 @@ class _ToggleWork(ConstantSwitches):
 
     def _find_float_constant(self, edges: Sequence[Edge]) -> Array | None:
         """The float model's constant in the place of these inputs; None where it lacks one of them."""
-        real = self.real
-        values = [real.input_value(real.named.get(edge.node), edge.index) for edge in edges]
+        values = list(map(self._read_float, edges))
         return None if not values or any(value is None for value in values) else values[-1]
+
+    def _read_float(self, edge: Edge) -> Array | None:
+        real = self.real.named.get(edge.node)
+        value = self.real.input_value(real, edge.index)
+        # A Gemm that is a MatMul in the quantized model has its weight there as [K, N].
+        turned = real is not None and real.is_transposed and edge.index == 1
+        if value is None or not turned or self.index.find_node(edge.node).is_transposed:
+            return value
+        return value.T
 
     def toggle_corrections(self) -> None:
         """Float constants that differ from the float model's: corrected biases."""

@@ -88,6 +88,15 @@ def by_onnxruntime() -> Case:
         return Case(name_nodes(residual()), onnx.load(path))
 
 
+def turned() -> Case:
+    weight = np.arange(9, dtype=np.float32).reshape(3, 3)
+    plain = parse("g (float[2,3] x) => (float[2,3] y) { y = Gemm<transB=1>(x, w) }", w=weight)
+    text = "g (float[2,3] x) => (float[2,3] y) { d = DequantizeLinear(q, s) y = MatMul(x, d) }"
+    quantized = parse(text, q=weight.T.astype(np.int8), s=1.01)
+    quantized.graph.node[-1].name = plain.graph.node[-1].name
+    return Case(plain, quantized, {"x": weight[:2]})
+
+
 PRESETS = ("ort-int4-weights", "ort-int8-weights", "trt-int8", "ort-uint16-activations")
 CASES: dict[str, Callable[[], Case]] = {
     "our own": lambda: Case(prepare(residual()), quantize().model),
@@ -96,6 +105,7 @@ CASES: dict[str, Callable[[], Case]] = {
     **{preset: partial(by_preset, preset) for preset in PRESETS},
     "pairs made by hand, without notes": lambda: Case(name_nodes(chain()), pairs(chain()), LINES),
     "another tool's": by_onnxruntime,
+    "a Gemm that became a MatMul": turned,
 }
 
 
@@ -112,7 +122,7 @@ def test_everything_on_is_the_quantized_model_and_everything_off_the_float_one(n
     first, everything = board.switches[0].feed, frozenset(one.feed for one in board.switches)
     for some in (frozenset(), everything - {first}):
         fixed = board.board.fix_switches([some, some | {first}])
-        assert len(fixed.off) < len(board.switches) or "branch" in name
+        assert len(fixed.off) < max(len(board.switches), 2) or "branch" in name
         assert close(fixed.run(feeds, some | {first}), board.board.run(feeds, some | {first}), 50.0)
     inner = [one for one in board.switches if one.site.startswith("If.then_branch::")]
     assert bool(inner) == ("branch" in name)
