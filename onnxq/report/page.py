@@ -95,7 +95,7 @@ def list_tiles(record: ReportRecord) -> Iterator[tuple[str, str]]:
             format_bytes(record.quantized_bytes),
         )
     for dtype, count in record.types.items():
-        yield f"operators in {dtype}", str(count)
+        yield f"operator{'s' * (count > 1)} in {dtype}", str(count)
 
 
 def describe_effect(advice: Advice) -> str:

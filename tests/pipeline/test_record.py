@@ -304,12 +304,15 @@ def test_a_browser_shows_and_prints_the_page(folder: Path, tmp_path: Path) -> No
         read_in_browser(page, f"--window-size={width},1600", f"--screenshot={tmp_path / 'page.png'}")
         assert (tmp_path / "page.png").read_bytes()[1:4] == b"PNG"
         (tmp_path / "page.png").unlink()
-    # A long name makes no page wider than the window.
-    measure = "let root = document.documentElement; document.title = root.scrollWidth - root.clientWidth"
-    (folder / "long.html").write_text(
-        write_page(ReportRecord(title="fmnist_resnet_" * 9)) + f"<script>{measure}</script>"
-    )
-    assert "<title>0</title>" in read_in_browser(folder / "long.html", "--window-size=500,900", "--dump-dom")
+    # A long name makes no page wider than the window; keys sort, and rows without a figure come last either way.
+    nodes = (OperatorRecord(name="none", op="Relu"), OperatorRecord(name="some", op="Conv", isolated_db=3.0))
+    text = write_page(ReportRecord(title="fmnist_resnet_" * 9, nodes=nodes, types={"int8": 1}))
+    assert "operator in int8" in text
+    script = """<script>const root = document.documentElement, table = document.querySelector(".sortable");
+    for (const _ of "12") table.rows[0].cells[4].dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));
+    document.title = `${root.scrollWidth - root.clientWidth} ${table.rows[1].cells[0].textContent}`</script>"""
+    (folder / "long.html").write_text(text + script)
+    assert "<title>0 some</title>" in read_in_browser(folder / "long.html", "--window-size=500,900", "--dump-dom")
     read_in_browser(page, f"--print-to-pdf={tmp_path / 'page.pdf'}")
     assert (tmp_path / "page.pdf").read_bytes()[:4] == b"%PDF"
     assert 'class="js"' in read_in_browser(page, "--dump-dom")
