@@ -70,6 +70,7 @@ USAGE = [
     (["quantize", "m.onnx", "--sampels", "3"], "--samples"),
     (["quantize", "m.onnx", "--samples", "0"], "x>=1"),
     (["quantize", "m.onnx", "--min-sqnr", "nan"], "must be a finite number"),
+    (["quantize", "m.onnx", "--min-sqnr", "abc"], "must be a valid number, not 'abc'"),
     (["quantize", "m.onnx", "--set", "weights.bits"], "is not KEY=VALUE"),
     (
         ["diff", "m", "q", "--engines", "ort,trrt"],
@@ -146,6 +147,11 @@ def test_a_users_fault_exits_with_1_says_the_fix_and_leaves_everything(folder, a
     assert "\n  fix: " in result.stderr
     assert "Traceback" not in result.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_the_folder_itself_is_no_model(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert "error[Q101]: .: is a folder, not a model\n  fix: " in run("quantize", ".").stderr
 
 
 def test_inspect_prints_one_json_document(tmp_path):
