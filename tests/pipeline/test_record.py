@@ -21,7 +21,7 @@ from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.distributions import BINS, CHANNELS, Distribution
 from onnxq.evaluation.sensitivity import JointCost
 from onnxq.report.page import ROW, write_graph, write_markdown, write_mermaid, write_node_data, write_page
-from onnxq.report.record import OperatorRecord, ReportRecord, SiteRecord, ValueBars, read_record
+from onnxq.report.record import OperatorRecord, OutputRecord, ReportRecord, SiteRecord, ValueBars, read_record
 from tests.cli.kit import run
 from tests.engines.kit import needs_rtx
 from tests.networks import parse_text
@@ -305,14 +305,17 @@ def test_a_browser_shows_and_prints_the_page(folder: Path, tmp_path: Path) -> No
         assert (tmp_path / "page.png").read_bytes()[1:4] == b"PNG"
         (tmp_path / "page.png").unlink()
     # A long name makes no page wider than the window; keys sort, and rows without a figure come last either way.
-    nodes = (OperatorRecord(name="none", op="Relu"), OperatorRecord(name="some", op="Conv", isolated_db=3.0))
-    text = write_page(ReportRecord(title="fmnist_resnet_" * 9, nodes=nodes, types={"int8": 1}))
+    long = "fmnist_resnet_" * 9
+    nodes = OperatorRecord(name="none", op="Relu"), OperatorRecord(name=long, op="Conv", isolated_db=3.0, share=1.0)
+    outputs = (OutputRecord(name="score", float_values=(1.0,), values=(1.1,)),)
+    text = write_page(ReportRecord(title=long, nodes=nodes, outputs=outputs, types={"int8": 1}))
     assert "operator in int8" in text
+    assert "<figure>" not in text
     script = """<script>const root = document.documentElement, table = document.querySelector(".sortable");
     for (const _ of "12") table.rows[0].cells[4].dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));
     document.title = `${root.scrollWidth - root.clientWidth} ${table.rows[1].cells[0].textContent}`</script>"""
     (folder / "long.html").write_text(text + script)
-    assert "<title>0 some</title>" in read_in_browser(folder / "long.html", "--window-size=500,900", "--dump-dom")
+    assert f"<title>0 {long}</title>" in read_in_browser(folder / "long.html", "--window-size=500,900", "--dump-dom")
     read_in_browser(page, f"--print-to-pdf={tmp_path / 'page.pdf'}")
     assert (tmp_path / "page.pdf").read_bytes()[:4] == b"%PDF"
     assert 'class="js"' in read_in_browser(page, "--dump-dom")
