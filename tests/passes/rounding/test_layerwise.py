@@ -107,7 +107,8 @@ def branching() -> onnx.ModelProto:
     text = """g (float[N,4] x, bool flag) => (float[N,4] y) {
         h = Mul(x, two)
         [branch] o = If (flag) <then_branch = t () => (float[N,4] t) { [s] s = Relu(h) [t] t = MatMul(s, w) },
-                                else_branch = e () => (float[N,4] f) { f = Identity(h) }> y = Neg(o)
+                                else_branch = e () => (float[N,4] f) { f = Identity(h) }>
+        y = Neg(o)
     }"""
     return infer_shapes(parse(text, two=2.0, w=HELD["w"]))
 
@@ -130,8 +131,11 @@ def test_tensors_of_a_body_are_read_where_its_holder_runs():
 def test_a_branch_in_a_loop_is_not_looked_into():
     proto = parse("""g (float[N,4] x, bool flag) => (float[N,4] y) {
         y = Loop (three, , x) <body = steps (int64 i, bool more, float[N,4] h) => (bool on, float[N,4] o) {
-            on = Identity(more) o = If (flag) <then_branch = t () => (float[N,4] p) { p = Neg(h) },
-                           else_branch = e () => (float[N,4] f) { f = Relu(h) }> }> }""", three=np.array(3))  # fmt: skip
+            on = Identity(more)
+            o = If (flag) <then_branch = t () => (float[N,4] p) { p = Neg(h) },
+                           else_branch = e () => (float[N,4] f) { f = Relu(h) }>
+        }>
+    }""", three=np.array(3))  # fmt: skip
     inner = next(node for node in GraphIndex(infer_shapes(proto)).nodes if node.op_type == "Neg")
     at = runner(proto=infer_shapes(proto), feeds=[{**FEEDS[0], "flag": np.array(True)}])
     tensor = TensorId("p", inner.scope)
@@ -173,7 +177,8 @@ def test_sizes_of_samples_are_not_held_against_a_branch_that_they_never_take():
         d = Mul(x, two)
         y = If (c) <then_branch = t () => (float[N,K] r) { h = Relu(d) r = MatMul(h, w) },
                     else_branch = e () => (float[N,K] s) { o = Squeeze(d, one) u = Unsqueeze(o, one)
-                                                           s = MatMul(u, v) }> z = ReduceSum(y) }""",
+                                                           s = MatMul(u, v) }>
+        z = ReduceSum(y) }""",
         w=HELD["w"], v=np.ones((1, 4), np.float32), two=2.0, one=np.asarray([1], np.int64),
     )  # fmt: skip
     feeds = [{**one, "c": np.asarray(True)} for one in FEEDS]
