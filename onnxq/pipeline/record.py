@@ -16,14 +16,7 @@ from onnx import TensorProto
 
 from onnxq.annotate import PairInfo, find_pairs, read_plan_note
 from onnxq.arrays import Arrays, Interval, as_float64, map_shapes
-from onnxq.backends import (
-    find_backend,
-    find_engine,
-    find_reference,
-    find_target,
-    list_runnable,
-    load_config,
-)
+from onnxq.backends import find_backend, find_engine, find_reference, list_runnable, load_config
 from onnxq.config import Config, ProveConfig, drop_unset
 from onnxq.data import Dataset, load_data
 from onnxq.engines.diff.compare import compare_models
@@ -483,7 +476,7 @@ def _predict_costs(
     note = read_plan_note(measured.quantized)
     if note is not None and note.target != config.target:
         config = load_config(target=note.target)
-    if not groups or not find_target(config.target).costs:
+    if not groups or not find_backend(config.target).usual.costs:
         return {}
     shapes = observe_shapes(measured.state.model, measured.samples.take(1, 0).samples())
     problem = state_placement(measured.state.model, config, shapes=shapes, identified=False)
