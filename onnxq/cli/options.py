@@ -188,8 +188,8 @@ def make_output(text: str, *flags: str, metavar: str = "OUT") -> click.Option:
 
 def name_beside(model: str, ending: str) -> Path:
     """The path of the model with another ending: `folder/name.onnx` -> `folder/name<ending>`."""
-    path = Path(model)
-    return path.with_name(path.name.removesuffix(".onnx") + ending)
+    # As text: a folder like `.`, which is refused later, has no name.
+    return Path(str(Path(model)).removesuffix(".onnx") + ending)
 
 
 DATA = define_option(

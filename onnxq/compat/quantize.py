@@ -280,7 +280,7 @@ def quantize(model_input: ModelSource, model_output: str | Path, quant_config: o
         return quantize_static(model_input, model_output, **vars(quant_config))
     if isinstance(quant_config, DynamicQuantConfig):
         return quantize_dynamic(model_input, model_output, **vars(quant_config))
-    cause = f"is a {type(quant_config).__name__}"
+    cause = f"is of type {type(quant_config).__name__}"
     fix = "give a StaticQuantConfig or DynamicQuantConfig of onnxq.compat; for weights alone, onnxq.quantize"
     raise ConfigError("quant_config", cause, fix, code="Q304")
 

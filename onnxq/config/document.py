@@ -273,7 +273,9 @@ def _describe_fault(details: ErrorDetails, root: Schema, hidden: Hidden) -> Faul
             return Fault(path, error.fault, error.fix)
         return Fault(path, str(error))
     words = {"tuple_type": "must be a list", "model_type": "must be a mapping of keys to values"}
-    message = words.get(kind, details["msg"].replace("Input should be", "must be"))
+    message = words.get(
+        kind, details["msg"].partition(", unable to")[0].replace("Input should be", "must be")
+    )
     if value is None or isinstance(value, (str, int, float, bool)):
         message += f", not {shorten_value(value)}"
     return Fault(path, message)

@@ -143,7 +143,7 @@ class _Opener:
                 result = source()
             return self.open_source(result)
         fix = "give a path, arrays by input name, or an iterable of {name: array}"
-        raise DataError("data", f"is a {type(source).__name__}", fix, code="Q206")
+        raise DataError("data", f"is of type {type(source).__name__}", fix, code="Q206")
 
     def open_text(self, text: str) -> tuple[SampleSource, str]:
         """The samples of a path, a function in a script, or the word for generated texts."""

@@ -261,7 +261,7 @@ def name_arrays(item: Any, inputs: Inputs, where: str) -> Feeds:
             )
         return {inputs[0].name: _to_array(item, where)}
     if not hasattr(item, "keys"):
-        cause = f"is a {type(item).__name__}, not a mapping"
+        cause = f"is of type {type(item).__name__}, not a mapping"
         raise DataError(where, cause, "give {input name: array} for each sample", code="Q206")
     return {str(name): _to_array(item[name], f"{where}, array {name!r}") for name in item}
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from onnxq.data import Dataset
+from onnxq.errors import escape_json
 from onnxq.evaluation.accumulator import noise_to_db
 from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreements
 from onnxq.evaluation.compare import FloatOutputs
@@ -62,8 +63,9 @@ class JointCost:
     @property
     def rule(self) -> str:
         """The rule of a configuration that leaves them in float, as a line of YAML."""
-        # A list of names in JSON is one in YAML, whatever letters they have.
-        return f"- {{node: {json.dumps(self.nodes)}, set: {{float: true}}}}"
+        # A list of names in JSON is one in YAML, but for letters escaped as two surrogates.
+        names = escape_json(json.dumps(self.nodes, ensure_ascii=False))
+        return f"- {{node: {names}, set: {{float: true}}}}"
 
 
 @dataclass(frozen=True, kw_only=True)

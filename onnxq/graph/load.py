@@ -206,7 +206,7 @@ def _read_file(path: Path) -> bytes:
 def _read_bytes(path: Path) -> bytes:
     if os.path.isdir(path):
         inside = sorted(file.name for file in path.glob("*.onnx"))
-        fix = f"name a file in it: {', '.join(inside[:_SHOWN])}" if inside else ""
+        fix = f"name a file in it: {', '.join(inside[:_SHOWN])}" if inside else "name a file"
         raise ModelError(path, "is a folder, not a model", fix, code="Q101")
     if not os.path.exists(path):
         fix = suggest_files(path) or "check the path"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from onnxq.annotate import read_model
 from onnxq.emit import PLAN_KEY, unpack_plan
+from onnxq.engines.diff.compare import check_pair
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelSource, compute_fingerprint, get_index, name_nodes
 from onnxq.graph.light import ModelLike, add_libraries, find_provider, list_libraries
@@ -49,6 +50,7 @@ def load_both(
         # Another tool's: what it did to the model first is not known, so nodes are compared as they are in the file.
         else load_state(model, replace(ctx, skip=list_rewrites()))
     )
+    check_pair(state.before, get_index(proto))
     return state, add_libraries(proto, list_libraries(state.named), find_provider(state.named))
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxq.annotate import PairInfo, find_pairs, read_plan_note
-from onnxq.arrays import Arrays, Interval, as_float64
-from onnxq.backends import find_engine, find_reference, find_target, list_runnable, load_config
+from onnxq.arrays import Arrays, Interval, as_float64, map_shapes
+from onnxq.backends import find_backend, find_engine, find_reference, list_runnable, load_config
 from onnxq.config import Config, ProveConfig, drop_unset
 from onnxq.data import Dataset, load_data
 from onnxq.engines.diff.compare import compare_models
@@ -37,14 +37,8 @@ from onnxq.pipeline.finalize import Result, count_bytes
 from onnxq.planner import state_placement
 from onnxq.planner.choose import compare_times, predict_times
 from onnxq.progress import Progress
+from onnxq.report import page
 from onnxq.report.model import list_figures, make_verdict
-from onnxq.report.page import (
-    write_graph,
-    write_markdown,
-    write_mermaid,
-    write_node_data,
-    write_page,
-)
 from onnxq.report.record import (
     Advice,
     Figures,
@@ -85,11 +79,11 @@ def write_forms(record: ReportRecord, config: Config, out: AnyPath | None, force
     """Write the page and the other forms that the configuration asks for."""
     options = config.report
     for path, write in (
-        (out, write_page),
-        (options.markdown, write_markdown),
-        (options.mermaid, write_mermaid),
-        (options.node_data, write_node_data),
-        (options.graph, write_graph),
+        (out, page.write_page),
+        (options.markdown, page.write_markdown),
+        (options.mermaid, page.write_mermaid),
+        (options.node_data, page.write_node_data),
+        (options.graph, page.write_graph),
     ):
         if path:
             write_text(Path(path), write(record), overwrite=force)
@@ -111,6 +105,7 @@ def describe_result(
         passes=report.accounts,
         refusals=report.refusals,
         left_float=report.left_float,
+        provenance={**record.provenance, "configuration": report.config or report.target},
         warnings=(*record.warnings, *map(str, report.warnings), *map(str, report.alarms())),
     )
 
@@ -170,7 +165,7 @@ def measure_record(
         state, proto = load_both(model, ctx, quantized)
     samples = load_data(data, state.before.inputs, config.data, state.named, progress=progress)
     samples = samples.take(config.report.samples, config.data.seed)
-    proof = _prove(quantized, config, progress)
+    proof = _prove(quantized, proto, samples, config, progress)
     with use_threads(config.scale.threads), open_crew(config.scale, model) as crew:
         profile = measure_sensitivity(
             state.model,
@@ -202,10 +197,19 @@ def measure_record(
     return _make_record(measured, model, quantized, config, progress)
 
 
-def _prove(quantized: ModelSource, config: Config, progress: Progress) -> Proof:
-    """The kernels of the engine asked for, else of the plan's, else of ONNX Runtime."""
-    options = ProveConfig(engine=config.report.engine)
-    request = ProveRequest(options=options, runtime=config.runtime, progress=progress)
+def _prove(
+    quantized: ModelSource,
+    proto: ModelLike,
+    samples: Dataset,
+    config: Config,
+    progress: Progress,
+) -> Proof:
+    """The kernels of the engine asked for, else of the plan's, else of ONNX Runtime, at the first sample's sizes."""
+    note = read_plan_note(proto)
+    engines = (find_backend(note.target).engines if note else ()) or find_reference().engines
+    options = ProveConfig(engine=config.report.engine or engines[0].name)
+    sizes = {name: (shape,) * 3 for name, shape in map_shapes(samples[0]).items()}
+    request = ProveRequest(options=options, runtime=config.runtime, shapes=sizes, progress=progress)
     try:
         return prove_model(quantized, request)
     except MissingDependencyError:
@@ -237,7 +241,10 @@ def _make_record(
         if isinstance(source, (str, Path)):
             digest = hashlib.sha256(Path(source).read_bytes()).hexdigest()[:_HASH]
             origin[name] = f"{source}, sha256 {digest}"
-    origin |= {"configuration": config.source or config.target, "seed": str(config.data.seed)}
+    origin["seed"] = str(config.data.seed)
+    warnings = [*profile.warnings, *proof.warnings, *difference.notes]
+    if not proof.built:
+        warnings.append(f"{engine} shows no kernels: {proof.build.state}: {proof.build.reason}")
     return ReportRecord(
         title=name_model(model),
         quantized=name_file(quantized),
@@ -256,7 +263,7 @@ def _make_record(
         sites=sites,
         advice=tuple(_list_advice(measured, config)),
         refusals=difference.skipped,
-        warnings=tuple(map(str, (*profile.warnings, *proof.warnings, *difference.notes))),
+        warnings=tuple(map(str, warnings)),
         provenance=origin,
     )
 
@@ -434,7 +441,9 @@ def _list_advice(measured: _Measured, config: Config) -> Iterator[Advice]:
     costs = _predict_costs(measured, [joint.nodes for joint in profile.joint], config)
     # From few operators to many: each further step must bring more than the one before.
     for joint in profile.joint:
-        if joint.sqnr_db < best:
+        # A node that the exporter did not name is called after its output, which other tools rename: no rule finds it.
+        unknown = set(joint.nodes).difference(measured.index.named)
+        if joint.sqnr_db < best or unknown:
             continue
         best = joint.sqnr_db + _GAIN_DB
         size = sum(_count_growth(measured, name) for name in joint.nodes)
@@ -467,7 +476,7 @@ def _predict_costs(
     note = read_plan_note(measured.quantized)
     if note is not None and note.target != config.target:
         config = load_config(target=note.target)
-    if not groups or not find_target(config.target).costs:
+    if not groups or not find_backend(config.target).usual.costs:
         return {}
     shapes = observe_shapes(measured.state.model, measured.samples.take(1, 0).samples())
     problem = state_placement(measured.state.model, config, shapes=shapes, identified=False)

@@ -117,7 +117,7 @@ class Rows:
         widths = self._choose_widths(options.max_width)
         if self.columns[0] in self.names:
             whole = self._measure_columns(headers=True)[0]
-            if widths[0] < min(whole, _TELLING):
+            if widths[0] < min(whole, _TELLING) or _add_gaps(widths) > options.max_width:
                 yield from self._stack_rows(options.max_width)
                 return
         table = self._make_table(widths)
@@ -165,11 +165,12 @@ class Rows:
         return replace(self, columns=[self.columns[k] for k in left], rows=rows)
 
     def _find_excess(self, width: int) -> str | None:
-        """Return the last column of names or text if it must be removed for the others to fit."""
+        """Return the last column of names or text, without them of numbers, if it must go for the others to fit."""
         widths = self._measure_columns(headers=False)
         flexible = self._find_flexible()
         needs = [min(most, _FEW) if k in flexible else most for k, most in enumerate(widths)]
-        return self.columns[flexible[-1]] if flexible and _add_gaps(needs) > width else None
+        last = flexible[-1] if flexible else -1
+        return self.columns[last] if len(needs) > 1 and _add_gaps(needs) > width else None
 
     def _find_flexible(self) -> list[int]:
         """Return the positions of the columns of names or text, which may be narrower than their contents."""

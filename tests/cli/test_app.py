@@ -70,6 +70,7 @@ USAGE = [
     (["quantize", "m.onnx", "--sampels", "3"], "--samples"),
     (["quantize", "m.onnx", "--samples", "0"], "x>=1"),
     (["quantize", "m.onnx", "--min-sqnr", "nan"], "must be a finite number"),
+    (["quantize", "m.onnx", "--min-sqnr", "abc"], "must be a valid number, not 'abc'"),
     (["quantize", "m.onnx", "--set", "weights.bits"], "is not KEY=VALUE"),
     (
         ["diff", "m", "q", "--engines", "ort,trrt"],
@@ -111,6 +112,7 @@ FAULTS = [
     (["quantize", "{d}/m.onnx", "--plan", "{d}/m.q.onnx"], "asked for twice"),
     (["quantize", "{d}/m.onnx", "-o", "{d}/no/such.onnx"], "there is no folder"),
     (["quantize", "{d}/m.onnx", "-o", "{d}"], "is a folder"),
+    (["quantize", "."], "is a folder, not a model\n  fix: name"),
     (["plan", "{d}/m.onnx", "-o", "{d}/empty.onnx"], "overwrite it with `--force`"),
     (["quantize", "{d}/m.onnx", "--config", "ort-int9"], "'ort-int8'"),
     (["quantize", "{d}/m.onnx", "--target", "trrt"], "option: target: 'trrt': there is none of this name"),

@@ -19,14 +19,9 @@ from tests.compat import scripts
 from tests.networks import add_arrays, parse_text
 
 BODY = """g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] z) {
-    a = Conv <pads=[1,1,1,1]>(x, w0, b0)
-    b = Sigmoid(a)
-    c = Mul(a, b)
-    d = Conv <pads=[1,1,1,1]>(c, w1, b1)
-    e = Add(d, x)
-    y = Conv <pads=[1,1,1,1]>(e, w2, b2)
-    z = Conv <pads=[1,1,1,1]>(d, w3, b3)
-}"""
+    a = Conv <pads=[1,1,1,1]>(x, w0, b0) b = Sigmoid(a) c = Mul(a, b)
+    d = Conv <pads=[1,1,1,1]>(c, w1, b1) e = Add(d, x) y = Conv <pads=[1,1,1,1]>(e, w2, b2)
+    z = Conv <pads=[1,1,1,1]>(d, w3, b3) }"""
 WIDE, NARROW = compat.QuantType.QUInt16, compat.QuantType.QUInt8
 
 
@@ -197,12 +192,8 @@ def test_without_converts_a_wide_tensor_is_wide_for_itself(tmp_path) -> None:
 def test_what_is_taken_up_or_moved_has_the_width_of_its_kernel(tmp_path) -> None:
     """A Relu goes into its Conv, and a Reshape moves what the Conv wrote: both of which get the width."""
     body = """g (float[1,4,6,6] x) => (float[1,144] y) {
-        a = Conv <pads=[1,1,1,1]>(x, w0, b0)
-        b = Conv <pads=[1,1,1,1]>(a, w1, b1)
-        r = Relu(b)
-        f = Flatten(r)
-        y = Mul(f, f)
-    }"""
+        a = Conv <pads=[1,1,1,1]>(x, w0, b0) b = Conv <pads=[1,1,1,1]>(a, w1, b1) r = Relu(b)
+        f = Flatten(r) y = Mul(f, f) }"""
     mine = read_pairs(quantize(compat, ours, tmp_path / "m.onnx", make_net(body), {"f": [{"quant_type": WIDE}]}))
     kinds = {at: kind for at, (kind, _, _) in mine.items()}
     assert (kinds["Conv_a", "out"], kinds["Conv_b", 0]) == ("UINT8", "UINT16")

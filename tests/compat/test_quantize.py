@@ -293,7 +293,7 @@ def test_qoperator_writes_operators(tmp_path) -> None:
 def test_without_samples_and_with_a_configuration_of_another_package_it_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"there are no samples.*\[Q319\]"):
         quantize_static(classifier()[0], tmp_path / "q.onnx")
-    with pytest.raises(ConfigError, match="is a dict"):
+    with pytest.raises(ConfigError, match="is of type dict"):
         compat.quantize(classifier()[0], tmp_path / "q.onnx", {})
 
 

@@ -237,13 +237,13 @@ class Learned:
         ([], "empty"),
         (iter([]), "empty"),
         ({}, "no array for the model's input 'x'"),
-        ([3], "item 0: is a int"),
-        (iter([feed(0), "hello"]), "item 1: is a str"),
+        ([3], "item 0: is of type int"),
+        (iter([feed(0), "hello"]), "item 1: is of type str"),
         ([{"x": [[1.0, 2.0, 3.0], [1.0]]}], "item 0"),
         (iter([feed(0), {"y": np.zeros((1, 3), np.float32)}]), "item 1: has no array"),
         (iter([{"x": np.zeros((1, 4), np.float32)}]), "item 0, input 'x': axis 1"),
-        (42, "is a int"),
         ([Learned()], r"item 0: cannot become an array \(.*detach"),
+        (42, "is of type int"),
     ],
 )
 def test_what_is_no_data(source: object, told: str) -> None:

@@ -22,8 +22,7 @@ HEADS = {
         picked = GatherElements <axis = 1> (boxes, places) confidence = Unsqueeze(best, last)
         out = Concat <axis = 2> (picked, confidence) }""",
     "suppression": """(float[1, 96, 16] x) => (float[K, 4] out) {
-        BODY
-        boxes = MatMul(f, w_box) logits = MatMul(f, w_score) scores = Sigmoid(logits)
+        BODY boxes = MatMul(f, w_box) logits = MatMul(f, w_score) scores = Sigmoid(logits)
         by_class = Transpose <perm = [0, 2, 1]> (scores)
         kept = NonMaxSuppression(boxes, by_class, twelve, half, half) column = Slice(kept, two, three, one)
         flat = Squeeze(column, one) rows = Squeeze(boxes, zero) out = Gather(rows, flat) }""",
@@ -65,8 +64,7 @@ HEADS = {
         out = MatMul(mixed, w_body) }""",
     # The choice lies in the branch that runs; the other one chooses, too.
     "branch": """(float[1, 96, 16] x) => (float[1, 12, 16] out) {
-        BODY
-        length = Shape(x) size = ReduceProd <keepdims = 0> (length) none = Cast <to = 9> (size)
+        BODY length = Shape(x) size = ReduceProd <keepdims = 0> (length) none = Cast <to = 9> (size)
         picked = If (none) <then_branch = full () => (float[1, 12, 16] rows) {
             logits = MatMul(f, w_score) flat = Squeeze(logits, last) best, at = TopK <axis = 1> (flat, twelve)
             column = Unsqueeze(at, last) places = Expand(column, query_shape)
@@ -74,27 +72,20 @@ HEADS = {
         }, else_branch = empty () => (float[1, 12, 16] rows) {
             sums = ReduceSum <keepdims = 0> (f, last) best, at = TopK <axis = 1> (sums, twelve)
             column = Unsqueeze(at, last) places = Expand(column, query_shape)
-            rows = GatherElements <axis = 1> (f, places)
-        }>
-        out = MatMul(picked, w_body) }""",
+            rows = GatherElements <axis = 1> (f, places) }> out = MatMul(picked, w_body) }""",
     # Twelve rows for each of two scores.
     "loop": """(float[1, 96, 16] x) => (float[2, 12, 16] out) {
-        BODY
-        all = Squeeze(f, zero)
+        BODY all = Squeeze(f, zero)
         picked = Loop (count, yes) <body = pick (int64 i, bool go) => (bool again, float[12, 16] rows) {
             again = Identity(go) w = Gather(w_scores, i) logits = MatMul(all, w) flat = Squeeze(logits, one)
-            best, at = TopK <axis = 0> (flat, twelve) rows = Gather(all, at)
-        }>
+            best, at = TopK <axis = 0> (flat, twelve) rows = Gather(all, at) }>
         out = MatMul(picked, w_body) }""",
     # A class of each row, one row after the other.
     "scan": """(float[1, 96, 16] x) => (float[96, 16] out, int64[96] label) {
-        BODY
-        all = Squeeze(f, zero)
+        BODY all = Squeeze(f, zero)
         label, picked = Scan <num_scan_inputs = 1, body = classify (float[16] row) => (int64 label, float[16] seen) {
             logits = MatMul(row, w_class) label = ArgMax <axis = 0, keepdims = 0> (logits)
-            seen = Gather(w_class, label)
-        }> (all)
-        out = MatMul(picked, w_body) }""",
+            seen = Gather(w_class, label) }> (all) out = MatMul(picked, w_body) }""",
 }
 # Nothing in these is chosen by a value that is computed from weights.
 PLAIN = {

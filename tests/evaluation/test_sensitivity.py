@@ -9,13 +9,13 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper
+from onnx import compose, numpy_helper
 
 import onnxq
 from onnxq.config import TensorConfig
 from onnxq.config.commands import ProfileConfig
 from onnxq.config.document import list_choices
-from onnxq.errors import ConfigError, PlanError
+from onnxq.errors import ConfigError, ModelError, PlanError
 from onnxq.evaluation.accumulator import noise_to_db
 from onnxq.evaluation.compare import compare_models
 from onnxq.evaluation.sensitivity import KINDS, group_by_node, list_groups, split_segments
@@ -102,6 +102,8 @@ def test_a_plan_without_numbers_and_one_beside_a_model_are_refused(result: onnxq
         onnxq.profile_model(residual(), plan=plan, data=images())
     with pytest.raises(ConfigError, match="give one"):
         onnxq.profile_model(residual(), result.model, images(), plan=result.plan)
+    with pytest.raises(ModelError, match="inputs: the models do not have the same ones: other_x, x"):
+        onnxq.profile_model(residual(), compose.add_prefix(result.model, "other_"), images())
 
 
 @pytest.fixture

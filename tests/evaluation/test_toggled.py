@@ -115,7 +115,7 @@ def test_everything_on_is_the_quantized_model_and_everything_off_the_float_one(n
     first, everything = board.switches[0].feed, frozenset(one.feed for one in board.switches)
     for some in (frozenset(), everything - {first}):
         fixed = board.board.fix_switches([some, some | {first}])
-        assert len(fixed.off) < len(board.switches) or "branch" in name
+        assert len(fixed.off) < max(len(board.switches), 2) or "branch" in name
         assert close(fixed.run(feeds, some | {first}), board.board.run(feeds, some | {first}), 50.0)
     inner = [one for one in board.switches if one.site.startswith("If.then_branch::")]
     assert bool(inner) == ("branch" in name)

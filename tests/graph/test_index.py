@@ -16,13 +16,11 @@ from tests.graph.kit import model, models
 @pytest.fixture
 def nested() -> GraphIndex:
     text = """g (float[4] x, bool c) => (float[4] y) {
-        [up] a = Relu(x)
-        [if] i = If(c) <then_branch = t () => (float[4] b) {
+        [up] a = Relu(x) [if] i = If(c) <then_branch = t () => (float[4] b) {
                             [deep] d = If(c) <then_branch = tt () => (float[4] q) { [n1] q = Neg(a) },
                                               else_branch = te () => (float[4] a) { }>
                             [n2] b = Add(d, a) },
-                        else_branch = e () => (float[4] b) { [n3] b = Abs(x) }>
-        [end] y = Add(i, a)
+                        else_branch = e () => (float[4] b) { [n3] b = Abs(x) }> [end] y = Add(i, a)
     }"""
     return GraphIndex(model(text))
 
@@ -54,12 +52,10 @@ def test_what_a_body_gives_out_has_no_sole_reader() -> None:
     index = GraphIndex(
         model(
             """g (float[4] x, bool c) => (float[4] y) {
-            [up] a = Relu(x)
-            [down] d = Neg(a)
+            [up] a = Relu(x) [down] d = Neg(a)
             [if] i = If(c) <then_branch = t () => (float[4] a) { },
                             else_branch = e () => (float[4] b) { [n] b = Abs(x) }>
-            [end] y = Add(i, d)
-            }"""
+            [end] y = Add(i, d) }"""
         )
     )
     assert index.list_consumers(TensorId("a")) == (Edge("down", 0),)
@@ -225,8 +221,7 @@ IN_BODY = """g (float[4] x, bool c) => (float[4] y) {
                    else_branch = e () => (float[4] b) { [m] b = Neg(x) }> }"""
 LATE = """g (float[4] x, bool c) => (float[4] y) {
     [i] y = If(c) <then_branch = t () => (float[4] b) { [n] b = Neg(late) },
-                   else_branch = e () => (float[4] b) { [m] b = Neg(x) }>
-    [l] late = Relu(x) }"""
+                   else_branch = e () => (float[4] b) { [m] b = Neg(x) }> [l] late = Relu(x) }"""
 TWICE = """g (float[4,3] x) => (float[4,3] y) {
     [q] q = QuantizeLinear(x, s, z) [d] d = DequantizeLinear(q, s, z)
     [q2] q2 = QuantizeLinear(d, t, z) [d2] y = DequantizeLinear(q2, t, z) }"""

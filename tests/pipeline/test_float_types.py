@@ -115,8 +115,7 @@ def test_models_are_converted_without_pairs() -> None:
 
 RESIDUAL = """g (float[N,8,64] x) => (float[N,8,64] y) {
     u = Mul(x, big) a = LayerNormalization(u, g, z) m = MatMul(a, w) s = Add(u, m) b = LayerNormalization(s, g, z)
-    n = MatMul(b, v) t = Add(s, n) y = LayerNormalization(t, g, z)
-}"""
+    n = MatMul(b, v) t = Add(s, n) y = LayerNormalization(t, g, z) }"""
 
 
 @pytest.mark.parametrize(("config", "casts"), [("trt-int8", 2), ("trt-fp16", 4)])
@@ -136,8 +135,7 @@ def test_residual_stream_beyond_float16(config: str, casts: int) -> None:
 
 MASKED = """g (float[N,2,8,16] q, float[N,1,1,8] keep) => (float[N,2,8,16] y) {
     k = Transpose <perm=[0,1,3,2]>(q) s = MatMul(q, k) drop = Sub(one, keep) mask = Mul(drop, lowest)
-    m = Add(s, mask) p = Softmax(m) y = MatMul(p, q)
-}"""
+    m = Add(s, mask) p = Softmax(m) y = MatMul(p, q) }"""
 
 
 def test_masks_of_the_lowest_float32() -> None:
@@ -155,8 +153,7 @@ def test_masks_of_the_lowest_float32() -> None:
 
 GROUPED = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
     a = Conv <group=4, pads=[1,1,1,1], kernel_shape=[3,3]>(x, w, b) r = Relu(a)
-    c = Conv <group=32, pads=[1,1,1,1], kernel_shape=[3,3]>(r, d, b) y = Conv {C3}(c, v, b)
-}}"""
+    c = Conv <group=32, pads=[1,1,1,1], kernel_shape=[3,3]>(r, d, b) y = Conv {C3}(c, v, b) }}"""
 
 
 @pytest.mark.parametrize("config", ["trt-int8", "trt-fp16"])
@@ -260,8 +257,7 @@ def test_bfloat16_is_named_and_rounded_as_such() -> None:
 def test_group_normalization_has_the_type_of_what_stands_around_it(config: str) -> None:
     text = f"""g (float[N,32,14,14] x) => (float[N,32,14,14] y) {{
         a = Conv {C3}(x, w, b) n = GroupNormalization <num_groups=8>(a, scale, shift) s = Sigmoid(n) m = Mul(n, s)
-        y = Conv {C3}(m, v, b)
-    }}"""
+        y = Conv {C3}(m, v, b) }}"""
     # Before opset 21 it scales groups, not channels.
     proto = parse(text, opset=21, **random_weights({**CONV_WEIGHTS, "scale": (32,), "shift": (32,)}))
     result = quantize_fast(proto, images(), config, least=25)
@@ -272,8 +268,7 @@ def test_group_normalization_has_the_type_of_what_stands_around_it(config: str) 
 
 NORM = """g (float[N,8,64] x) => (float[N,8,64] y) {
     a = MatMul(x, w) u = ReduceMean <axes=[-1]>(a) d = Sub(a, u) p = Pow(d, two) q = ReduceMean <axes=[-1]>(p)
-    e = Add(q, eps) s = Sqrt(e) n = Div(d, s) m = Mul(n, scale) b = Add(m, shift) y = MatMul(b, v)
-}"""
+    e = Add(q, eps) s = Sqrt(e) n = Div(d, s) m = Mul(n, scale) b = Add(m, shift) y = MatMul(b, v) }"""
 
 
 @pytest.mark.parametrize("config", ["trt-int8", "openvino-int8"])
@@ -293,8 +288,7 @@ def test_a_norm_written_out_loads_beside_float16(config: str) -> None:
 
 
 CAST_FIRST = """g (KIND[N,64] x) => (float[N,64] y, KIND[N,64] z) {
-    a = Cast <to=1>(x) b = MatMul(a, w) y = Relu(b) z = Cast <to=NUMBER>(y)
-}"""
+    a = Cast <to=1>(x) b = MatMul(a, w) y = Relu(b) z = Cast <to=NUMBER>(y) }"""
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])

@@ -12,16 +12,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import yaml
+from onnxruntime.quantization import quantize_dynamic, quantize_static
 
 import onnxq
 from onnxq.commands.results import show
 from onnxq.errors import ConfigError, DataError
 from onnxq.evaluation.distributions import BINS, CHANNELS, Distribution
+from onnxq.evaluation.sensitivity import JointCost
 from onnxq.report.page import ROW, write_graph, write_markdown, write_mermaid, write_node_data, write_page
-from onnxq.report.record import OperatorRecord, ReportRecord, SiteRecord, ValueBars, read_record
+from onnxq.report.record import OperatorRecord, OutputRecord, ReportRecord, SiteRecord, ValueBars, read_record
 from tests.cli.kit import run
+from tests.engines.kit import needs_rtx
 from tests.networks import parse_text
-from tests.pipeline.models import ROUGH, images, quantize, residual
+from tests.pipeline.models import ROUGH, Reader, images, quantize, residual
 from tests.report.kit import shown
 
 _BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -41,9 +45,6 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attrs)))
         if tag not in ("meta", "input"):
             self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         if tag in ("p", "li") and self.open[-1] != tag:
@@ -97,6 +98,35 @@ def test_the_rough_site_is_the_loudest_and_its_rule_mends_it(
     mended = onnxq.load_config(config).rules[0]
     assert mended.set.float
     assert set(mended.node) == set(advice.nodes)
+
+
+def test_a_rule_names_operators_in_any_letters() -> None:
+    rule = JointCost(nodes=("检测/😀", "a\x85b\u2028\x9f\"'\\"), sqnr_db=1.0).rule
+    assert yaml.safe_load(rule)[0]["node"] == ["检测/😀", "a\x85b\u2028\x9f\"'\\"]
+    assert "检测/😀" in rule
+
+
+RTX = pytest.param(quantize_static, "tensorrt-rtx", "", "refused", marks=needs_rtx)
+
+
+@pytest.mark.recent_ort
+@pytest.mark.parametrize(
+    ("quantize", "engine", "engine_shown", "warning"),
+    # ONNX Runtime's dynamic files hold no pairs, but are read as if they did.
+    [(quantize_static, None, "ONNX Runtime", ""), (quantize_dynamic, None, "ONNX Runtime", ""), RTX],
+)
+def test_another_tools_file_has_a_page(tmp_path: Path, quantize, engine, engine_shown, warning) -> None:
+    onnx.save(residual(), tmp_path / "m.onnx")
+    reader = () if quantize is quantize_dynamic else (Reader(images()["x"]),)
+    quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", *reader)
+    options = {"samples": 2, "engine": engine}
+    record = onnxq.make_report(tmp_path / "m.onnx", tmp_path / "q.onnx", images(4), overrides=options)
+    assert record.sqnr_db is not None
+    assert record.engine == engine_shown
+    assert warning in "".join(record.warnings)
+    assert "configuration" not in record.provenance
+    assert "one size" not in "".join(record.warnings)
+    assert not Tags(write_page(record)).open
 
 
 def test_a_run_of_quantize_writes_its_page_with_what_passes_did(
@@ -164,29 +194,19 @@ def test_names_are_escaped_wherever_they_stand() -> None:
 
 def test_five_hundred_sites_make_a_page_under_a_megabyte() -> None:
     bars = ValueBars(low=-1.2345, high=1.2345, counts=tuple(range(1000, 1000 + BINS)))
-    sites = tuple(
-        SiteRecord(
-            name=f"/encoder/layer.{k}/attention/output_{k}", **UINT8, scales=(0.01234, 0.01234), clipped=0.001,
-            range=(-1.2345, 1.2345), isolated_db=41.23, left_out_db=30.12, values=bars, channels=(0.123,) * CHANNELS,
-            levels=31.5,
-        )
-        for k in range(500)
+    site = SiteRecord(
+        name="/encoder/layer.12/attention/output_12", **UINT8, scales=(0.01234, 0.01234), range=(-1.2345, 1.2345),
+        clipped=0.001, isolated_db=41.23, left_out_db=30.12, values=bars, channels=(0.123,) * CHANNELS, levels=31.5,
     )  # fmt: skip
-    nodes = tuple(
-        OperatorRecord(
-            name=f"/encoder/layer.{k}/attention/MatMul", op="MatMul", inputs=(f"t{k}",), outputs=(f"t{k + 1}",),
-            type="int8", kernel="QLinearMatMul", share=1 / 500, isolated_db=41.2, left_out_db=30.1, gain_db=0.1,
-        )
-        for k in range(500)
+    node = OperatorRecord(
+        name="/encoder/layer.12/attention/MatMul", op="MatMul", inputs=("t123",), outputs=("t124",), type="int8",
+        kernel="QLinearMatMul", share=1 / 500, isolated_db=41.2, left_out_db=30.1, gain_db=0.1,
     )  # fmt: skip
-    assert len(write_page(ReportRecord(title="m", sites=sites, nodes=nodes))) < 1_000_000
-
-
-def test_a_long_network_takes_rows_of_one_scale() -> None:
-    nodes = tuple(OperatorRecord(name=f"n{k}", op="Relu", share=1 / 2000) for k in range(2000))
-    page = write_page(ReportRecord(title="m", nodes=nodes))
+    page = write_page(ReportRecord(title="m", sites=(site,) * 500, nodes=(node,) * 500))
+    assert len(page) < 1_000_000
+    # Its pictures of the network have one scale.
     widths = re.findall(r'<svg class="strip" viewBox="0 0 (\d+)', page)
-    assert widths == [str(ROW * 10)] * -(-2000 // ROW)
+    assert widths == [str(ROW * 10)] * -(-500 // ROW)
 
 
 @pytest.mark.parametrize(
@@ -259,9 +279,8 @@ def test_a_page_that_is_none_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.html").write_text("<html></html>")
     (tmp_path / "new.json").write_text('{"version": 99, "title": "m"}')
     for name in ("x.html", "new.json", "missing.html"):
-        with pytest.raises(DataError) as caught:
+        with pytest.raises(DataError, match="Q226"):
             read_record(tmp_path / name)
-        assert caught.value.code == "Q226"
 
 
 def test_an_iterator_cannot_be_read_again(tmp_path: Path) -> None:
@@ -284,6 +303,18 @@ def test_a_browser_shows_and_prints_the_page(folder: Path, tmp_path: Path) -> No
         read_in_browser(page, f"--window-size={width},1600", f"--screenshot={tmp_path / 'page.png'}")
         assert (tmp_path / "page.png").read_bytes()[1:4] == b"PNG"
         (tmp_path / "page.png").unlink()
+    # A long name makes no page wider than the window; keys sort, and rows without a figure come last either way.
+    long = "fmnist_resnet_" * 9
+    nodes = OperatorRecord(name="none", op="Relu"), OperatorRecord(name=long, op="Conv", isolated_db=3.0, share=1.0)
+    outputs = (OutputRecord(name="score", float_values=(1.0,), values=(1.1,)),)
+    text = write_page(ReportRecord(title=long, nodes=nodes, outputs=outputs, types={"int8": 1}))
+    assert "operator in int8" in text
+    assert "<figure>" not in text
+    script = """<script>const root = document.documentElement, table = document.querySelector(".sortable");
+    for (const _ of "12") table.rows[0].cells[4].dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));
+    document.title = `${root.scrollWidth - root.clientWidth} ${table.rows[1].cells[0].textContent}`</script>"""
+    (folder / "long.html").write_text(text + script)
+    assert f"<title>0 {long}</title>" in read_in_browser(folder / "long.html", "--window-size=500,900", "--dump-dom")
     read_in_browser(page, f"--print-to-pdf={tmp_path / 'page.pdf'}")
     assert (tmp_path / "page.pdf").read_bytes()[:4] == b"%PDF"
     assert 'class="js"' in read_in_browser(page, "--dump-dom")
@@ -330,15 +361,3 @@ def test_the_verdict_counts_largest_scores_of_classes_alone() -> None:
     record = onnxq.make_report(model, result.model, samples, overrides={"samples": 2})
     assert record.verdict.startswith("y has")
     assert "top-1" not in record.verdict
-
-
-@pytest.mark.recent_ort
-def test_operators_on_integers_have_a_page(tmp_path: Path) -> None:
-    """ONNX Runtime's dynamic files hold no pairs, but are read as if they did."""
-    from onnxruntime.quantization import quantize_dynamic
-
-    onnx.save(residual(), tmp_path / "m.onnx")
-    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx")
-    record = onnxq.make_report(tmp_path / "m.onnx", tmp_path / "q.onnx", images(4), overrides={"samples": 2})
-    assert record.sqnr_db is not None
-    assert not Tags(write_page(record)).open

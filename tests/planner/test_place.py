@@ -11,8 +11,7 @@ from tests.planner.kit import FORCE, MAP, POINT, draft, groups, network, table
 
 # A Clip that starts above 0 is no activation that a range expresses.
 RESIDUAL = f"""g ({MAP} x) => ({MAP} y) <float low = {{0.5}}> {{
-    a = Conv(x, w, b) r = Relu(a) c = Conv(r, v) s = Add(c, r) t = Clip(s, low) y = Conv(t, z)
-}}"""
+    a = Conv(x, w, b) r = Relu(a) c = Conv(r, v) s = Add(c, r) t = Clip(s, low) y = Conv(t, z) }}"""
 WEIGHTS = {"w": POINT, "b": (8,), "v": POINT, "z": POINT}
 
 GOLDEN: dict[str, dict[str, str]] = {
@@ -41,12 +40,10 @@ def test_a_residual_block_for_each_target(preset: str) -> None:
 
 
 BODY = f"""g ({MAP} x, bool c) => ({MAP} y, {MAP} o) {{
-    a = Conv(x, w) r = Relu(a)
-    i = If (c) <
+    a = Conv(x, w) r = Relu(a) i = If (c) <
         then_branch = t () => ({MAP} p) {{ k = Conv(r, v) p = Conv(k, w) }},
         else_branch = e () => ({MAP} q) {{ l = Conv(r, u) m = Add(l, r) q = Identity(m) }}>
-    y = Conv(i, z) o = Conv(r, n)
-}}"""
+    y = Conv(i, z) o = Conv(r, n) }}"""
 IN_BODIES: dict[str, dict[str, str]] = {
     "ort-int8": {
         "x": "activation: a/in0", "r": "activation: *",
@@ -172,8 +169,7 @@ def test_a_bias_with_two_readers_is_an_input_of_each() -> None:
 def test_moving_and_pooling_share_one_scale_and_the_tighter_bound() -> None:
     text = f"""g ({MAP} x) => (float[1,8,3,3] y) {{
         a = Conv(x, w) r = Relu(a) m = MaxPool<kernel_shape=[2,2], strides=[2,2]>(r)
-        t = Transpose<perm=[0,1,3,2]>(m) y = Conv(t, v)
-    }}"""
+        t = Transpose<perm=[0,1,3,2]>(m) y = Conv(t, v) }}"""
     plan = draft(network(text, w=POINT, v=POINT), FORCE).default()
     assert groups(plan) == {frozenset("rmt")}
     assert {str(site.site): site.bound for site in plan.sites if site.group} == dict.fromkeys("rmt", (0.0, None))

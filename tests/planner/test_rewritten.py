@@ -96,8 +96,7 @@ def test_what_is_not_there_is_named_with_what_is_near() -> None:
 
 # s has the values of r; its only reader only moves values, and tools leave that out.
 TWINS = """g (float[4,16] x) => (float[4,16] y, float[2,2,16] z) <int64[3] up = {2, 2, 16}> {
-    a = MatMul(x, w) r = Relu(a) y = MatMul(r, v) s = Relu(a) t = Reshape(s, up) z = Softmax(t)
-}"""
+    a = MatMul(x, w) r = Relu(a) y = MatMul(r, v) s = Relu(a) t = Reshape(s, up) z = Softmax(t) }"""
 LATER = TWINS.replace("t = Reshape(s, up) z = Softmax(t)", "t = Softmax(s) z = Reshape(t, up)")
 
 
@@ -117,8 +116,7 @@ def test_a_twin_that_no_reader_of_the_site_reads_gets_no_pair() -> None:
 
 THREE = """g (float[2,4,16] x) => (float[2,4,24] k, float[2,4,16] q, float[2,4,16] z) {
     a = MatMul(x, wq) q = Add(a, bq) b = MatMul(x, wk) k = Add(b, bk) c = MatMul(x, wv) v = Add(c, bv)
-    r = Relu(v) z = MatMul(r, wo)
-}"""
+    r = Relu(v) z = MatMul(r, wo) }"""
 # As onnxsim writes it, in an order of its own.
 ONE = """g (float[2,4,16] x) => (float[2,4,24] k, float[2,4,16] q, float[2,4,16] z) <int64[3] parts = {16, 16, 24}> {
     a = MatMul(x, w) b = Add(a, bias) v, q, k = Split<axis = 2>(b, parts) r = Relu(v) z = MatMul(r, wo)
@@ -191,11 +189,9 @@ def test_weights_side_by_side_are_refused_where_the_plan_scales_what_is_made_of_
 # ---- A plan fits the same network exported again, whatever its nodes and tensors are called then, and nothing else.
 
 BRANCHES = f"""g ({MAP} x, bool k) => ({MAP} y) {{
-    a = Conv(x, w, b) r = Relu(a)
-    i = If (k) <then_branch = t () => ({MAP} p) {{ p = Conv(r, v) }},
+    a = Conv(x, w, b) r = Relu(a) i = If (k) <then_branch = t () => ({MAP} p) {{ p = Conv(r, v) }},
                 else_branch = e () => ({MAP} q) {{ q = Relu(r) }}>
-    c = Conv(i, v) s = Add(c, r) y = Conv(s, z)
-}}"""
+    c = Conv(i, v) s = Add(c, r) y = Conv(s, z) }}"""
 
 
 @lru_cache(maxsize=1)

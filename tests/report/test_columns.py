@@ -179,6 +179,14 @@ def test_names_are_cut_where_they_still_differ() -> None:
     assert len(set(lines)) == 3
 
 
+def test_figures_are_never_cut() -> None:
+    stream = io.StringIO()
+    figures = [f"{k}.25 dB" for k in range(9)]
+    table = make_table(["output", *figures], [["y", *figures]], right=figures, names=["output"])
+    print_renderable(table, stream, 30)
+    assert all(stream.getvalue().count(figure) >= 2 for figure in figures)
+
+
 def test_first_rows() -> None:
     assert select_rows("abc", TextView()) == ("abc", "")
     assert select_rows("abc", TextView(top=2)) == ("ab", "and 1 more; a larger `top=…` shows them")

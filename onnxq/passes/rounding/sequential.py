@@ -106,7 +106,7 @@ class SequentialRounding:
             refitted = sum(entry.refitted for entry in entries)
             biases = sum(entry.bias for entry in entries)
             lines.append(
-                f"{len(entries)} {kind}: {rounded} rounded by moments, {refitted} re-fitted, {biases} biases"
+                f"{len(entries)} {kind}: {rounded} rounded by moments, {refitted} re-fitted, {biases} with a new bias"
             )
         if self.thin:
             lines.append(

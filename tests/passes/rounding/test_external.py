@@ -211,7 +211,7 @@ def test_what_makes_it_worse_is_rolled_back_and_parts_that_help_are_kept(
     after, ctx = round_in_a_run(*calibration, effort="high" if biases else "balanced")
     rounded = [str(s.site)[1:] for s in after.plan.sites if s.values is not None and s.role is Role.WEIGHT]
     assert ("".join(sorted(rounded)), after.plan is calibration[1]) == (kept, not kept)
-    assert not biases or "re-fitted, 0 biases" in ctx.journal[1].changed[0]
+    assert not biases or "re-fitted, 0 with a new bias" in ctx.journal[1].changed[0]
     second = Outcome.KEPT if kept else Outcome.NO_GAIN
     assert [report.outcome for report in ctx.journal] == [Outcome.WORSE, second, *[Outcome.WORSE] * biases]
     assert not biases or ctx.journal[2].trial_db[1] > 20  # of the longer search, which leaves biases too
