@@ -225,6 +225,8 @@ class ErrorAccumulator:
     # The largest difference, and the largest value of the reference.
     max_abs: float = 0.0
     peak: float = 0.0
+    # Values of the reference that are NaN.
+    nans: int = 0
     comparable: bool = True
     slices: SliceSums | None = None
     top_k: int = 0
@@ -247,6 +249,7 @@ class ErrorAccumulator:
             self.rows += rows
         known = np.isfinite(ref)
         if not known.all():
+            self.nans += int(np.isnan(ref).sum())
             # A mask's -inf, or the log of 0: there is no distance to it, so it counts as equal.
             ref = np.where(known, ref, 0.0)
             got = np.where(known, got, 0.0)
@@ -275,6 +278,7 @@ class ErrorAccumulator:
         self.power += other.power
         self.max_abs = max(self.max_abs, other.max_abs)
         self.peak = max(self.peak, other.peak)
+        self.nans += other.nans
         self.hits += other.hits
         self.rows += other.rows
         if self.slices is not None and other.slices is not None:

@@ -1,7 +1,7 @@
 """The command's own check: answers on held-back samples, and time beside the float model's."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, repeat
 
@@ -119,7 +119,7 @@ def check_model(
     if ran:
         missing = reference.selections.list_missing(after)
         unmatched = [Caution("W137", explain_missing(selection)) for selection in missing]
-        notes = (*notes, *_note_unchecked(reference, checks), *unmatched)
+        notes = (*notes, *_note_unchecked(reference, errors["off"]), *unmatched)
     # Of the samples held back alone, before others are looked at.
     choices = plain.agreement.results()
     notes = (*notes, *_note_losses(checks, errors["off"], (reference, plain), other_samples))
@@ -279,19 +279,21 @@ def _holds_bfloat16(model: ModelLike) -> bool:
     return any(value.type.tensor_type.elem_type == TensorProto.BFLOAT16 for value in values)
 
 
-def _note_unchecked(reference: ReferenceRunner, checks: Sequence[OutputCheck]) -> Cautions:
-    """A note for each output in which no sample had a number to compare, and which no choice decides."""
+def _note_unchecked(reference: ReferenceRunner, errors: ModelErrors) -> Iterator[Caution]:
+    """A note for each output of which some samples have no number to compare, and which no choice decides."""
     selections = reference.selections
     checked = selections.settled.union(
         name for node in selections.nodes for name, _ in node.choices
     )
-    checked |= {check.name for check in checks}
-    cause = "was not checked: it holds no numbers to compare with the float model's"
-    return tuple(
-        Caution("W120", f"output {output.name!r}, {output.type}, {cause}")
-        for output in reference.session.native.get_outputs()
-        if output.name not in checked
-    )
+    for output in reference.session.native.get_outputs():
+        sums = errors.outputs.get(output.name)
+        label = f"output {output.name!r}"
+        if sums is None and output.name not in checked:
+            cause = "was not checked: it holds no numbers to compare with the float model's"
+            yield Caution("W120", f"{label}, {output.type}, {cause}")
+        elif sums is not None and sums.nans:
+            cause = f"is NaN in {sums.nans} values, with which nothing can be compared"
+            yield Caution("W120", f"{label} of the float model {cause}")
 
 
 def explain_slowness(plan: Plan, title: str) -> str:

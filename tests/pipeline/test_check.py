@@ -265,6 +265,11 @@ def test_what_cannot_be_compared_is_said() -> None:
     assert result.report.checks == ()
     (told,) = [warning for warning in result.report.warnings if warning.code == "W120"]
     assert told.startswith("output 'out', tensor(string), was not checked")
+    proto = model(
+        "g (float[N,16] x) => (float[N,16] out) { m = MatMul(x, w) out = Sqrt(m) }", w=np.eye(16, dtype=np.float32)
+    )
+    warnings = onnxq.quantize(proto, {"x": _X}, _CONFIG, overrides=_FAST).report.warnings
+    assert any("output 'out' of the float model is NaN in " in warning for warning in warnings)
 
 
 def test_a_wish_that_nothing_can_be_said_of_is_not_met() -> None:
