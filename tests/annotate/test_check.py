@@ -37,29 +37,26 @@ def annotated() -> onnx.ModelProto:
     return annotate_model(models.two_widths()).model
 
 
-@pytest.mark.parametrize(
-    ("make", "site", "noted", "found", "why"),
-    [
-        pytest.param(lambda: note(models.two_widths(), in_q=9), "x", "model metadata 9", "uint8", "not 9 bits wide",
-                     id="wider than the type"),
-        pytest.param(lambda: note(models.two_widths(), w_dq=3), "w", "model metadata 3", "-7..7", "3 bits cannot hold",
-                     id="levels of a constant"),
-        pytest.param(lambda: note(models.two_widths(), c__DequantizeLinear=6), "c", "model metadata 6", "4 bits",
-                     "Clip c/Clip leaves are of 4 bits", id="a Clip of floats"),
-        pytest.param(lambda: note(models.qcdq(), xd__DequantizeLinear=3), "x", "model metadata 3", "4 bits",
-                     "leaves are of 4 bits", id="a Clip of integers"),
-        pytest.param(lambda: note(models.two_widths(), in_dq=4), "x", "model metadata 4", "uint8", "a label alone",
-                     id="nothing bounds it"),
-        pytest.param(lambda: note(models.relu6(6), dq=4), "c", "model metadata 4", "uint8", "a label alone",
-                     id="the network's own Clip"),
-        pytest.param(lambda: relabel(annotated(), "w_dq", 5), "w", "model metadata 4", "node metadata 5",
-                     "different bits", id="two carriers"),
-        pytest.param(lambda: attribute(annotated(), "w_dq", 6), "w", "model metadata 4, node metadata 4", "attribute 6",
-                     "different bits", id="the attribute"),
-        pytest.param(lambda: note(models.two_widths(), gone=4), "gone", "model metadata 4", "no such node",
-                     "its node is gone", id="a node that is gone"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("make", "site", "noted", "found", "why"), [
+    pytest.param(lambda: note(models.two_widths(), in_q=9), "x", "model metadata 9", "uint8", "not 9 bits wide",
+                 id="wider than the type"),
+    pytest.param(lambda: note(models.two_widths(), w_dq=3), "w", "model metadata 3", "-7..7", "3 bits cannot hold",
+                 id="levels of a constant"),
+    pytest.param(lambda: note(models.two_widths(), c__DequantizeLinear=6), "c", "model metadata 6", "4 bits",
+                 "Clip c/Clip leaves are of 4 bits", id="a Clip of floats"),
+    pytest.param(lambda: note(models.qcdq(), xd__DequantizeLinear=3), "x", "model metadata 3", "4 bits",
+                 "leaves are of 4 bits", id="a Clip of integers"),
+    pytest.param(lambda: note(models.two_widths(), in_dq=4), "x", "model metadata 4", "uint8", "a label alone",
+                 id="nothing bounds it"),
+    pytest.param(lambda: note(models.relu6(6), dq=4), "c", "model metadata 4", "uint8", "a label alone",
+                 id="the network's own Clip"),
+    pytest.param(lambda: relabel(annotated(), "w_dq", 5), "w", "model metadata 4", "node metadata 5",
+                 "different bits", id="two carriers"),
+    pytest.param(lambda: attribute(annotated(), "w_dq", 6), "w", "model metadata 4, node metadata 4", "attribute 6",
+                 "different bits", id="the attribute"),
+    pytest.param(lambda: note(models.two_widths(), gone=4), "gone", "model metadata 4", "no such node",
+                 "its node is gone", id="a node that is gone"),
+])  # fmt: skip
 def test_each_disagreement_is_found_and_no_other(make, site, noted, found, why):
     (fault,) = check_notes(make()).disagreements
     assert (fault.site, fault.noted, fault.found) == (site, noted, found)

@@ -275,13 +275,10 @@ def test_numbers_that_are_not_constant_are_an_error_by_name() -> None:
 # ---- Bits by every sign of the file, the arithmetic behind each, the order of trust, and the site of each pair.
 
 
-@pytest.mark.parametrize(
-    ("record", "bits"),
-    [
-        (None, None), ({}, None), ({"bits": 4}, 4), ({"bits": "12"}, 12), ({"bits": 64}, 64), ({"bits": 65}, None),
-        ({"bits": 0}, None), ({"bits": -4}, None), ({"bits": "4.0"}, None), ({"bits": "٤٤٤"}, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("record", "bits"), [
+    (None, None), ({}, None), ({"bits": 4}, 4), ({"bits": "12"}, 12), ({"bits": 64}, 64), ({"bits": 65}, None),
+    ({"bits": 0}, None), ({"bits": -4}, None), ({"bits": "4.0"}, None), ({"bits": "٤٤٤"}, None),
+])  # fmt: skip
 def test_only_sane_notes_count(record: dict[str, object] | None, bits: int | None) -> None:
     assert read_noted_bits(record) == bits
 

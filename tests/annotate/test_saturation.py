@@ -56,52 +56,46 @@ def test_two_neighbours_of_one_sign_may_add_up_to_128(weight, saturates):
     assert (one.saturates, one.sums, one.rows, one.all_rows) == (saturates, saturates, saturates, 1)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "weights"),
-    [
-        pytest.param(f"{_DATA} {_WEIGHT} y = Gemm(xd, wd)", ["w"], id="Gemm"),
-        pytest.param(f"{_DATA} {_WEIGHT} t = Transpose(wd) y = Gemm<transB=1>(xd, t)", ["w"], id="a transposed weight"),
-        pytest.param(f"{_DATA} wq = QuantizeLinear(wf, s, wz) wd = DequantizeLinear(wq, s, wz) y = MatMul(xd, wd)",
-                     ["wf"], id="a float weight with a whole pair behind it"),
-        pytest.param(f"{_DATA} wd = DequantizeLinear(w, s) y = MatMul(xd, wd)", ["w"], id="no zero point"),
-        pytest.param(f"{_DATA} {_WEIGHT} r = Flatten(xd) y = MatMul(r, wd)", ["w"], id="data through a move"),
-        pytest.param("xq = QuantizeLinear(x, s, z) y = MatMulInteger(xq, w, z)", ["w"], id="MatMulInteger"),
-        pytest.param("xq = QuantizeLinear(x, s) y = MatMulInteger(xq, w)", ["w"], id="uint8 by default"),
-        pytest.param("xq, a, b = DynamicQuantizeLinear(x) y = MatMulInteger(xq, w, b)", ["w"], id="dynamic data"),
-        pytest.param("xq, a, b = DynamicQuantizeLinear(x) r = Flatten(xq) y = MatMulInteger(r, w)", ["w"],
-                     id="dynamic data through a move"),
-        pytest.param("xq = QuantizeLinear(x, s, z) y = QLinearMatMul(xq, s, z, w, s, wz, s, z)", ["w"],
-                     id="QLinearMatMul"),
-        pytest.param("y = com.microsoft.DynamicQuantizeMatMul(x, w, s, wz)", ["w"], id="a kernel that quantizes"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("nodes", "weights"), [
+    pytest.param(f"{_DATA} {_WEIGHT} y = Gemm(xd, wd)", ["w"], id="Gemm"),
+    pytest.param(f"{_DATA} {_WEIGHT} t = Transpose(wd) y = Gemm<transB=1>(xd, t)", ["w"], id="a transposed weight"),
+    pytest.param(f"{_DATA} wq = QuantizeLinear(wf, s, wz) wd = DequantizeLinear(wq, s, wz) y = MatMul(xd, wd)",
+                 ["wf"], id="a float weight with a whole pair behind it"),
+    pytest.param(f"{_DATA} wd = DequantizeLinear(w, s) y = MatMul(xd, wd)", ["w"], id="no zero point"),
+    pytest.param(f"{_DATA} {_WEIGHT} r = Flatten(xd) y = MatMul(r, wd)", ["w"], id="data through a move"),
+    pytest.param("xq = QuantizeLinear(x, s, z) y = MatMulInteger(xq, w, z)", ["w"], id="MatMulInteger"),
+    pytest.param("xq = QuantizeLinear(x, s) y = MatMulInteger(xq, w)", ["w"], id="uint8 by default"),
+    pytest.param("xq, a, b = DynamicQuantizeLinear(x) y = MatMulInteger(xq, w, b)", ["w"], id="dynamic data"),
+    pytest.param("xq, a, b = DynamicQuantizeLinear(x) r = Flatten(xq) y = MatMulInteger(r, w)", ["w"],
+                 id="dynamic data through a move"),
+    pytest.param("xq = QuantizeLinear(x, s, z) y = QLinearMatMul(xq, s, z, w, s, wz, s, z)", ["w"],
+                 id="QLinearMatMul"),
+    pytest.param("y = com.microsoft.DynamicQuantizeMatMul(x, w, s, wz)", ["w"], id="a kernel that quantizes"),
+])  # fmt: skip
 def test_int8_weights_of_integer_products_are_found(nodes, weights):
     ones = found(nodes, wf=np.full((4, 2), 10, np.float32))
     assert [one.weight for one in ones] == weights
     assert [(one.data, one.rows, one.all_rows, one.saturates) for one in ones] == [("uint8", 2, 2, True)]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "arrays"),
-    [
-        pytest.param(f"{_DATA} y = MatMul(xd, f)", {}, id="a float weight"),
-        pytest.param(f"{_WEIGHT} y = MatMul(x, wd)", {}, id="float data"),
-        pytest.param(f"{_DATA} wd = DequantizeLinear(w, s, wz) y = MatMul(xd, wd)",
-                     {"w": np.full((4, 2), 200, np.uint8), "wz": np.uint8(0)}, id="uint8 weights"),
-        pytest.param(f"{_DATA} wq = QuantizeLinear(f, s, z) wd = DequantizeLinear(wq, s, z) y = MatMul(xd, wd)", {},
-                     id="a float weight behind a uint8 pair"),
-        pytest.param(f"{_DATA} wq = QuantizeLinear(f, zero, wz) wd = DequantizeLinear(wq, zero, wz) y = MatMul(xd, wd)",
-                     {}, id="a float weight with a scale of 0"),
-        pytest.param(f"{_DATA} wq = QuantizeLinear(inf, s, wz) wd = DequantizeLinear(wq, s, wz) y = MatMul(xd, wd)", {},
-                     id="a float weight that is not finite"),
-        pytest.param(f"{_DATA} wc = Cast<to=1>(w) y = MatMul(xd, wc)", {}, id="an int8 weight that is only cast"),
-        pytest.param("xq = QuantizeLinear(x, s, wz) y = MatMulInteger(xq, w, wz)", {}, id="int8 data of MatMulInteger"),
-        pytest.param("xq = QuantizeLinear(x, s, z) wi = Identity(w) c = Cast<to=3>(x) y = MatMulInteger(xq, c, z)", {},
-                     id="a weight that is computed"),
-        pytest.param(f"{_DATA} wd = DequantizeLinear<axis=0, block_size=2>(w, ws) y = MatMul(xd, wd)",
-                     {"opset": 21, "ws": np.full((2, 2), 0.1, np.float32)}, id="a weight in blocks"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("nodes", "arrays"), [
+    pytest.param(f"{_DATA} y = MatMul(xd, f)", {}, id="a float weight"),
+    pytest.param(f"{_WEIGHT} y = MatMul(x, wd)", {}, id="float data"),
+    pytest.param(f"{_DATA} wd = DequantizeLinear(w, s, wz) y = MatMul(xd, wd)",
+                 {"w": np.full((4, 2), 200, np.uint8), "wz": np.uint8(0)}, id="uint8 weights"),
+    pytest.param(f"{_DATA} wq = QuantizeLinear(f, s, z) wd = DequantizeLinear(wq, s, z) y = MatMul(xd, wd)", {},
+                 id="a float weight behind a uint8 pair"),
+    pytest.param(f"{_DATA} wq = QuantizeLinear(f, zero, wz) wd = DequantizeLinear(wq, zero, wz) y = MatMul(xd, wd)",
+                 {}, id="a float weight with a scale of 0"),
+    pytest.param(f"{_DATA} wq = QuantizeLinear(inf, s, wz) wd = DequantizeLinear(wq, s, wz) y = MatMul(xd, wd)", {},
+                 id="a float weight that is not finite"),
+    pytest.param(f"{_DATA} wc = Cast<to=1>(w) y = MatMul(xd, wc)", {}, id="an int8 weight that is only cast"),
+    pytest.param("xq = QuantizeLinear(x, s, wz) y = MatMulInteger(xq, w, wz)", {}, id="int8 data of MatMulInteger"),
+    pytest.param("xq = QuantizeLinear(x, s, z) wi = Identity(w) c = Cast<to=3>(x) y = MatMulInteger(xq, c, z)", {},
+                 id="a weight that is computed"),
+    pytest.param(f"{_DATA} wd = DequantizeLinear<axis=0, block_size=2>(w, ws) y = MatMul(xd, wd)",
+                 {"opset": 21, "ws": np.full((2, 2), 0.1, np.float32)}, id="a weight in blocks"),
+])  # fmt: skip
 def test_other_weights_are_left_out(nodes, arrays):
     floats = {"f": np.full((4, 2), 10, np.float32), "zero": np.float32(0), "inf": np.full((4, 2), np.inf, np.float32)}
     assert found(nodes, **{**floats, **arrays}) == ()
@@ -139,16 +133,13 @@ def test_a_transposed_weight_is_counted_as_the_operator_reads_it(perm, rows):
 _SIGNED = "xq = QuantizeLinear(x, s, wz) xd = DequantizeLinear(xq, s, wz)"
 
 
-@pytest.mark.parametrize(
-    ("nodes", "exact"),
-    [
-        pytest.param("y = MatMul(xd, wd)", "", id="no other reader: made uint8"),
-        pytest.param("p = MatMul(xd, wd) e = Relu(xd) n = ReduceMax(e) y = Add(p, n)", "other readers",
-                     id="a second reader of the float tensor"),
-        pytest.param("p = MatMul(xd, wd) e = DequantizeLinear(xq, s, wz) n = ReduceMax(e) y = Add(p, n)",
-                     "other readers", id="a second reader of the quantized tensor"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("nodes", "exact"), [
+    pytest.param("y = MatMul(xd, wd)", "", id="no other reader: made uint8"),
+    pytest.param("p = MatMul(xd, wd) e = Relu(xd) n = ReduceMax(e) y = Add(p, n)", "other readers",
+                 id="a second reader of the float tensor"),
+    pytest.param("p = MatMul(xd, wd) e = DequantizeLinear(xq, s, wz) n = ReduceMax(e) y = Add(p, n)",
+                 "other readers", id="a second reader of the quantized tensor"),
+])  # fmt: skip
 def test_int8_data_counts_only_where_it_is_made_uint8(nodes, exact):
     (one,) = found(f"{_SIGNED} {_WEIGHT} {nodes}")
     assert (one.data, one.rows) == ("int8", 2)
@@ -164,23 +155,20 @@ def test_int8_data_that_is_an_output_or_an_input_stays_int8():
     assert ["other readers" in one.exact for one in (*as_output, *as_input)] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "arrays", "exact"),
-    [
-        pytest.param("p = Conv(xd, wd) " + _RESULT, {}, "", id="a quantized result"),
-        pytest.param("y = Conv(xd, wd)", {}, "its result is not quantized", id="a float result"),
-        pytest.param("c = Conv(xd, wd) p = Relu(c) " + _RESULT, {"z": np.uint8(0)}, "", id="Relu, levels from 0"),
-        pytest.param("c = Conv(xd, wd) p = Relu(c) " + _RESULT, {}, "the Relu stays", id="Relu, levels below 0"),
-        pytest.param("c = Conv(xd, wd) p = Relu(c) yq = QuantizeLinear(p, s) y = DequantizeLinear(yq, s)", {}, "",
-                     id="Relu, no zero point"),
-        pytest.param("c = Conv(xd, wd) p = Clip(c, s) " + _RESULT, {}, "", id="a Clip in between"),
-        pytest.param("c = Conv(xd, wd) p = MaxPool<kernel_shape=[1,1]>(c) " + _RESULT, {}, "", id="a pool in between"),
-        pytest.param("c = Conv(xd, wd) p = Sigmoid(c) " + _RESULT, {}, "its result is not quantized",
-                     id="another operator in between"),
-        pytest.param("c = Conv(xd, wd) r = Relu(c) p = Add(r, c) " + _RESULT, {}, "its result is not quantized",
-                     id="two readers, none of which quantizes"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("nodes", "arrays", "exact"), [
+    pytest.param("p = Conv(xd, wd) " + _RESULT, {}, "", id="a quantized result"),
+    pytest.param("y = Conv(xd, wd)", {}, "its result is not quantized", id="a float result"),
+    pytest.param("c = Conv(xd, wd) p = Relu(c) " + _RESULT, {"z": np.uint8(0)}, "", id="Relu, levels from 0"),
+    pytest.param("c = Conv(xd, wd) p = Relu(c) " + _RESULT, {}, "the Relu stays", id="Relu, levels below 0"),
+    pytest.param("c = Conv(xd, wd) p = Relu(c) yq = QuantizeLinear(p, s) y = DequantizeLinear(yq, s)", {}, "",
+                 id="Relu, no zero point"),
+    pytest.param("c = Conv(xd, wd) p = Clip(c, s) " + _RESULT, {}, "", id="a Clip in between"),
+    pytest.param("c = Conv(xd, wd) p = MaxPool<kernel_shape=[1,1]>(c) " + _RESULT, {}, "", id="a pool in between"),
+    pytest.param("c = Conv(xd, wd) p = Sigmoid(c) " + _RESULT, {}, "its result is not quantized",
+                 id="another operator in between"),
+    pytest.param("c = Conv(xd, wd) r = Relu(c) p = Add(r, c) " + _RESULT, {}, "its result is not quantized",
+                 id="two readers, none of which quantizes"),
+])  # fmt: skip
 def test_a_convolution_is_an_integer_kernel_only_with_a_quantized_result(nodes, arrays, exact):
     (one,) = found(f"{_DATA} {_WEIGHT} {nodes}", _CONV_SHAPE, w=np.full((2, 4, 1, 1), 100, np.int8), **arrays)
     assert exact in one.exact

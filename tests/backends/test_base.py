@@ -74,24 +74,21 @@ def slow(reason: str) -> dict[str, Any]:
     return {"unpaid": lambda _: reason}
 
 
-@pytest.mark.parametrize(
-    ("rules", "taken", "reason"),
-    [
-        ((rule("a"), rule("b")), "a", None),
-        ((rule("a", ops=("Gemm",)), rule("b")), "b", None),
-        ((rule("a", **no("not so"), compute=True), rule("b")), "b", None),
-        ((), None, None),
-        ((rule("a", ops=("Gemm",), **no("not so")),), None, None),
-        # Of several reasons the first holds; those of rules that only follow are no news.
-        ((rule("a", **no("not so")),), None, None),
-        ((rule("a", **no("one"), compute=True), rule("b", **no("two"), compute=True)), None,
-         Refusal("conv0", "one", rule="a", code="R102")),
-        # A kernel that loses is there, so that reason comes before one against a kernel.
-        ((rule("a", **no("one"), compute=True), rule("b", **slow("two")), rule("c", **slow("three"))), None,
-         LeftFloat("conv0", "two", "b")),
-        ((rule("a", **no("one"), **slow("two")),), None, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rules", "taken", "reason"), [
+    ((rule("a"), rule("b")), "a", None),
+    ((rule("a", ops=("Gemm",)), rule("b")), "b", None),
+    ((rule("a", **no("not so"), compute=True), rule("b")), "b", None),
+    ((), None, None),
+    ((rule("a", ops=("Gemm",), **no("not so")),), None, None),
+    # Of several reasons the first holds; those of rules that only follow are no news.
+    ((rule("a", **no("not so")),), None, None),
+    ((rule("a", **no("one"), compute=True), rule("b", **no("two"), compute=True)), None,
+     Refusal("conv0", "one", rule="a", code="R102")),
+    # A kernel that loses is there, so that reason comes before one against a kernel.
+    ((rule("a", **no("one"), compute=True), rule("b", **slow("two")), rule("c", **slow("three"))), None,
+     LeftFloat("conv0", "two", "b")),
+    ((rule("a", **no("one"), **slow("two")),), None, None),
+])  # fmt: skip
 def test_the_first_rule_that_takes_a_node_holds(rules: tuple[PlacementRule, ...], taken: str | None, reason: object):
     found, why = target(*rules).rule_for(candidate("conv0"))
     assert (None if found is None else found.name, why) == (taken, reason)

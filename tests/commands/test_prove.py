@@ -108,25 +108,22 @@ REDUCED = Reduced(nodes=("a",), ops=("Conv",), builds=3, seconds=1.0)
 FLOAT = Requirement(dtype="int8", pattern="MatMul", nodes=(NODES[1].node,), unmet=(NODES[1].node,))
 
 
-@pytest.mark.parametrize(
-    ("proof", "code", "subject", "cause", "fix"),
-    [
-        (REFUSED, "Q705", "node Foo_1", "refused: no plugin Foo", "`reduce=True` finds the smallest part"),
-        (
-            replace(REFUSED, build=replace(REFUSED.build, node="")),
-            "Q705", "/models/m.q.onnx", "refused: no plugin Foo", "`out=…` keeps the log",
-        ),
-        (
-            replace(REFUSED, build=replace(REFUSED.build, reduced=REDUCED)),
-            "Q705", "node Foo_1", "refused", "`out=…` keeps the log",
-        ),
-        (
-            replace(PROOF, requirements=(*PROOF.requirements, FLOAT)),
-            "Q706", f"`require='int8'`: {NODES[1].node}", "not in int8 (1 in all)", "its input is not quantized",
-        ),
-        (replace(PROOF, require_exact=True), "Q707", "`require_exact=True`", "1 of 8 rows of 1 weight", "7-bit"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("proof", "code", "subject", "cause", "fix"), [
+    (REFUSED, "Q705", "node Foo_1", "refused: no plugin Foo", "`reduce=True` finds the smallest part"),
+    (
+        replace(REFUSED, build=replace(REFUSED.build, node="")),
+        "Q705", "/models/m.q.onnx", "refused: no plugin Foo", "`out=…` keeps the log",
+    ),
+    (
+        replace(REFUSED, build=replace(REFUSED.build, reduced=REDUCED)),
+        "Q705", "node Foo_1", "refused", "`out=…` keeps the log",
+    ),
+    (
+        replace(PROOF, requirements=(*PROOF.requirements, FLOAT)),
+        "Q706", f"`require='int8'`: {NODES[1].node}", "not in int8 (1 in all)", "its input is not quantized",
+    ),
+    (replace(PROOF, require_exact=True), "Q707", "`require_exact=True`", "1 of 8 rows of 1 weight", "7-bit"),
+])  # fmt: skip
 def test_what_does_not_hold_is_an_error(proof: Proof, code: str, subject: str, cause: str, fix: str) -> None:
     error = find_unmet_requirement(proof)
     assert error is not None

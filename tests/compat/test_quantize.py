@@ -305,20 +305,17 @@ def read_config(package: Any, proto: onnx.ModelProto | Path, **how: Any) -> dict
 
 
 @pytest.mark.recent_ort
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"nodes_to_exclude": ["Conv_0", "Conv_2"]},
-        {"nodes_to_exclude": lambda _, node: node.op_type == "Gemm"},
-        {"op_types_to_quantize": ["Conv"]},
-        {"weight_type": quantization.QuantType.QInt4},
-        {"tensor_quant_overrides": {"w0": [{"quant_type": quantization.QuantType.QInt4}]}},
-        {"tensor_quant_overrides": {"w0": [{"quant_type": quantization.QuantType.QInt4}]},
-         "activation_type": quantization.QuantType.QUInt16},
-        {"calibrate_method": quantization.CalibrationMethod.Percentile, "calibrate_args": {"percentile": 99.0}},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("how", [
+    {},
+    {"nodes_to_exclude": ["Conv_0", "Conv_2"]},
+    {"nodes_to_exclude": lambda _, node: node.op_type == "Gemm"},
+    {"op_types_to_quantize": ["Conv"]},
+    {"weight_type": quantization.QuantType.QInt4},
+    {"tensor_quant_overrides": {"w0": [{"quant_type": quantization.QuantType.QInt4}]}},
+    {"tensor_quant_overrides": {"w0": [{"quant_type": quantization.QuantType.QInt4}]},
+     "activation_type": quantization.QuantType.QUInt16},
+    {"calibrate_method": quantization.CalibrationMethod.Percentile, "calibrate_args": {"percentile": 99.0}},
+])  # fmt: skip
 @pytest.mark.parametrize("external", [False, True])
 def test_a_configuration_reads_as_theirs(how, external: bool, tmp_path) -> None:
     onnx.save(classifier()[0], tmp_path / "m.onnx", save_as_external_data=external)

@@ -128,27 +128,24 @@ def test_what_it_cannot_mean_is_refused_with_its_line(tmp_path: Path, text: str,
         assert word in message, message
 
 
-@pytest.mark.parametrize(
-    ("text", "path", "value"),
-    [
-        ("BACKEND: OnnxRuntime", "target", "ort"),
-        ("BACKEND: tensorrt\nA: {QSCHEME: per-tensor-symmetric}", "bias", "float"),
-        ("A: {OBSERVER: {TYPE: KL_HISTOGRAM}}", "activations.observer", ObserverSpec("entropy")),
-        ("A: {OBSERVER: {TYPE: MOVING_AVERAGE, MOVING_AVERAGE: {EMA_RATIO: 0.9}}}", "activations.observer",
-         ObserverSpec("moving_average")),
-        # Options of an observer that is not chosen are left out.
-        ("A: {OBSERVER: {TYPE: MINMAX, PERCENTILE: {ALPHA: 0.01}}}", "activations.observer", ObserverSpec("minmax")),
-        ('A: {OBSERVER: {TYPE: PERCENTILE, PERCENTILE: {ALPHA: "1e-3"}}}', "activations.observer",
-         ObserverSpec("percentile", (("percentile", 99.9),))),
-        ("W: {QUANTIZER: {TYPE: LSQ+}}", "torch.weights.quantizer.name", "lsq+"),
-        ("W: {QUANTIZER: {TYPE: lsq, PACT: {ALPHA_VALUE: 3}}}", "torch.weights.quantizer.options", ()),
-        ("W: {QUANTIZER: {BIT: null}}", "weights.bits", 8),
-        ("SCHEDULE: {FUSE_BN: True}", "torch.fuse_bn", True),
-        ("SKIP_TRACE_MODULES: [head]", "torch.skip_trace", ("/^head$/",)),
-        ("SKIP_TRACE_MODULES: null", "torch.skip_trace", ()),
-        ("A: {QADD: {ENABLE_QUANT: False}}", "torch.multi_input", (("add", MultiInput("none")),)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "path", "value"), [
+    ("BACKEND: OnnxRuntime", "target", "ort"),
+    ("BACKEND: tensorrt\nA: {QSCHEME: per-tensor-symmetric}", "bias", "float"),
+    ("A: {OBSERVER: {TYPE: KL_HISTOGRAM}}", "activations.observer", ObserverSpec("entropy")),
+    ("A: {OBSERVER: {TYPE: MOVING_AVERAGE, MOVING_AVERAGE: {EMA_RATIO: 0.9}}}", "activations.observer",
+     ObserverSpec("moving_average")),
+    # Options of an observer that is not chosen are left out.
+    ("A: {OBSERVER: {TYPE: MINMAX, PERCENTILE: {ALPHA: 0.01}}}", "activations.observer", ObserverSpec("minmax")),
+    ('A: {OBSERVER: {TYPE: PERCENTILE, PERCENTILE: {ALPHA: "1e-3"}}}', "activations.observer",
+     ObserverSpec("percentile", (("percentile", 99.9),))),
+    ("W: {QUANTIZER: {TYPE: LSQ+}}", "torch.weights.quantizer.name", "lsq+"),
+    ("W: {QUANTIZER: {TYPE: lsq, PACT: {ALPHA_VALUE: 3}}}", "torch.weights.quantizer.options", ()),
+    ("W: {QUANTIZER: {BIT: null}}", "weights.bits", 8),
+    ("SCHEDULE: {FUSE_BN: True}", "torch.fuse_bn", True),
+    ("SKIP_TRACE_MODULES: [head]", "torch.skip_trace", ("/^head$/",)),
+    ("SKIP_TRACE_MODULES: null", "torch.skip_trace", ()),
+    ("A: {QADD: {ENABLE_QUANT: False}}", "torch.multi_input", (("add", MultiInput("none")),)),
+])  # fmt: skip
 def test_every_word_has_its_translation(tmp_path: Path, text: str, path: str, value: object) -> None:
     found: object = read(tmp_path, text)
     for part in path.split("."):

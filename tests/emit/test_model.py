@@ -145,19 +145,16 @@ TOKENS = {"x": np.random.default_rng(2).standard_normal((8, 6, 128)).astype(np.f
 
 
 @pytest.mark.recent_ort
-@pytest.mark.parametrize(
-    ("wish", "dtype", "scale_shape", "least"),
-    [
-        ({"bits": 4, "storage": "int4", "granularity": "block", "block_size": 32}, TensorProto.INT4, [4, 128], 16),
-        (
-            {"bits": 4, "storage": "uint4", "scheme": "asymmetric", "granularity": "block", "block_size": 32},
-            TensorProto.UINT4, [4, 128], 17,
-        ),
-        ({"bits": 4, "storage": "int4", "granularity": "channel"}, TensorProto.INT4, [128], 14),
-        ({"bits": 8, "granularity": "block", "block_size": 64}, TensorProto.INT8, [2, 128], 38),
-        ({"bits": 8, "granularity": "channel"}, TensorProto.INT8, [128], 36),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("wish", "dtype", "scale_shape", "least"), [
+    ({"bits": 4, "storage": "int4", "granularity": "block", "block_size": 32}, TensorProto.INT4, [4, 128], 16),
+    (
+        {"bits": 4, "storage": "uint4", "scheme": "asymmetric", "granularity": "block", "block_size": 32},
+        TensorProto.UINT4, [4, 128], 17,
+    ),
+    ({"bits": 4, "storage": "int4", "granularity": "channel"}, TensorProto.INT4, [128], 14),
+    ({"bits": 8, "granularity": "block", "block_size": 64}, TensorProto.INT8, [2, 128], 38),
+    ({"bits": 8, "granularity": "channel"}, TensorProto.INT8, [128], 36),
+])  # fmt: skip
 def test_weight_only(wish: dict[str, object], dtype: int, scale_shape: list[int], least: float) -> None:
     result = quantize(linear(), TOKENS, Config.model_validate({"mode": "weight-only", "weights": wish}))
     held = initializers(result.model)

@@ -85,13 +85,10 @@ def test_other_engines_and_weights_refuse_them_by_name(config: str) -> None:
     assert "signed_scales" in caught.value.fix
 
 
-@pytest.mark.parametrize(
-    ("config", "rule"),
-    [
-        ("ort-int8", "op: Conv"), ("ort-int8", "tensor: x"), ("ort-int8-weights", "role: weight"),
-        ("trt-int4-weights", "op: MatMul"), ("virtual-int8", "op: MatMul"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("config", "rule"), [
+    ("ort-int8", "op: Conv"), ("ort-int8", "tensor: x"), ("ort-int8-weights", "role: weight"),
+    ("trt-int4-weights", "op: MatMul"), ("virtual-int8", "op: MatMul"),
+])  # fmt: skip
 def test_so_they_do_in_a_rule_with_its_line(tmp_path: Path, config: str, rule: str) -> None:
     """Calibration found them minutes later, without file and line, on an activation or a weight without blocks."""
     observer = "observer: {name: mse, signed_scales: true}"

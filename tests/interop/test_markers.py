@@ -252,13 +252,10 @@ def test_markers_inside_a_branch() -> None:
         np.testing.assert_array_equal(run(quantized, feeds)[0], computed(model, feeds)[0])
 
 
-@pytest.mark.parametrize(
-    ("attr", "value"),
-    [
-        ("bits", "eight"), ("bits", -3), ("bits", 2**40), ("qmin", 1.5), ("qmax", [1, 2]), ("axis", "x"),
-        ("axis", 10**6), ("block_size", -1), ("scheme", 3), ("role", 7), ("role", b"\xff"), ("storage", [1]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("attr", "value"), [
+    ("bits", "eight"), ("bits", -3), ("bits", 2**40), ("qmin", 1.5), ("qmax", [1, 2]), ("axis", "x"),
+    ("axis", 10**6), ("block_size", -1), ("scheme", 3), ("role", 7), ("role", b"\xff"), ("storage", [1]),
+])  # fmt: skip
 def test_attributes_of_another_kind_name_the_site(attr: str, value: Any) -> None:
     model = residual_net().model("y", rank=2)
     marker = next(node for node in model.graph.node if node.op_type == "FakeQuantize")

@@ -133,14 +133,11 @@ def test_a_float_table_is_left_to_quantize() -> None:
 # --- partly quantized
 
 
-@pytest.mark.parametrize(
-    ("name", "left"),
-    [
-        ("conv", "conv0"), ("conv", "conv2"), ("gemm-chain", "gemm2"), ("residual-add", "conv2"),
-        ("gate-mul", "conv0"), ("gate-mul", "conv5"), ("concat", "conv1"), ("max-pool", "conv0"), ("move", "conv2"),
-        ("global-average-pool", "globalaveragepool1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "left"), [
+    ("conv", "conv0"), ("conv", "conv2"), ("gemm-chain", "gemm2"), ("residual-add", "conv2"),
+    ("gate-mul", "conv0"), ("gate-mul", "conv5"), ("concat", "conv1"), ("max-pool", "conv0"), ("move", "conv2"),
+    ("global-average-pool", "globalaveragepool1"),
+])  # fmt: skip
 def test_what_is_float_joins_the_pairs_that_are_there(name: str, left: str) -> None:
     """Quantized in two steps, a network has the kernels that it has quantized in one."""
     whole = kernels(quantize_whole(name).model)

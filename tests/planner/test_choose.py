@@ -28,20 +28,17 @@ LAYERS = {"q", "k", "v", "y"}
 PRODUCTS = {"s", "o"}
 
 
-@pytest.mark.parametrize(
-    ("rules", "chosen", "why"),
-    [
-        # Off unless somebody asks, and on only together.
-        ((), LAYERS, {"s": ("attention-qk", "F104"), "o": ("attention-pv", "F104")}),
-        ((rule("s"), rule("o")), LAYERS | PRODUCTS, {}),
-        ((rule("s"),), LAYERS, {"s": ("attention-qk", "R105"), "o": ("attention-pv", "F104")}),
-        ((rule("o"),), LAYERS, {"s": ("attention-qk", "F104"), "o": ("attention-pv", "R105")}),
-        ((FORCE,), LAYERS | PRODUCTS, {}),
-        ((rule("q", float=True),), LAYERS - {"q"}, {
-            "q": ("configuration", "F101"), "s": ("attention-qk", "F104"), "o": ("attention-pv", "F104"),
-        }),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rules", "chosen", "why"), [
+    # Off unless somebody asks, and on only together.
+    ((), LAYERS, {"s": ("attention-qk", "F104"), "o": ("attention-pv", "F104")}),
+    ((rule("s"), rule("o")), LAYERS | PRODUCTS, {}),
+    ((rule("s"),), LAYERS, {"s": ("attention-qk", "R105"), "o": ("attention-pv", "F104")}),
+    ((rule("o"),), LAYERS, {"s": ("attention-qk", "F104"), "o": ("attention-pv", "R105")}),
+    ((FORCE,), LAYERS | PRODUCTS, {}),
+    ((rule("q", float=True),), LAYERS - {"q"}, {
+        "q": ("configuration", "F101"), "s": ("attention-qk", "F104"), "o": ("attention-pv", "F104"),
+    }),
+])  # fmt: skip
 def test_rules_alone_decide_for_tensorrt(rules: tuple[dict, ...], chosen: set[str], why: dict) -> None:
     problem = draft(attention(), *rules, preset="trt-int8")
     assert choose_ops(problem).chosen == chosen

@@ -33,18 +33,15 @@ ORT_ACTIVATIONS = (
 UINT4 = {"weights.bits": 4, "weights.storage": "uint4", "weights.signed": False, "weights.scheme": "asymmetric"}
 
 
-@pytest.mark.parametrize(
-    ("text", "wish", "reason", "fix"),
-    [
-        (CONV, UINT4, "ort has no Conv kernel for 4-bit asymmetric uint4 per channel weights", ORT_WEIGHTS),
-        (CONV, {"activations.bits": 4, "activations.storage": "uint4"},
-         "ort has no Conv kernel for 4-bit asymmetric uint4 per tensor activations", ORT_ACTIVATIONS),
-        (GEMM, {"preset": "ort-int4-weights"}, "ort has no Gemm kernel for 8-bit asymmetric uint8 per block weights",
-         f"use {NARROW}, symmetric/asymmetric, int8/uint8, per tensor or per channel"),
-        (MATMUL, {"preset": "trt-int4-weights"},
-         "its 96 rows do not make whole blocks of 128", "use block_size 32 for it"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "wish", "reason", "fix"), [
+    (CONV, UINT4, "ort has no Conv kernel for 4-bit asymmetric uint4 per channel weights", ORT_WEIGHTS),
+    (CONV, {"activations.bits": 4, "activations.storage": "uint4"},
+     "ort has no Conv kernel for 4-bit asymmetric uint4 per tensor activations", ORT_ACTIVATIONS),
+    (GEMM, {"preset": "ort-int4-weights"}, "ort has no Gemm kernel for 8-bit asymmetric uint8 per block weights",
+     f"use {NARROW}, symmetric/asymmetric, int8/uint8, per tensor or per channel"),
+    (MATMUL, {"preset": "trt-int4-weights"},
+     "its 96 rows do not make whole blocks of 128", "use block_size 32 for it"),
+])  # fmt: skip
 def test_a_spec_without_a_kernel_is_refused_naming_those_with_one(text: str, wish: dict, reason: str, fix: str) -> None:
     assert refused(text, **wish) == Refusal(
         "y", reason, fix, {CONV: "conv", MATMUL: "matmul", GEMM: "gemm"}[text], "R103"

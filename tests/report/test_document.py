@@ -33,17 +33,14 @@ class Inner:
     values: tuple[float, ...]
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (1.5, 1.5), (math.inf, "inf"), (-math.inf, "-inf"), (math.nan, None), (True, True), (None, None),
-        (Role.WEIGHT, "weight"), (Kind.FIRST, 1), (np.float32(0.5), 0.5), (np.int64(7), 7), (np.bool_(True), True),
-        ((1, (2, 3)), [1, [2, 3]]), ({"a": {"b": (math.nan,)}}, {"a": {"b": [None]}}), ({3: "x"}, {"3": "x"}),
-        (Caution("W113", "mended"), {"code": "W113", "text": "mended"}),
-        (Inner(TensorId("x"), (1.0, math.inf)), {"site": {"name": "x", "scope": ""}, "values": [1.0, "inf"]}),
-        ("a\udcffb", "a\ufffdb"), ({"a\udcffb": 1}, {"a\ufffdb": 1}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("value", "expected"), [
+    (1.5, 1.5), (math.inf, "inf"), (-math.inf, "-inf"), (math.nan, None), (True, True), (None, None),
+    (Role.WEIGHT, "weight"), (Kind.FIRST, 1), (np.float32(0.5), 0.5), (np.int64(7), 7), (np.bool_(True), True),
+    ((1, (2, 3)), [1, [2, 3]]), ({"a": {"b": (math.nan,)}}, {"a": {"b": [None]}}), ({3: "x"}, {"3": "x"}),
+    (Caution("W113", "mended"), {"code": "W113", "text": "mended"}),
+    (Inner(TensorId("x"), (1.0, math.inf)), {"site": {"name": "x", "scope": ""}, "values": [1.0, "inf"]}),
+    ("a\udcffb", "a\ufffdb"), ({"a\udcffb": 1}, {"a\ufffdb": 1}),
+])  # fmt: skip
 def test_values(value: object, expected: object) -> None:
     assert read(value) == expected
 

@@ -99,40 +99,37 @@ POOR = replace(
 REFUSING = model.EngineCheck(engine="OpenVINO", reason="no kernel", refusal="it takes the float model")
 
 
-@pytest.mark.parametrize(
-    ("report", "line"),
-    [
-        (REPORT, f"good: {FIGURES}; 2.0x smaller; 2.00x faster"),
-        (replace(REPORT, latency=model.LatencyRatio(float_ms=1.0, int8_ms=2.0)),
-         f"good: {FIGURES}; 2.0x smaller; 0.50x the speed of float"),
-        (replace(REPORT, target="trt", latency=None),
-         "good: y has 32.0 dB against float as the file says; 2.0x smaller"),
-        (replace(REPORT, checks=(), latency=None, unchecked="nothing was checked"),
-         "unchecked: nothing was checked; 2.0x smaller"),
-        (replace(REPORT, latency=None, made_up="8 made-up inputs, seed 0"),
-         f"good: {FIGURES}; on made-up inputs, which are not the task's; 2.0x smaller"),
-        (replace(POOR, promotion=None), f"degraded: {NEAR}; 2.0x smaller; `min_sqnr=20` leaves float what costs most"),
-        # Of a broken one W108 says so.
-        (replace(POOR, promotion=None, checks=(replace(REPORT.checks[0], sqnr_db=(5.0, 5.0)),)),
-         "broken: y has 5.0 dB against float as ORT runs it; 2.0x smaller"),
-        # Where that was asked for, or there are no samples to do it by.
-        (POOR, f"degraded: {NEAR}; at least 20 dB at every output does NOT hold; 2.0x smaller"),
-        (replace(POOR, promotion=None, made_up="8 made-up inputs, seed 0"),
-         f"degraded: {NEAR}; on made-up inputs, which are not the task's; 2.0x smaller"),
-        (replace(REPORT, pairs=0, latency=None, left_float=(LeftFloat("a", "no faster"),)),
-         "unchanged: int8 would not pay, so that nothing is quantized; 2.0x smaller"),
-        # Whatever it says as the file says.
-        (replace(REPORT, target="openvino", latency=None, engines=(REFUSING,)),
-         "refused by OpenVINO: y has 32.0 dB against float as the file says; 2.0x smaller"),
-        (replace(REPORT, pairs=0, latency=None, mode="float"), "unchanged: nothing is quantized; 2.0x smaller"),
-        (replace(REPORT, pairs=0, latency=None, float_types=PrecisionPlan(type=FloatType.FLOAT16)),
-         "unchanged: nothing is quantized; 2.0x smaller"),
-        (replace(REPORT, pairs=0, latency=None, refusals=(Refusal("a", "no"),)),
-         "unchanged: what was asked for was refused; 2.0x smaller"),
-        (replace(REPORT, pairs=0, latency=None, refusals=(Refusal("a", "no"),), left_float=(LeftFloat("b", "slow"),)),
-         "unchanged: what was asked for was refused or would not pay; 2.0x smaller"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("report", "line"), [
+    (REPORT, f"good: {FIGURES}; 2.0x smaller; 2.00x faster"),
+    (replace(REPORT, latency=model.LatencyRatio(float_ms=1.0, int8_ms=2.0)),
+     f"good: {FIGURES}; 2.0x smaller; 0.50x the speed of float"),
+    (replace(REPORT, target="trt", latency=None),
+     "good: y has 32.0 dB against float as the file says; 2.0x smaller"),
+    (replace(REPORT, checks=(), latency=None, unchecked="nothing was checked"),
+     "unchecked: nothing was checked; 2.0x smaller"),
+    (replace(REPORT, latency=None, made_up="8 made-up inputs, seed 0"),
+     f"good: {FIGURES}; on made-up inputs, which are not the task's; 2.0x smaller"),
+    (replace(POOR, promotion=None), f"degraded: {NEAR}; 2.0x smaller; `min_sqnr=20` leaves float what costs most"),
+    # Of a broken one W108 says so.
+    (replace(POOR, promotion=None, checks=(replace(REPORT.checks[0], sqnr_db=(5.0, 5.0)),)),
+     "broken: y has 5.0 dB against float as ORT runs it; 2.0x smaller"),
+    # Where that was asked for, or there are no samples to do it by.
+    (POOR, f"degraded: {NEAR}; at least 20 dB at every output does NOT hold; 2.0x smaller"),
+    (replace(POOR, promotion=None, made_up="8 made-up inputs, seed 0"),
+     f"degraded: {NEAR}; on made-up inputs, which are not the task's; 2.0x smaller"),
+    (replace(REPORT, pairs=0, latency=None, left_float=(LeftFloat("a", "no faster"),)),
+     "unchanged: int8 would not pay, so that nothing is quantized; 2.0x smaller"),
+    # Whatever it says as the file says.
+    (replace(REPORT, target="openvino", latency=None, engines=(REFUSING,)),
+     "refused by OpenVINO: y has 32.0 dB against float as the file says; 2.0x smaller"),
+    (replace(REPORT, pairs=0, latency=None, mode="float"), "unchanged: nothing is quantized; 2.0x smaller"),
+    (replace(REPORT, pairs=0, latency=None, float_types=PrecisionPlan(type=FloatType.FLOAT16)),
+     "unchanged: nothing is quantized; 2.0x smaller"),
+    (replace(REPORT, pairs=0, latency=None, refusals=(Refusal("a", "no"),)),
+     "unchanged: what was asked for was refused; 2.0x smaller"),
+    (replace(REPORT, pairs=0, latency=None, refusals=(Refusal("a", "no"),), left_float=(LeftFloat("b", "slow"),)),
+     "unchanged: what was asked for was refused or would not pay; 2.0x smaller"),
+])  # fmt: skip
 def test_the_summary_begins_with_the_verdict(report: model.Report, line: str) -> None:
     lines = shown(show, report, width=None).splitlines()
     assert re.fullmatch(r"verdict +(.*)", lines[1])[1] == line  # type: ignore[index]
@@ -180,13 +177,10 @@ def test_a_comparison_that_never_holds_is_not_a_share_of_nothing() -> None:
     assert "p (GreaterOrEqual): nothing is chosen on these samples; y: compared" in text
 
 
-@pytest.mark.parametrize(
-    ("float_db", "text"),
-    [
-        (np.inf, "`onnxq diff` finds the operator"), (40.0, "`onnxq diff` finds the operator"),
-        (-2.0, "the float model has -2.0 dB there, so an operator is computed otherwise"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("float_db", "text"), [
+    (np.inf, "`onnxq diff` finds the operator"), (40.0, "`onnxq diff` finds the operator"),
+    (-2.0, "the float model has -2.0 dB there, so an operator is computed otherwise"),
+])  # fmt: skip
 def test_an_engine_that_computes_the_float_model_otherwise_is_named_as_the_cause(float_db: float, text: str) -> None:
     output = model.EngineOutput(name="y", sqnr_db=-1.5, agreement_db=-1.0, float_db=float_db)
     (alarm,) = replace(REPORT, engines=(model.EngineCheck(engine="OpenVINO", samples=2, outputs=(output,)),)).alarms()[

@@ -336,13 +336,10 @@ def test_inputs_that_are_compared_are_compared_as_integers() -> None:
 
 
 @needs_qnn
-@pytest.mark.parametrize(
-    "node",
-    [
-        "GatherND(x, pairs)", "GatherElements<axis=1>(x, rows)", "Round(x)", "ScatterND(x, pairs, zeros)",
-        "ScatterElements<axis=1>(x, rows, twos)",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("node", [
+    "GatherND(x, pairs)", "GatherElements<axis=1>(x, rows)", "Round(x)", "ScatterND(x, pairs, zeros)",
+    "ScatterElements<axis=1>(x, rows, twos)",
+])  # fmt: skip
 def test_inputs_that_are_gathered_from_are_read_behind_their_pair(node: str) -> None:
     """The compiler gives up where such a node reads an input's floats and another its integers."""
     values = {"pairs": np.array([[0, 0], [0, 5]]), "rows": np.array([[[0, 1, 2]]])}

@@ -82,16 +82,13 @@ def test_placements_are_not_timed_for_no_engine() -> None:
         load_config("virtual-int8", {"placement": "measured"})
 
 
-@pytest.mark.parametrize(
-    ("node", "rule"),
-    [
-        ("Conv(x, w)", "conv"), ("ConvTranspose(x, w)", "conv"), ("Conv(w, w)", None), ("MatMul(x, x)", "product"),
-        ("MatMul(x, w)", None), ("Add(x, z)", "two-operands"), ("Sub(x, z)", "two-operands"), ("Add(x, x)", None),
-        ("Mul(x, one)", None), ("AveragePool<kernel_shape=[1,1]>(x)", "one-operand"), ("Softmax(x)", "softmax"),
-        ('Resize<mode="linear">(x, , f)', "resize"), ('Resize<mode="nearest">(x, , f)', None), ("Relu(x)", None),
-        ("MaxPool<kernel_shape=[1,1]>(x)", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("node", "rule"), [
+    ("Conv(x, w)", "conv"), ("ConvTranspose(x, w)", "conv"), ("Conv(w, w)", None), ("MatMul(x, x)", "product"),
+    ("MatMul(x, w)", None), ("Add(x, z)", "two-operands"), ("Sub(x, z)", "two-operands"), ("Add(x, x)", None),
+    ("Mul(x, one)", None), ("AveragePool<kernel_shape=[1,1]>(x)", "one-operand"), ("Softmax(x)", "softmax"),
+    ('Resize<mode="linear">(x, , f)', "resize"), ('Resize<mode="nearest">(x, , f)', None), ("Relu(x)", None),
+    ("MaxPool<kernel_shape=[1,1]>(x)", None),
+])  # fmt: skip
 def test_which_rule_takes_a_node(node: str, rule: str | None) -> None:
     text = f"g (float[1,8,8,8] x, float[1,8,8,8] z) => (float[a,b,c,d] y) {{ [n] y = {node} }}"
     found, reason = judge(VIRTUAL, text)

@@ -22,20 +22,17 @@ from tests.engines import kit
 from tests.engines.kit import matmul
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        pytest.param({"engine": "tensort"}, "Q312", "engine 'tensort': is not known", id="an unknown engine"),
-        pytest.param({"engine": "ort", "compute_capability": "8.6"}, "Q317", "ort builds for this machine",
-                     id="a capability for ONNX Runtime"),
-        pytest.param({"engine": "tensorrt", "compute_capability": "8.6"}, "Q317", "tensorrt builds for this machine",
-                     id="a capability for TensorRT"),
-        pytest.param({"engine": "tensorrt-rtx", "compute_capability": "Ampere"}, "Q304", "is none",
-                     id="a capability in words"),
-        pytest.param({"engine": "tensorrt-rtx", "compute_capability": "8"}, "Q304", "write it as 8.6",
-                     id="half a capability"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "code", "words"), [
+    pytest.param({"engine": "tensort"}, "Q312", "engine 'tensort': is not known", id="an unknown engine"),
+    pytest.param({"engine": "ort", "compute_capability": "8.6"}, "Q317", "ort builds for this machine",
+                 id="a capability for ONNX Runtime"),
+    pytest.param({"engine": "tensorrt", "compute_capability": "8.6"}, "Q317", "tensorrt builds for this machine",
+                 id="a capability for TensorRT"),
+    pytest.param({"engine": "tensorrt-rtx", "compute_capability": "Ampere"}, "Q304", "is none",
+                 id="a capability in words"),
+    pytest.param({"engine": "tensorrt-rtx", "compute_capability": "8"}, "Q304", "write it as 8.6",
+                 id="half a capability"),
+])  # fmt: skip
 def test_options_that_do_not_fit_are_refused_before_a_build(options, code, words):
     with pytest.raises(ConfigError, match=words) as caught:
         prove_model(matmul(), ProveRequest(options=ProveConfig(**options)))

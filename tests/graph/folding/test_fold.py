@@ -366,20 +366,17 @@ def test_static_entries_are_followed(nodes, value):
     assert known(nodes)["k"] == value
 
 
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        pytest.param("k = Shape(x)", id="a dynamic axis"),
-        pytest.param("k = Size(x)", id="Size with a dynamic axis"),
-        pytest.param("s = Shape(x) k = Gather(s, zeros)", id="Gather of a dynamic axis"),
-        pytest.param("s = Shape(x) k = Slice(s, zeros, twos)", id="Slice with a dynamic axis"),
-        pytest.param("s = Shape(x) k = Concat<axis=0>(ones, s)", id="Concat with a dynamic axis"),
-        pytest.param("s = Shape<start=3>(x) k = Cast<to=1>(s)", id="Cast to float"),
-        pytest.param("s = Shape<start=3>(x) k = Mul(s, twos)", id="arithmetic, which is folded elsewhere"),
-        pytest.param("s = Shape(x) n = NonZero(x) k = Gather(s, n)", id="at places of the run"),
-        pytest.param("k = Identity(ones)", id="a value of constants alone, which needs no shape to be known")
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("nodes", [
+    pytest.param("k = Shape(x)", id="a dynamic axis"),
+    pytest.param("k = Size(x)", id="Size with a dynamic axis"),
+    pytest.param("s = Shape(x) k = Gather(s, zeros)", id="Gather of a dynamic axis"),
+    pytest.param("s = Shape(x) k = Slice(s, zeros, twos)", id="Slice with a dynamic axis"),
+    pytest.param("s = Shape(x) k = Concat<axis=0>(ones, s)", id="Concat with a dynamic axis"),
+    pytest.param("s = Shape<start=3>(x) k = Cast<to=1>(s)", id="Cast to float"),
+    pytest.param("s = Shape<start=3>(x) k = Mul(s, twos)", id="arithmetic, which is folded elsewhere"),
+    pytest.param("s = Shape(x) n = NonZero(x) k = Gather(s, n)", id="at places of the run"),
+    pytest.param("k = Identity(ones)", id="a value of constants alone, which needs no shape to be known")
+])  # fmt: skip
 def test_what_hangs_on_a_dynamic_axis_is_not_told(nodes):
     found = known(nodes)
     if "Identity" in nodes:

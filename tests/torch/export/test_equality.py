@@ -14,13 +14,10 @@ from torch_frontend.quant_model import Follower, QuantModel
 
 
 # Both granularities with every width and on every network, each with two widths.
-@pytest.mark.parametrize(
-    ("net", "grain", "bits"),
-    [
-        (Residual, "tensor", 2), (Residual, "channel", 8), (Depthwise, "channel", 2), (Depthwise, "tensor", 4),
-        (Encoder, "channel", 4), (Encoder, "tensor", 8),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("net", "grain", "bits"), [
+    (Residual, "tensor", 2), (Residual, "channel", 8), (Depthwise, "channel", 2), (Depthwise, "tensor", 4),
+    (Encoder, "channel", 4), (Encoder, "tensor", 8),
+])  # fmt: skip
 def test_every_level_is_the_same(net: type, grain: str, bits: int) -> None:
     model, x = exporting.quantized(net, exporting.wish(bits, grain))
     before = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
