@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 
 import onnxq
-from onnxq.config import Config, Rule
 from onnxq.runtime import Session
 from tests.cpus import compare
 from tests.networks import add_arrays, parse_text
+from tests.pipeline.models import quantize
 
 Array = np.ndarray[Any, Any]
 
@@ -92,16 +92,9 @@ def samples(proto: onnx.ModelProto, count: int = 32, seed: int = 1) -> dict[str,
 @cache
 def quantized(name: str, *, effort: str = "fast", saturation: str = "avoid", **wanted: Any) -> onnxq.Result:
     """The network with every site quantized that the target takes. wanted: further overrides."""
-    config = Config.model_validate(
-        {
-            "effort": effort,
-            "saturation": saturation,
-            "rules": (Rule.model_validate({"op": "*", "set": {"quantize": True}}),),
-            "skip": ("promotion",) if effort != "fast" else (),
-        }
-    )
     proto = net(name)
-    return onnxq.quantize(proto, samples(proto), config, overrides={"latency": False, **wanted})
+    skip = ("promotion",) if effort != "fast" else ()
+    return quantize(proto, samples(proto), effort=effort, saturation=saturation, skip=skip, **wanted)
 
 
 def answers(proto: onnx.ModelProto, feeds: dict[str, Array], *, optimize: bool) -> dict[str, Array]:

@@ -228,12 +228,7 @@ def test_weight_only_nodes_stay_weight_only() -> None:
 
 
 def test_narrow_bits_are_kept_with_their_clips() -> None:
-    narrow = EVERYTHING.model_copy(
-        update={
-            "activations": EVERYTHING.activations.model_copy(update={"bits": 6}),
-            "weights": EVERYTHING.weights.model_copy(update={"bits": 4}),
-        }
-    )
+    narrow = load_config(EVERYTHING, {"activations.bits": 6, "weights.bits": 4})
     part = quantized(named("conv"), leaving("conv2", config=narrow))
     done = quantized(part.model)
     assert_kept(part.model, done.model)
