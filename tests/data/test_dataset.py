@@ -226,6 +226,13 @@ def test_bare_arrays_for_one_input_and_objects_that_act_like_arrays() -> None:
     assert firsts(load_data({"x": Tensor()}, [X])) == [7]
 
 
+def test_samples_that_are_the_same_are_told() -> None:
+    same = "the first and the last are the same"
+    assert same in load_data({"x": np.zeros((4, 3), np.float32)}, [X]).describe()
+    assert same not in load_data({"x": np.zeros((1, 3), np.float32)}, [X]).describe()
+    assert same not in load_data([feed(0), feed(1)], [X]).describe()
+
+
 class Learned:
     def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:
         raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
