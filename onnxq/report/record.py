@@ -113,7 +113,7 @@ class SiteRecord:
         if self.levels is not None and self.levels < _LEVELS:
             whose = "input channels" if self.role == "weight" else "channels"
             few = f"half of the {whose} have {max(self.levels, 1):.0f} of {2**self.bits} levels or fewer"
-            yield f"{few}: `onnxq quantize` can even them out by equalization and smoothing, unless `skip` names these"
+            yield f"{few}: `onnxq quantize` can equalize or smooth them"
         if self.values is not None and self.role == "activation" and self.values.core < _CORE:
             yield f"99 % of the values lie in {100 * self.values.core:.0f} % of the range"
 
