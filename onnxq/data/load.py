@@ -383,12 +383,10 @@ def _choose_samples(
     if config.samples is not None and config.samples < total:
         chosen = choose_items(np.random.default_rng(config.seed), chosen, config.samples)
         spare = Unchosen(total, chosen)
-    raw = source.read_sample(0)
-    notes = [
-        check_dtype(np.asarray(raw[value.name]).dtype, value, source.name_sample(0))
-        for value in inputs
-    ]
-    first, last = (source.read_sample(chosen[k]) for k in (0, -1))
+    first = source.read_sample(chosen[0])
+    where = source.name_sample(chosen[0])
+    notes = [check_dtype(np.asarray(first[value.name]).dtype, value, where) for value in inputs]
+    last = source.read_sample(chosen[-1])
     if len(chosen) > 1 and all(np.array_equal(first[name], last[name]) for name in first):
         notes.append("the first and the last are the same: ranges need samples that differ")
     # Without repetitions: a source of many files has its own remarks on dtypes already.

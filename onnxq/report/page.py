@@ -53,16 +53,18 @@ def write_page(record: ReportRecord) -> str:
         tiles=list(list_tiles(record)),
         row_size=ROW,
         loudest=list_loudest(record),
-        describe_effect=describe_effect,
+        effects=[describe_effect(entry) for entry in record.advice],
         runs=list(dict.fromkeys(run for output in record.outputs for run in output.runs)),
+        causes=[list(site.list_causes()) for site in record.sites],
         decibel=_format_db,
         size=format_bytes,
         percent=lambda share: "" if share is None else f"{100 * share:.1f} %",
         scales=_format_scales,
         log=math.log,
         shade=find_shade,
+        describe_operator=describe_operator,
         draw_bars=draw_bars,
-        draw_steps=draw_steps,
+        draw_channels=draw_channels,
     )
 
 
@@ -93,7 +95,8 @@ def list_tiles(record: ReportRecord) -> Iterator[tuple[str, str]]:
             format_bytes(record.quantized_bytes),
         )
     for dtype, count in record.types.items():
-        yield f"operator{'s' * (count > 1)} in {dtype}", str(count)
+        noun = "operator" if count == 1 else "operators"
+        yield f"{noun} in {dtype}", str(count)
 
 
 def describe_effect(advice: Advice) -> str:
@@ -129,6 +132,23 @@ def find_shade(dtype: str) -> str:
     return "wide" if "16" in dtype else "low"
 
 
+def describe_operator(node: OperatorRecord) -> list[str]:
+    """The lines that a bar of the strip shows when it is pointed at."""
+    lines = [
+        f"{node.op} {node.name}",
+        f"{node.type or 'no kernel of its own'} {node.kernel}".strip(),
+    ]
+    if node.isolated_db is not None:
+        lines.append(f"{100 * node.share:.1f} % of the noise; alone {node.isolated_db:.1f} dB")
+    if node.left_out_db is not None:
+        lines.append(f"all but it {node.left_out_db:.1f} dB")
+    if node.reason:
+        lines.append(f"float: {node.reason}")
+    if node.moves:
+        lines.append(f"{node.moves} conversions or copies in front of it")
+    return [*lines, *node.outputs]
+
+
 class SmallPicture(NamedTuple):
     """A picture in a table. path: of SVG. band: left and right end of the range behind it, () for none."""
 
@@ -144,14 +164,23 @@ def draw_bars(bars: ValueBars, chosen: Sequence[float] = ()) -> SmallPicture:
     scale = _WIDTH / (high - low or 1.0)
     most = max(bars.counts, default=0) or 1
     heights = [math.sqrt(count / most) for count in bars.counts]
-    path = draw_steps(heights, (bars.low - low) * scale, (bars.high - low) * scale)
+    path = _draw_steps(heights, (bars.low - low) * scale, (bars.high - low) * scale)
     label = f"{bars.low:.4g} to {bars.high:.4g}"
     if chosen:
         label += f"; range {chosen[0]:.4g} to {chosen[1]:.4g}"
     return SmallPicture(label, path, tuple((value - low) * scale for value in chosen))
 
 
-def draw_steps(heights: Sequence[float], left: float, right: float) -> str:
+def draw_channels(site: SiteRecord) -> SmallPicture:
+    """The largest magnitude of each channel on a logarithmic scale of four decades."""
+    largest = max(site.channels, default=0.0) or 1.0
+    # A channel without values has a bar of no height.
+    heights = [1 + math.log10(max(value / largest, 1e-4)) / 4 for value in site.channels]
+    label = f"{min(site.channels, default=0):.3g} to {largest:.3g}"
+    return SmallPicture(label, _draw_steps(heights, 0, _WIDTH))
+
+
+def _draw_steps(heights: Sequence[float], left: float, right: float) -> str:
     """ValueBars side by side as one path, in whole units: a page has a thousand of them. heights: from 0 to 1."""
     edges = [
         round(left + (right - left) * k / max(len(heights), 1)) for k in range(len(heights) + 1)

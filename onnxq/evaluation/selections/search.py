@@ -448,9 +448,8 @@ class _ChoiceWalk:
             return f"since it is made in some iterations of a {ops[iterated]} only"
         if iterated < len(ops) and self.unsteady.intersection(choices):
             return f"since its size may be another one in each iteration of a {ops[iterated]}"
-        tensors = [TensorId(name, self.scope) for name in choices]
-        single = self.index.has_ranked_branches and () in map(self.index.find_shape, tensors)
-        if "If" in ops and single:
+        shapes = (self.index.find_shape(TensorId(name, self.scope)) for name in choices)
+        if "If" in ops and self.index.has_ranked_branches and () in shapes:
             return "since an If before opset 11 gives one number in both branches"
         return ""
 
