@@ -1,6 +1,6 @@
 """Sketches of a model's tensors on seeded inputs, by which a plan is found again in a file that other tools rewrote."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -70,12 +70,7 @@ def sketch_tensors(
     """
     index = get_index(model)
     wanted = [t for t in list_float_tensors(index) if not t.scope and (only is None or t in only)]
-    sketches = {
-        tensor: sketch_values(value, constant=True)
-        for tensor in _list_constants(index, only)
-        # Kind V: bfloat16 and float8 of ml_dtypes.
-        if (value := index.find_constant(tensor)) is not None and value.dtype.kind in "fV"
-    }
+    sketches = _sketch_constants(index, only)
     taps = Taps(model, wanted)
     batch = Batch(make_feeds(feeds), 0, 1)
     for group in taps.form_groups([batch]) if wanted else ():
@@ -84,13 +79,36 @@ def sketch_tensors(
     return sketches
 
 
-def _list_constants(index: GraphIndex, only: Collection[TensorId] | None) -> Iterable[TensorId]:
+def _sketch_constants(
+    index: GraphIndex, only: Collection[TensorId] | None = None
+) -> dict[TensorId, Sketch]:
     read = dict.fromkeys(
         TensorId(name) for node in index.nodes if not node.scope for name in node.inputs if name
     )
-    return [
-        tensor for tensor in read if (only is None or tensor in only) and index.is_constant(tensor)
-    ]
+    # Kind V: bfloat16 and float8 of ml_dtypes.
+    return {
+        tensor: sketch_values(value, constant=True)
+        for tensor in read
+        if (only is None or tensor in only)
+        and (value := index.find_constant(tensor)) is not None
+        and value.dtype.kind in "fV"
+    }
+
+
+def _sketch_by_name(contents: Contents, index: GraphIndex) -> dict[TensorId, Sketch]:
+    """Sketches where the model cannot run: of constants their own, of others those of the node of their name."""
+    sketches = _sketch_constants(index)
+    for name, wanted in contents.nodes.items():
+        node = index.named.get(name)
+        if node is None:
+            continue
+        reads = (index.find_input(node, k) for k in range(len(wanted.inputs)))
+        for tensor, likely in zip(
+            (node.result, *reads), (wanted.output, *wanted.inputs), strict=True
+        ):
+            if tensor is not None and not index.is_constant(tensor) and likely in contents.tensors:
+                sketches[tensor] = contents.tensors[likely]
+    return sketches
 
 
 def _list_nodes(plan: Plan, index: GraphIndex) -> set[str]:
@@ -124,8 +142,8 @@ def _describe_feed(value: np.ndarray) -> Feed:
 def recognize_model(plan: Plan, model: ModelLike) -> Recognized | None:
     """The plan's tensors and nodes in a model of another graph than its own; None for one of the same graph.
 
-    model: prepared, before any scaling. None also for a plan without sketches, and where the model does not run on
-    their inputs: names and structure alone then decide.
+    model: prepared, before any scaling. None also for a plan without sketches, and where the model neither runs on
+    their inputs nor has the plan's names and weights: structure then decides.
     """
     contents = plan.contents
     index = get_index(model)
@@ -134,4 +152,6 @@ def recognize_model(plan: Plan, model: ModelLike) -> Recognized | None:
     try:
         return recognize_graph(contents, index, sketch_tensors(model, contents.feeds))
     except OnnxqError:
-        return None
+        # Of inputs of other sizes, as prefill and decode are: then names and weights decide, if all of them agree.
+        named = recognize_graph(contents, index, _sketch_by_name(contents, index))
+        return named if named.nodes.keys() == contents.nodes.keys() else None

@@ -84,6 +84,18 @@ def test_nodes_that_only_moved_values_are_gone() -> None:
     assert names == [{"x", "w", "t", "v"}, {"x", "w", "r", "v"}]
 
 
+def test_sizes_that_the_plan_was_not_made_for_change_nothing_while_names_and_weights_agree() -> None:
+    """As prefill and decode, exported one after the other; constants are numbered anew."""
+    longer = TEXT.replace("[4,16] x", "[6,16] x").replace("2,2,16", "3,2,16").replace("2, 2, 16", "3, 2, 16")
+    first, plan, bias = quantize(), from_json(to_json(quantize().plan)), np.linspace(-1, 1, 16, dtype=np.float32)
+    again = onnxq.apply(make(longer.replace("(t, v)", "(t, v2)"), w=weight(), v2=weight(), c=bias), plan)
+    scales = [[np.asarray(site.qparams.scale).tolist() for site in done.plan.sites] for done in (first, again)]
+    assert scales[0] == scales[1]
+    assert [str(site.site) for site in again.plan.sites] == ["x", "w", "t", "v2"]
+    with pytest.raises(PlanError, match="reads what is made otherwise"):
+        onnxq.apply(make(longer, w=weight(), v=weight() + 0.1, c=bias), plan)
+
+
 def test_what_is_not_there_is_named_with_what_is_near() -> None:
     trained = weight()
     trained[0, 0] += 0.5
