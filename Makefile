@@ -17,18 +17,20 @@ BIN := $(VENV)/bin
 # Not quiet: the packages are some hundred MB, and pip's lines say how far it is.
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
 RELEASE := $(VENV)-release
+LOWEST := $(VENV)-lowest
 
 # Tests start some hundred processes of ours, which would compile the sources again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-avx2 test-cpus lint format docs model wheel release clean
+.PHONY: help demo test check test-avx2 test-cpus test-lowest lint format docs model wheel release clean
 
 help:
 	@echo "make demo    quantize the digit classifier the repository carries; size, accuracy, latency of float and int8"
 	@echo "make test    linters, types, import rules and all tests (make check is the same)"
 	@echo "make test-avx2  all tests on this CPU as one without VNNI; needs a CPU and a kernel that let CPUID fault"
 	@echo "make test-cpus  quantized files on emulated CPUs without VNNI and on arm64; needs qemu-user, and says what is missing"
+	@echo "make test-lowest  all tests with the oldest version that pyproject.toml allows of each package it names"
 	@echo "make lint    ruff, mypy, import-linter alone"
 	@echo "make format  let ruff format and fix"
 	@echo "make docs    write the generated pages of docs/ again: public names, codes, figures"
@@ -75,6 +77,22 @@ test-avx2: $(VENV)/.test-$(RUNTIME)
 test-cpus: $(VENV)/.test-$(RUNTIME)
 	@$(BIN)/python -m tests.cpus.run --arm64-root $(VENV)-arm64
 
+# Some weeks apart, not part of `make test`. pip cannot choose the lowest versions, uv can; torch is that of the tests, since
+# older ones bring gigabytes.
+$(LOWEST)/.test: pyproject.toml setup.py
+	"$(PYTHON)" -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --disable-pip-version-check 'uv>=0.9'
+	echo '$(TORCH)' > $(LOWEST)/torch.txt
+	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --override $(LOWEST)/torch.txt \
+		--extra $(RUNTIME) --extra test --extra torch pyproject.toml --output-file $(LOWEST)/versions.txt
+	$(LOWEST)/bin/python -m pip install --disable-pip-version-check --no-compile --no-deps \
+		--requirement $(LOWEST)/versions.txt --editable .
+	@touch $@
+
+test-lowest: BIN := $(LOWEST)/bin
+test-lowest: $(LOWEST)/.test
+	@$(PYTEST)
+
 # Types are judged with the stubs of the numpy that Python 3.11 and later get; those of 3.10 differ.
 lint: $(VENV)/.test-$(RUNTIME)
 	@status=0; \
@@ -111,4 +129,4 @@ wheel release: $(RELEASE)/.release
 	$(RELEASE)/bin/python -m twine check --strict dist/*
 
 clean:
-	rm -rf $(VENV) $(VENV)-arm64 $(RELEASE) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-arm64 $(LOWEST) $(RELEASE) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

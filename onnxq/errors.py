@@ -144,7 +144,8 @@ class OnnxqError(Exception):
     @property
     def fault(self) -> str:
         """Its subject and its cause."""
-        return f"{self.subject}: {self.cause}"
+        # A model that was not read from a file has no name.
+        return ": ".join(filter(None, (self.subject, self.cause)))
 
     def replace_text(
         self: Same, subject: str | None = None, cause: str | None = None, fix: str | None = None

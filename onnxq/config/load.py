@@ -51,8 +51,8 @@ def _find_folder() -> Traversable:
         return beside
     try:
         return resources.files(_PACKAGE)
-    # NotADirectoryError: onnxq lies in a zip, where Python finds no folders without code.
-    except (ModuleNotFoundError, NotADirectoryError) as error:
+    # The others: onnxq lies in a zip, where Python finds no folders without code; 3.13 says so by a ValueError.
+    except (ModuleNotFoundError, NotADirectoryError, ValueError) as error:
         cause = f"neither {beside} nor a folder {_PACKAGE} is there"
         raise ConfigError(
             "presets",

@@ -50,6 +50,10 @@ def test_a_path_as_subject_is_the_file() -> None:
     assert (error.subject, error.file, error.line) == (str(Path("models/m.onnx")), str(Path("models/m.onnx")), None)
 
 
+def test_a_model_without_a_name_leaves_no_colon_alone() -> None:
+    assert str(PlanError("", "has no samples", code="Q405")) == "has no samples [Q405]"
+
+
 def test_a_warning_is_its_text_with_a_code() -> None:
     again = pickle.loads(pickle.dumps(Caution("W101", "made up")))
     assert (again, again.code) == ("made up", "W101")

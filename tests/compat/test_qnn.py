@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import logging
 
 import numpy as np
 import onnx
@@ -90,11 +89,6 @@ def read_pairs(graph: onnx.GraphProto) -> dict[tuple[str, object], tuple[str, fl
             if pair is not None and pair.op_type == "DequantizeLinear" and pair.input[0] not in values:
                 found[node.name, k] = read(pair)
     return found
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.getLogger().setLevel(logging.ERROR)
 
 
 CASES = {

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import logging
 import subprocess
 import sys
 import warnings
@@ -29,7 +28,6 @@ OURS, THEIRS = "onnxq.compat", "onnxruntime.quantization"
 
 def run_script(text: str, package: str) -> list[str]:
     """Run a script in this folder; gives the warnings of ours."""
-    logging.getLogger().setLevel(logging.ERROR)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         exec(compile(text.replace("PACKAGE", package), "script.py", "exec"), {})
@@ -254,7 +252,6 @@ def test_ranges_that_onnxruntime_wrote_need_no_samples(tmp_path) -> None:
     proto, samples = classifier()
     onnx.save(proto, tmp_path / "m.onnx")
     cache = tmp_path / "cache.json"
-    logging.getLogger().setLevel(logging.ERROR)
     named = {"op_types_to_quantize": ["Conv", "Gemm"], "calibration_cache_path": cache}
     quantization.quantize_static(tmp_path / "m.onnx", tmp_path / "t.onnx", ListReader(samples), **named)
     text = cache.read_bytes()
