@@ -59,8 +59,7 @@ def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
             raise PlanError(bias.edge, cause, "plan this model again", code="Q404")
         base = f"{name_part(bias.edge, 'float')}/corrected"
         editor.replace_input(bias.edge, editor.add_constant(node.scope, base, bias.values))
-    editor.remove_unused()
-    return editor.export()
+    return editor.finish()
 
 
 def emit_pairs(

@@ -283,11 +283,14 @@ class GraphIndex(Graph):
 
     def scope_inputs(self, scope: str) -> Names:
         """The input names of a subgraph (or of the main graph)."""
-        return tuple(value.name for value in look_up(self._graphs, scope, "such scope").input)
+        return tuple(value.name for value in self._find_graph(scope).input)
 
     def scope_outputs(self, scope: str) -> Names:
         """The output names of a subgraph (or of the main graph); a subgraph's may be captured from outside."""
-        return tuple(value.name for value in look_up(self._graphs, scope, "such scope").output)
+        return tuple(value.name for value in self._find_graph(scope).output)
+
+    def _find_graph(self, scope: str) -> GraphProto:
+        return look_up(self._graphs, scope, "such scope")
 
     def _visit_graph(self, graph: GraphProto, scope: str) -> None:
         self._graphs[scope] = graph

@@ -90,8 +90,7 @@ class Edit:
 
     def export(self) -> ModelLike:
         """The edited model, without the nodes and initializers that nothing depends on any more."""
-        self._editor.remove_unused()
-        proto = self._editor.export()
+        proto = self._editor.finish()
         # An operator may take fewer inputs than the one whose place it takes.
         for node in walk_nodes(proto.graph):
             if node.name in self._rewritten:

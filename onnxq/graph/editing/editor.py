@@ -66,6 +66,11 @@ class Editor(Generic[M]):
         )
         return rebuild(self._source, proto, self._store)
 
+    def finish(self) -> M:
+        """The edited model, without the nodes and initializers that no output depends on any more."""
+        self.remove_unused()
+        return self.export()
+
     def fresh(self, base: str) -> str:
         """`base`, or base_1, base_2 …: a name no tensor, node or function of any scope has; it is reserved."""
         return choose_name(base, self._names)

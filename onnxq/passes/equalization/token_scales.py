@@ -60,7 +60,7 @@ def _scale_tokens(edit: Edit, tensor: TensorId, layers: NodeRefs, steps: Floats)
     for node in layers:
         edit.read(node.make_edge(0), scaled)
         steps_behind: list[Step] = [("Mul", [scale], {})]
-        if len(node.inputs) > 2 and node.inputs[2]:
+        if node.name_input(2):
             # A bias is not to be multiplied.
             edit.read(node.make_edge(2), "")
             steps_behind.append(("Add", [node.inputs[2]], {}))
