@@ -217,9 +217,9 @@ class Graph(ABC):
         """The tensor that a node reads at input k; None where it has none there."""
         return None if node is None else self.resolve_tensor(node.name_input(k), node.scope)
 
-    def find_at(self, site: Site) -> MaybeTensor:
+    def find_at(self, site: Site | None) -> MaybeTensor:
         """The tensor of a site; None for an input that is not connected."""
-        if isinstance(site, TensorId):
+        if site is None or isinstance(site, TensorId):
             return site
         return self.find_input(self.find_node(site.node), site.index)
 

@@ -50,6 +50,11 @@ class FloatState:
         """The index of the model as loaded."""
         return get_index(self.named)
 
+    @property
+    def index(self) -> GraphIndex:
+        """The index of the model as it is now."""
+        return get_index(self.model)
+
     def add_plan(self, plan: Plan) -> PlannedState:
         """The state with a plan for its model."""
         return extend(PlannedState, self, plan=plan)

@@ -203,7 +203,7 @@ def finalize_run(
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),
         dynamic=dynamic,
-        ops=check.count_ops(get_index(state.model), plan),
+        ops=check.count_ops(state.index, plan),
         sites=tuple(map(sentences.make_site_line, plan.sites)),
         refusals=plan.refusals,
         left_float=plan.left_float,

@@ -45,7 +45,7 @@ def list_preparations() -> NameSet:
 
 def count_existing(state: FloatState) -> str:
     """ "already quantized: N pairs kept", with the operators on integers; "" for a float model."""
-    index = get_index(state.model)
+    index = state.index
     pairs = sum(chain.dequantize is not None for chain in find_chains(index))
     return describe_quantized(pairs, len(find_operators(index)))
 
@@ -152,7 +152,7 @@ def prove_equal(
         after = _run_samples(selections.take_choices(state.model), inputs)
         for feeds, old, new in zip(count_items(some, task), before, after, strict=True):
             errors.update(feeds, old, new)
-    rounds = any(chain.quantize is not None for chain in find_chains(get_index(state.model)))
+    rounds = any(chain.quantize is not None for chain in find_chains(state.index))
     least = _STEP_DB if rounds else _NARROW_DB.get(state.types.computes, EQUIVALENT_DB)
     for output in errors.results():
         # As a whole: float32 beside values a thousand times larger is no more exact than those are.

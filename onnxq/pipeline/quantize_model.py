@@ -17,7 +17,7 @@ from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.errors import DataError, ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.metric import AccuracyRequest, make_request
-from onnxq.graph import GraphIndex, ModelLike, ModelSource, get_index, is_large_model
+from onnxq.graph import GraphIndex, ModelLike, ModelSource, is_large_model
 from onnxq.passes import EqualizeContext, RunContext, SampledContext, SampleSets, registry
 from onnxq.passes.assembly import build_file, build_quantized, run_metric
 from onnxq.passes.base import Pass, Stage, run_pass, run_stage
@@ -143,7 +143,7 @@ def draft_placement(
     progress: Progress = silent,
 ) -> OnnxPlacement:
     """Observe shapes and which bodies run, then draft the placement."""
-    index = get_index(state.model)
+    index = state.index
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
     with progress("observing shapes", min(enough, len(samples.calibration))) as task:
         shapes = observe_shapes(
@@ -351,7 +351,7 @@ def _demand_float(state: PlacedState, name: str, mode: str) -> None:
     plan = state.plan
     if plan.sites or not already or mode == "float":
         return
-    if choose_tables(state.problem, get_index(state.model), ())[0]:
+    if choose_tables(state.problem, state.index, ())[0]:
         return
     # One example of why the rest of it stays float is enough.
     reasons = [f"{node.subject}: {node.reason}" for node in plan.unquantized]

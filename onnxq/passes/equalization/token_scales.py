@@ -9,10 +9,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from onnxq.arrays import Floats
-from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, NodeRefs
 from onnxq.passes.equalization.smoothquant import Factors
-from onnxq.passes.patterns import Edit, Step
+from onnxq.passes.patterns import Edit, Step, unfit_plan
 from onnxq.sites import TensorId
 
 # Tokens without values get a scale, too: the smallest normal number of float16, over the steps.
@@ -29,7 +28,7 @@ def write_token_scales(proto: ModelLike, steps: Factors) -> ModelLike:
         layers = tuple(find_token_layers(edit.index, tensor))
         if not layers or count.size != 1:
             cause = "feeds no layers whose tokens could be scaled"
-            raise PlanError(tensor, cause, "plan the model again", code="Q404")
+            raise unfit_plan(tensor, cause)
         _scale_tokens(edit, tensor, layers, count.reshape(()))
     return edit.export()
 
