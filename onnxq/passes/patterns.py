@@ -327,8 +327,8 @@ class Replacement:
     op_type: str
     inputs: tuple[TensorId, ...]
     attrs: Attrs
-    domain: str = ""
-    opset: int = 1
+    domain: str
+    opset: int
     constants: Arrays = field(default_factory=dict)
 
 

@@ -89,6 +89,10 @@ class Note(Generic[T]):
 
     name: str
 
+    def is_left(self, state: FloatState) -> bool:
+        """True where a pass has left the result."""
+        return self.name in state.notes
+
     def find(self, state: FloatState) -> T | None:
         """The result; None where there is none."""
         return cast("T | None", state.notes.get(self.name))

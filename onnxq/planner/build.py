@@ -17,7 +17,7 @@ from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.numerics.machine import CPU_KINDS
 from onnxq.plan import PlacementChoice, Plan, SitePlan, SitePlans
 from onnxq.plan.model import LEAST_OPSET
-from onnxq.planner.choose import BY_PERSON, Choice, choose_ops, list_strategies
+from onnxq.planner.choose import Choice, choose_ops, leave_by_rule, list_strategies
 from onnxq.planner.place import Placer, find_float_nodes
 from onnxq.planner.problem import (
     NOTHING,
@@ -155,8 +155,7 @@ def _find_tables(
         gathers = [index.find_node(edge.node) for edge in lookups]
         match = problem.requests.match_table(tensor, gathers)
         if match.rule is not None and match.rule.set.float:
-            reason = f"left float by {match.rule.describe()}"
-            reasons.append(LeftFloat(node.name, reason, BY_PERSON, "F101"))
+            reasons.append(leave_by_rule(node.name, match.rule))
             continue
         try:
             spec = problem.requests.make_spec(match, Role.WEIGHT, node)

@@ -56,10 +56,10 @@ class ScopeRecord:
     name: str
     parent: str | None
     source: GraphProto
+    inputs: list[ValueInfoProto]
+    outputs: list[ValueInfoProto]
     # Base order of node names, removed ones included: new nodes may be anchored to them.
     order: list[str] = field(default_factory=list)
-    inputs: list[ValueInfoProto] = field(default_factory=list)
-    outputs: list[ValueInfoProto] = field(default_factory=list)
     initializers: dict[str, Stored] = field(default_factory=dict)
     value_info: dict[str, ValueInfoProto] = field(default_factory=dict)
     # Tensors with a quantization annotation: the name in the file -> the name now.

@@ -308,7 +308,7 @@ def _has_few_bits(ctx: SampledContext, state: PlacedState) -> bool:
 
 
 def _was_rounded(ctx: SampledContext, state: PlacedState) -> bool:
-    return ctx.config.effort == "high" and ROUNDED.find(state) is not None
+    return ctx.config.effort == "high" and ROUNDED.is_left(state)
 
 
 ROUNDING: tuple[Pass[SampledContext, PlacedState], ...] = (
