@@ -5,7 +5,7 @@ from pathlib import Path
 
 from onnxq.annotate import find_existing
 from onnxq.calibrate.contents import note_contents, recognize_model
-from onnxq.config import Command, Config
+from onnxq.config import Command, Config, change_fields
 from onnxq.errors import OnnxqError, PlanError, suggest_names
 from onnxq.files import AnyPath, read_text
 from onnxq.graph import GraphIndex, compute_fingerprint
@@ -140,12 +140,12 @@ def _load_as_planned(model: ModelSource, plan: Plan, ctx: RunContext) -> FloatSt
 def make_samples(ctx: RunContext, state: FloatState) -> RunContext:
     """The context with seeded inputs for a check that nothing was chosen on, and without timing, if any fit."""
     try:
-        quiet = ctx.config.verify.model_copy(update={"latency": False})
+        quiet = change_fields(ctx.config.verify, latency=False)
         samples = read_data(state, None, ctx.config, progress=ctx.progress)
     except OnnxqError:
         # Inputs that nothing can be made up for: the check is a courtesy, which `apply` can do without.
         return ctx
-    ctx = replace(ctx, config=ctx.config.model_copy(update={"verify": quiet}))
+    ctx = replace(ctx, config=change_fields(ctx.config, verify=quiet))
     return ctx.add_samples(samples)
 
 

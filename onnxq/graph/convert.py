@@ -22,6 +22,7 @@ from onnxq.graph.scopes import (
     keep_named,
     label_node,
     list_defined,
+    rename_items,
     rename_tensors,
     replace_items,
     walk_all_graphs,
@@ -226,8 +227,7 @@ def _settle_names(before: ModelProto, after: ModelProto) -> None:
                 owner = _find_owner(name, old, readers)
                 names[name] = choose_name(f"{owner}/{makers[name]}", taken)
         rename_tensors(graph, names)
-        for value in graph.output:
-            value.name = names.get(value.name, value.name)
+        rename_items(graph.output, names)
     assign_names(after)
 
 

@@ -30,6 +30,7 @@ from onnxq.graph.scopes import (
     list_defined,
     list_reads,
     map_stored,
+    rename_items,
     rename_tensors,
     replace_items,
     sort_nodes,
@@ -390,8 +391,7 @@ def _settle_clashes(front: ModelProto, part: ModelProto) -> None:
     rename_tensors(graph, names)
     for node in graph.node:
         node.name = choose_name(node.name, taken) if node.name in nodes else node.name
-    for value in graph.value_info:
-        value.name = names.get(value.name, value.name)
+    rename_items(graph.value_info, names)
 
 
 def _identify(item: NodeProto | TensorProto) -> bytes:

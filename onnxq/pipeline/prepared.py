@@ -10,7 +10,7 @@ from onnxq.annotate.find import find_chains
 from onnxq.arrays import ArrayDict, Arrays, InputShapes
 from onnxq.backends import find_target
 from onnxq.calibrate.constants import check_constants
-from onnxq.config import Config
+from onnxq.config import Config, change_fields
 from onnxq.data import find_extremes, load_data
 from onnxq.errors import VerificationError
 from onnxq.evaluation.compare import ModelErrors
@@ -71,7 +71,7 @@ def load_state(
     if not masked_rows:
         ctx = replace(ctx, skip=ctx.skip | {MASKED_ROWS})
     if plan is not None:
-        config = ctx.config.model_copy(update={"target": plan.target})
+        config = change_fields(ctx.config, target=plan.target)
         ctx = replace(ctx, config=config, skip=list_rewrites().difference(plan.prepare))
     with ctx.progress("reading the model"):
         model = load_model(source, lazy=True)  # type: ignore[arg-type]

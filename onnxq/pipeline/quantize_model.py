@@ -13,7 +13,7 @@ from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
-from onnxq.config import Config
+from onnxq.config import Config, change_fields
 from onnxq.data import Dataset
 from onnxq.errors import DataError, ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.metric import AccuracyRequest, make_request
@@ -212,7 +212,7 @@ def _make_own(
     Its ranges are quick ones, which times do not depend on.
     """
     alone = replace(
-        ctx, config=ctx.config.model_copy(update={"target": target}), journal=[], progress=silent
+        ctx, config=change_fields(ctx.config, target=target), journal=[], progress=silent
     )
     try:
         state = load_state(model, alone, sizes=shared.sizes)
@@ -332,7 +332,7 @@ def list_passes(ctx: RunContext) -> Sequence[Pass[Any, Any]]:
 def _settle_mode(config: Config, data: object) -> Config:
     """Without samples `auto` means scales of each run: there is nothing to calibrate others on."""
     if config.mode == "auto" and data is None:
-        return config.model_copy(update={"mode": "dynamic"})
+        return change_fields(config, mode="dynamic")
     return config
 
 

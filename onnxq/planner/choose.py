@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.backends.surroundings import SENSITIVE
-from onnxq.config import Rule
+from onnxq.config import Rule, change_fields
 from onnxq.graph.scopes import walk_from
 from onnxq.planner.cut import Balance, CutProblem, Sides, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
@@ -48,10 +48,9 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
         return None
     # The same rules without force: what prices alone would choose.
     free = [
-        rule.model_copy(update={"set": rule.set.model_copy(update={"quantize": False})})
-        for rule in config.rules
+        change_fields(rule, set=change_fields(rule.set, quantize=False)) for rule in config.rules
     ]
-    config = config.model_copy(update={"rules": tuple(free)})
+    config = change_fields(config, rules=tuple(free))
     without = replace(problem, config=config, requests=replace(problem.requests, config=config))
     chosen = choose_ops(problem).chosen
     before = choose_ops(without).chosen
