@@ -34,6 +34,7 @@ from onnxq.graph.names import check_names
 from onnxq.graph.scopes import (
     OWN_DOMAINS,
     Stored,
+    collect_names,
     iterate_subgraphs,
     join_scope,
     map_stored,
@@ -270,12 +271,12 @@ class GraphIndex(Graph):
     @property
     def input_names(self) -> set[str]:
         """The names of the model's inputs."""
-        return {value.name for value in self.inputs}
+        return collect_names(self.inputs)
 
     @property
     def output_names(self) -> set[str]:
         """The names of the model's outputs."""
-        return {value.name for value in self.outputs}
+        return collect_names(self.outputs)
 
     def subgraphs(self, node: str) -> tuple[tuple[str, str], ...]:
         """(label, scope) of the subgraphs a node holds, sorted by label; () for most nodes."""
@@ -310,7 +311,7 @@ class GraphIndex(Graph):
                 (self._outputs if tensor.scope == scope else self._captured).add(tensor)
 
     def _define_tensors(self, graph: GraphProto, scope: str) -> None:
-        names = self._defined[scope] = {value.name for value in graph.input}
+        names = self._defined[scope] = collect_names(graph.input)
         stored = map_stored(graph)
         for name, tensor in stored.items():
             key = TensorId(name, scope)

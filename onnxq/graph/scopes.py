@@ -121,9 +121,14 @@ def store_tensor(graph: GraphProto, tensor: Stored) -> None:
     (graph.sparse_initializer if sparse else graph.initializer).append(tensor)
 
 
+def collect_names(items: Iterable[Any]) -> set[str]:
+    """The names of nodes, tensors or other messages that have one."""
+    return {item.name for item in items}
+
+
 def list_defined(graph: GraphProto) -> set[str]:
     """Return the tensors defined in this very scope: inputs, initializers, node outputs."""
-    names = {value.name for value in graph.input}.union(map_stored(graph))
+    names = collect_names(graph.input).union(map_stored(graph))
     names.update(output for node in graph.node for output in node.output)
     # Outputs that are left out.
     names.discard("")

@@ -20,6 +20,7 @@ from onnxq.errors import ModelError
 from onnxq.graph.editing import gs
 from onnxq.graph.scopes import (
     Stored,
+    collect_names,
     iterate_subgraphs,
     join_scope,
     list_defined,
@@ -281,7 +282,7 @@ def _restore_graph(wiring: Wiring, scope: ScopeRecord, target: GraphProto) -> No
     for tensor in scope.initializers.values():
         store_tensor(target, tensor)
     # Inputs and outputs carry their types themselves.
-    declared = {value.name for value in (*scope.inputs, *scope.outputs)}
+    declared = collect_names((*scope.inputs, *scope.outputs))
     for name, value in scope.value_info.items():
         if name not in declared and wiring.resolve_tensor(name, scope.name) is not None:
             target.value_info.append(value)
