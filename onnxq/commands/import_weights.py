@@ -12,15 +12,7 @@ import onnx
 from onnxq.arrays import as_float32, as_int32
 from onnxq.calibrate import calibrate
 from onnxq.commands.apply import make_samples
-from onnxq.config import (
-    DEFAULT_TARGET,
-    Command,
-    Config,
-    Rule,
-    change_fields,
-    drop_unset,
-    match_names,
-)
+from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, drop_unset, match_names
 from onnxq.errors import CalibrationError
 from onnxq.files import AnyPath, guard_outputs
 from onnxq.graph import compute_structural_ids
@@ -288,7 +280,7 @@ def _plan_weights(
         ]
     rules.append({"op": "*", "set": {"float": True}})
     own = (*config.rules, *map(Rule.model_validate, rules))
-    plan = plan_unrun(state, change_fields(config, rules=own), name, None)
+    plan = plan_unrun(state, config.model_copy(update={"rules": own}), name, None)
     # All other nodes are float because the checkpoint has nothing for them, which is no refusal and no choice.
     readers = {node.name for found in wanted for node in found.weight.nodes}
     refusals = tuple(row for row in plan.refusals if row.subject in readers)

@@ -30,7 +30,6 @@ from onnxq.graph.editing.wiring import (
 from onnxq.graph.index import look_up
 from onnxq.graph.light import M, bare_proto, copy_store, rebuild
 from onnxq.graph.names import check_names, choose_name, list_names
-from onnxq.graph.scopes import collect_names
 from onnxq.graph.values import encode_tensor
 from onnxq.sites import Edge, Edges, TensorId, is_within
 
@@ -88,7 +87,7 @@ class Editor(Generic[M]):
         )
 
     def _is_input(self, t: TensorId) -> bool:
-        return t.name in collect_names(self._scopes[t.scope].inputs)
+        return t.name in {value.name for value in self._scopes[t.scope].inputs}
 
     def add_initializer(
         self, scope: str, name: str, array: Array, *, dtype: int | None = None
