@@ -63,12 +63,13 @@ def _find_disagreements(index: GraphIndex, notes: Notes) -> Iterator[Disagreemen
                 "; ".join(others),
                 "the notes of one pair name different bits",
             )
-    names = {node.name for node in index.nodes}
-    for name in notes.by_node.keys() - names:
+    for name in notes.by_node.keys() - index.named.keys():
         text = f"model metadata {notes.by_node[name].get('bits')}"
         yield Disagreement(name, text, "no such node", "its node is gone")
     for site in notes.sites:
-        if site.site not in sites and not names & {site.dequantize, *list_specs((site,))}:
+        if site.site not in sites and index.named.keys().isdisjoint(
+            (site.dequantize, *list_specs((site,)))
+        ):
             yield Disagreement(
                 site.name, f"plan {site.spec.bits}", "no pair", "the plan's site has no pair"
             )

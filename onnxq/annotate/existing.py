@@ -273,8 +273,7 @@ def _build_view(
         editor.replace_input(first, traced.name if traced != node.result else node.inputs[0])
         for edge in others:
             editor.replace_input(edge, "")
-    editor.remove_unused()
-    return editor.export()
+    return editor.finish()
 
 
 def _trace_source(taken_out: Mapping[TensorId, TensorId], tensor: TensorId) -> TensorId:

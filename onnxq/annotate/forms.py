@@ -60,8 +60,7 @@ def rewrite_pairs(
         if reason and narrow and pair.storage != "int32":
             stay.append(f"{pair.site} ({reason})")
     # Clips, scales and constants that the old form alone read.
-    editor.remove_unused()
-    model = editor.export()
+    model = editor.finish()
     made = {node.name for node in walk_all_nodes(model) if node.domain == QONNX}
     after = {
         name: replace(pair, quantize="", clip="") for name, pair in before.items() if name in made

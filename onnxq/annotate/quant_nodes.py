@@ -126,8 +126,7 @@ def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
     writer = _Writer(index, editor)
     for quantizer, spec in zip(quantizers, specs, strict=True):
         writer.write(quantizer, spec)
-    editor.remove_unused()
-    model = editor.export()
+    model = editor.finish()
     drop_named(model.opset_import, DOMAINS, by="domain")
     # Notes of QONNX, of tensors that may be gone.
     del model.graph.quantization_annotation[:]

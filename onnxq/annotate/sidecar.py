@@ -64,12 +64,13 @@ def place_notes(proto: ModelProto, beside: Records | None) -> tuple[PairInfos, C
     """
     index = GraphIndex(read_integer_products(proto))
     notes = read_notes(proto)
-    names = {node.name for node in index.nodes}
-    loose = beside or {name: record for name, record in notes.by_node.items() if name not in names}
+    loose = beside or {
+        name: record for name, record in notes.by_node.items() if name not in index.named
+    }
     kept = {
         record.get("site")
         for name, record in notes.by_node.items()
-        if beside is None and name in names
+        if beside is None and name in index.named
     }
     by_site = _group_records(loose, "site")
     by_structure = _group_records(loose, "structure")

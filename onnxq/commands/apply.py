@@ -5,10 +5,10 @@ from pathlib import Path
 
 from onnxq.annotate import find_existing
 from onnxq.calibrate.contents import note_contents, recognize_model
-from onnxq.config import Command, Config
+from onnxq.config import Command, Config, change_fields
 from onnxq.errors import OnnxqError, PlanError, suggest_names
 from onnxq.files import AnyPath, read_text
-from onnxq.graph import GraphIndex, compute_fingerprint, get_index
+from onnxq.graph import GraphIndex, compute_fingerprint
 from onnxq.graph.identity import hash_topology
 from onnxq.passes import FloatState, RunContext, Timers, build_file
 from onnxq.passes.equalization.passes import replay_scalings
@@ -126,11 +126,11 @@ def _load_as_planned(model: ModelSource, plan: Plan, ctx: RunContext) -> FloatSt
     """The model, or the part of it that ONNX Runtime can run, whichever the plan was made for."""
     own = replace(ctx, journal=[])
     state = load_state(model, own, plan=plan)
-    if state.rest is not None and hash_topology(get_index(state.model)) != plan.topology:
+    if state.rest is not None and hash_topology(state.index) != plan.topology:
         # Where weights alone are rounded, by their values, the part behind is planned as well.
         other = replace(own, journal=[])
         whole = load_state(model, other, plan=plan, whole=True)
-        if hash_topology(get_index(whole.model)) == plan.topology:
+        if hash_topology(whole.index) == plan.topology:
             state = whole
             own = other
     ctx.journal.extend(own.journal)
@@ -140,12 +140,12 @@ def _load_as_planned(model: ModelSource, plan: Plan, ctx: RunContext) -> FloatSt
 def make_samples(ctx: RunContext, state: FloatState) -> RunContext:
     """The context with seeded inputs for a check that nothing was chosen on, and without timing, if any fit."""
     try:
-        quiet = ctx.config.verify.model_copy(update={"latency": False})
+        quiet = change_fields(ctx.config.verify, latency=False)
         samples = read_data(state, None, ctx.config, progress=ctx.progress)
     except OnnxqError:
         # Inputs that nothing can be made up for: the check is a courtesy, which `apply` can do without.
         return ctx
-    ctx = replace(ctx, config=ctx.config.model_copy(update={"verify": quiet}))
+    ctx = replace(ctx, config=change_fields(ctx.config, verify=quiet))
     return ctx.add_samples(samples)
 
 

@@ -15,7 +15,7 @@ from onnxq.commands.apply import make_samples
 from onnxq.config import DEFAULT_TARGET, Command, Config, Rule, drop_unset, match_names
 from onnxq.errors import CalibrationError
 from onnxq.files import AnyPath, guard_outputs
-from onnxq.graph import compute_structural_ids, get_index
+from onnxq.graph import compute_structural_ids
 from onnxq.interop import FoundWeight, match_weights
 from onnxq.interop.checkpoints import Checkpoint, InputScale, WeightCodes, open_checkpoint
 from onnxq.passes import FloatState, RunContext, Timers, build_file
@@ -163,7 +163,7 @@ def _import(
     with ctx.timers.run("prepare", "preparing the model"):
         state = load_state(model, ctx, whole=config.mode == "weight-only")
     with progress("looking for the weights", len(checkpoint.weights)) as task:
-        match = match_weights(checkpoint, get_index(state.model), state.before, task)
+        match = match_weights(checkpoint, state.index, state.before, task)
     state = _scale_tokens(state, match.found, config)
     # Those that the model does not have at all; and those that it has in float, and goes on having so: values that were
     # found are the checkpoint's own, so that answers are as exact as with codes.
@@ -221,7 +221,7 @@ def _scale_tokens(state: FloatState, found: Iterable[FoundWeight], config: Confi
         for source in match.sources
         if source.data is not None and source.data.steps
         for node in match.weight.nodes
-        if (tensor := get_index(state.model).find_input(node)) is not None
+        if (tensor := state.index.find_input(node)) is not None
     }
     return (
         write_factors(compute_structural_ids(state.model), state, TOKEN_SCALES, steps)

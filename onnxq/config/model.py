@@ -41,6 +41,7 @@ from onnxq.config.values import (
     Seconds,
     Section,
     Words,
+    change_fields,
     join_words,
     option,
     wrap_single,
@@ -217,7 +218,7 @@ class Config(Section):
 
     def add_rules(self, *rules: Rule) -> Config:
         """The configuration with rules in front of its own."""
-        return self.model_copy(update={"rules": (*rules, *self.rules)})
+        return change_fields(self, rules=(*rules, *self.rules))
 
     def where(self, path: str) -> Location:
         """`file:line: path` of a dotted path; the path alone if it was not written."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Flag, auto
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -45,6 +45,14 @@ class Frozen(BaseModel):
     """A frozen model that is strict about types and refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def change_fields(model: ModelT, **fields: Any) -> ModelT:
+    """The model with other values in these fields, which are not validated."""
+    return model.model_copy(update=fields)
 
 
 class Command(Flag):

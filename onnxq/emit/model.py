@@ -59,8 +59,7 @@ def replace_biases(proto: ModelLike, plan: Plan) -> ModelLike:
             raise PlanError(bias.edge, cause, "plan this model again", code="Q404")
         base = f"{name_part(bias.edge, 'float')}/corrected"
         editor.replace_input(bias.edge, editor.add_constant(node.scope, base, bias.values))
-    editor.remove_unused()
-    return editor.export()
+    return editor.finish()
 
 
 def emit_pairs(
@@ -419,9 +418,8 @@ def _dump_compactly(value: Any) -> str:
 def read_records(proto: ModelLike, index: GraphIndex) -> dict[str, object]:
     """The records of an earlier run for the nodes that the model still has; {} where they cannot be read."""
     text = map_entries(proto.metadata_props).get(BITS_KEY, "{}")
-    names = {node.name for node in index.nodes}
     try:
-        return {name: record for name, record in json.loads(text).items() if name in names}
+        return {name: record for name, record in json.loads(text).items() if name in index.named}
     except (json.JSONDecodeError, AttributeError):
         # NOTE: another tool may have damaged the note; `annotate` warns of it, and the pairs do not depend on it.
         return {}

@@ -181,7 +181,7 @@ class _ExcessWriter(NodeWriter):
         elif self.node.transposes_data:
             found = self.add("Transpose", [found], perm=[1, 0])
         shift = self.constant(np.float32(128 if self.operand.data == "int8" else 0))
-        if len(source.inputs) > 2 and source.inputs[2]:
+        if source.name_input(2):
             zero = self.add("Cast", [source.inputs[2]], to=TensorProto.FLOAT)
             shift = self.add("Add", [zero, shift])
         return self.add("Add", [found, shift])

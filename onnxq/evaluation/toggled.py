@@ -355,7 +355,7 @@ class _ToggleWork(ConstantSwitches):
                     continue
                 plain = self.real.input_value(real, k)
                 # A bias that the float model has not is one of zeros.
-                if plain is None and (k >= len(real.inputs) or not real.inputs[k]):
+                if plain is None and not real.name_input(k):
                     plain = np.zeros_like(value)
                 if (
                     plain is None

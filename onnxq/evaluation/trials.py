@@ -179,7 +179,7 @@ class Switchboard:
     model: ModelLike
     on: Arrays
     off: Arrays
-    threads: int = 0
+    threads: int
     large: bool = False
 
     def __post_init__(self) -> None:

@@ -124,6 +124,10 @@ class NodeRef:
         """An attribute that is a number, or the default that ONNX gives it."""
         return float(self.attrs.get(name, default))
 
+    def name_input(self, k: int) -> str:
+        """The name of input k; "" for one that is left out."""
+        return self.inputs[k] if k < len(self.inputs) else ""
+
     def make_result(self, k: int) -> TensorId:
         """The tensor of output k."""
         return TensorId(self.outputs[k], self.scope)
@@ -211,13 +215,11 @@ class Graph(ABC):
 
     def find_input(self, node: NodeRef | None, k: int = 0) -> MaybeTensor:
         """The tensor that a node reads at input k; None where it has none there."""
-        if node is None or k >= len(node.inputs):
-            return None
-        return self.resolve_tensor(node.inputs[k], node.scope)
+        return None if node is None else self.resolve_tensor(node.name_input(k), node.scope)
 
-    def find_at(self, site: Site) -> MaybeTensor:
+    def find_at(self, site: Site | None) -> MaybeTensor:
         """The tensor of a site; None for an input that is not connected."""
-        if isinstance(site, TensorId):
+        if site is None or isinstance(site, TensorId):
             return site
         return self.find_input(self.find_node(site.node), site.index)
 

@@ -18,10 +18,12 @@ from onnxq.graph.light import keep_weights
 from onnxq.graph.load import check_structure
 from onnxq.graph.names import assign_names, choose_name, list_names, name_nodes
 from onnxq.graph.scopes import (
+    collect_names,
     declare_opset,
     keep_named,
     label_node,
     list_defined,
+    rename_items,
     rename_tensors,
     replace_items,
     walk_all_graphs,
@@ -153,7 +155,7 @@ def _reattach_model(before: ModelProto, after: ModelProto) -> None:
     for scope, graph in walk_graphs(after.graph):
         source = graphs[scope]
         originals = {node.name: node for node in source.node}
-        gone = set(originals) - {node.name for node in graph.node}
+        gone = set(originals) - collect_names(graph.node)
         replaced = {name: node for node in source.node if node.name in gone for name in node.output}
         for node in graph.node:
             # A node that became another operator is a new one to the converter; its output tells whose place it has.
@@ -226,8 +228,7 @@ def _settle_names(before: ModelProto, after: ModelProto) -> None:
                 owner = _find_owner(name, old, readers)
                 names[name] = choose_name(f"{owner}/{makers[name]}", taken)
         rename_tensors(graph, names)
-        for value in graph.output:
-            value.name = names.get(value.name, value.name)
+        rename_items(graph.output, names)
     assign_names(after)
 
 
@@ -257,7 +258,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
     _write_defaults(light)
     own = find_opset(proto)
     foreign = any(find_opset(function) not in (0, own) for function in proto.functions)
-    declared = {value.name for value in light.graph.value_info}
+    declared = collect_names(light.graph.value_info)
     if foreign:
         _write_types(light)
     try:
@@ -321,7 +322,7 @@ def _write_types(proto: ModelProto) -> None:
 
 def _declare_stored(graph: GraphProto) -> None:
     """Declare, in place, the types of the initializers."""
-    known = {value.name for value in (*graph.input, *graph.output, *graph.value_info)}
+    known = collect_names((*graph.input, *graph.output, *graph.value_info))
     stored = [tensor for tensor in graph.initializer if tensor.name not in known]
     graph.value_info.extend(
         helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in stored
@@ -336,7 +337,7 @@ def _write_defaults(proto: ModelProto) -> None:
         if f.attribute_proto
     }
     for node in walk_all_nodes(proto) if defaults else ():
-        written = {attr.name for attr in node.attribute}
+        written = collect_names(node.attribute)
         known = defaults.get((node.domain, node.op_type, node.overload), ())
         node.attribute.extend(attr for attr in known if attr.name not in written)
 

@@ -34,6 +34,7 @@ from onnxq.graph.names import check_names
 from onnxq.graph.scopes import (
     OWN_DOMAINS,
     Stored,
+    collect_names,
     iterate_subgraphs,
     join_scope,
     map_stored,
@@ -270,12 +271,12 @@ class GraphIndex(Graph):
     @property
     def input_names(self) -> set[str]:
         """The names of the model's inputs."""
-        return {value.name for value in self.inputs}
+        return collect_names(self.inputs)
 
     @property
     def output_names(self) -> set[str]:
         """The names of the model's outputs."""
-        return {value.name for value in self.outputs}
+        return collect_names(self.outputs)
 
     def subgraphs(self, node: str) -> tuple[tuple[str, str], ...]:
         """(label, scope) of the subgraphs a node holds, sorted by label; () for most nodes."""
@@ -283,11 +284,14 @@ class GraphIndex(Graph):
 
     def scope_inputs(self, scope: str) -> Names:
         """The input names of a subgraph (or of the main graph)."""
-        return tuple(value.name for value in look_up(self._graphs, scope, "such scope").input)
+        return tuple(value.name for value in self._find_graph(scope).input)
 
     def scope_outputs(self, scope: str) -> Names:
         """The output names of a subgraph (or of the main graph); a subgraph's may be captured from outside."""
-        return tuple(value.name for value in look_up(self._graphs, scope, "such scope").output)
+        return tuple(value.name for value in self._find_graph(scope).output)
+
+    def _find_graph(self, scope: str) -> GraphProto:
+        return look_up(self._graphs, scope, "such scope")
 
     def _visit_graph(self, graph: GraphProto, scope: str) -> None:
         self._graphs[scope] = graph
@@ -307,7 +311,7 @@ class GraphIndex(Graph):
                 (self._outputs if tensor.scope == scope else self._captured).add(tensor)
 
     def _define_tensors(self, graph: GraphProto, scope: str) -> None:
-        names = self._defined[scope] = {value.name for value in graph.input}
+        names = self._defined[scope] = collect_names(graph.input)
         stored = map_stored(graph)
         for name, tensor in stored.items():
             key = TensorId(name, scope)

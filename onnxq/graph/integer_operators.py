@@ -183,7 +183,7 @@ class _OperatorWriter(NodeWriter):
         if numbers is None:
             return
         # The value that a Pad puts in is an integer, too.
-        for k in (*moved, 2) if node.op_type == "Pad" and any(node.inputs[2:3]) else moved:
+        for k in (*moved, 2) if node.op_type == "Pad" and node.name_input(2) else moved:
             self.editor.replace_input(
                 node.make_edge(k), self.dequantize([node.inputs[k], *numbers], 1)
             )

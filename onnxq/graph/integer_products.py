@@ -22,7 +22,7 @@ from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MICROSOFT, Graph, NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M
-from onnxq.graph.nbits import read_nbits
+from onnxq.graph.nbits import add_dequantize, read_nbits
 
 _LSTM = "DynamicQuantizeLSTM"
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
@@ -54,8 +54,7 @@ def write_integer_products(proto: M) -> M:
             _write_lstm(index, editor, node, data)
         else:
             _write_product(index, editor, node, data)
-    editor.remove_unused()
-    return editor.export()
+    return editor.finish()
 
 
 def read_integer_products(proto: M) -> M:
@@ -75,8 +74,7 @@ def read_integer_products(proto: M) -> M:
         reader.restore_product(product)
     for node in layers:
         reader.restore_lstm(node)
-    editor.remove_unused()
-    return editor.export()
+    return editor.finish()
 
 
 def _find_dynamic(index: GraphIndex, node: NodeRef) -> NodeRef | None:
@@ -117,7 +115,7 @@ def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: 
     x, x_scale, x_zero = data.outputs
     stored, scale = weight.inputs[:2]
     zero = [name for name in weight.inputs[2:3] if name]
-    bias = next(iter(node.inputs[2:3]), "")
+    bias = node.name_input(2)
     out = node.outputs[0]
     name = node.name
     editor.remove_node(name)
@@ -144,7 +142,7 @@ def _write_product(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: 
 
 
 def _write_lstm(index: GraphIndex, editor: Editor[Any], node: NodeRef, data: NodeRef) -> None:
-    inputs = [*node.inputs, *[""] * (_LSTM_INPUTS - len(node.inputs))]
+    inputs = [*map(node.name_input, range(_LSTM_INPUTS))]
     inputs[0] = data.inputs[0]
     qparams = []
     for k in _LSTM_WEIGHTS:
@@ -309,11 +307,7 @@ class _Reader:
         key = scope, inputs[0]
         if key not in self.dequantized:
             base = name_source(inputs[0])
-            result = self.dequantized[key] = self.editor.fresh(f"{base}/dequantized")
-            name = self.editor.fresh(f"{base}/{DEQUANTIZE}")
-            self.editor.insert_node(
-                scope, DEQUANTIZE, inputs, [result], name=name, attrs={"axis": axis}
-            )
+            self.dequantized[key] = add_dequantize(self.editor, scope, base, inputs, axis=axis)
         return self.dequantized[key]
 
 

@@ -264,10 +264,14 @@ def add_libraries(model: ModelLike, libraries: Names, provider: str = "") -> Mod
     """
     if not libraries and not provider:
         return model
-    known = list_libraries(model) + libraries
-    return LightModel(
-        bare_proto(model), store_of(model) or WeightStore(), known, provider or find_provider(model)
-    )
+    whole = _lighten(model)
+    known = whole.libraries + libraries
+    return LightModel(whole.proto, whole.weights, known, provider or whole.provider)
+
+
+def _lighten(model: ModelLike) -> LightModel:
+    """A light model as it is; a ModelProto as one without stubs."""
+    return model if isinstance(model, LightModel) else LightModel(model, WeightStore())
 
 
 def rebuild(model: M, proto: ModelProto, store: WeightStore | None = None) -> M:
@@ -282,12 +286,13 @@ def copy_store(model: ModelLike) -> WeightStore | None:
 
 def strip_weights(model: ModelLike) -> LightModel:
     """The model with stubs for its large initializers. The tensors of `model` stay as they are."""
-    proto = bare_proto(model)
+    whole = _lighten(model)
+    proto = whole.proto
     chosen = {k for k, tensor in enumerate(proto.graph.initializer) if _can_be_stub(tensor)}
     if not chosen:
-        return model if isinstance(model, LightModel) else LightModel(proto, WeightStore())
+        return whole
     light = ModelProto()
-    store = copy_store(model) or WeightStore()
+    store = whole.weights.copy_for(proto)
     # Field by field: the weights are never copied, not even for a moment.
     copy_fields(proto, light, ("graph",))
     copy_fields(proto.graph, light.graph, ("initializer",))
@@ -301,7 +306,7 @@ def strip_weights(model: ModelLike) -> LightModel:
         kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).newbyteorder("<")
         array = np.frombuffer(tensor.raw_data, kind).astype(kind.newbyteorder("="), copy=False)
         store.put(target, array.reshape(tensor.dims))
-    return LightModel(light, store, list_libraries(model), find_provider(model))
+    return whole.replace(light, store)
 
 
 def _can_be_stub(tensor: TensorProto) -> bool:

@@ -129,11 +129,11 @@ def choose_name(base: str, taken: set[str]) -> str:
 
 def list_names(proto: ModelProto) -> set[str]:
     """Every name the model uses for a tensor, node, value_info or function, in any scope."""
-    names: set[str] = {function.name for function in proto.functions}
+    names = scopes.collect_names(proto.functions)
     for _, graph in scopes.walk_all_graphs(proto):
         if isinstance(graph, GraphProto):
             for values in (graph.input, graph.output, graph.value_info):
-                names.update(value.name for value in values)
+                names |= scopes.collect_names(values)
             names.update(scopes.map_stored(graph))
         else:
             names.update((*graph.input, *graph.output))

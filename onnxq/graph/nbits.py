@@ -150,8 +150,7 @@ def write_nbits(
             attrs=attrs,
             metadata=notes[pair.name],
         )
-    editor.remove_unused()
-    return editor.export()
+    return editor.finish()
 
 
 def _store_blocks(editor: Editor[M], pair: NodeRef, blocks: Blocks, scope: str) -> list[str]:
@@ -229,7 +228,7 @@ def read_nbits(proto: M) -> M:
         key = node.scope, node.inputs[1]
         if key not in weights:
             weights[key] = _add_pair(editor, node.scope, node.inputs[1], blocks)
-        bias = (node.inputs[5:6] or ("",))[0]
+        bias = node.name_input(5)
         out = node.outputs[0]
         product = editor.fresh(f"{node.name}/product") if bias else out
         editor.replace_node(node, "MatMul", [node.inputs[0], weights[key]], [product])
@@ -237,8 +236,7 @@ def read_nbits(proto: M) -> M:
             editor.insert_node(
                 node.scope, "Add", [product, bias], [out], name=editor.fresh(f"{node.name}/Add")
             )
-    editor.remove_unused()
-    return editor.export()
+    return editor.finish()
 
 
 def _find_blocks(
@@ -268,8 +266,7 @@ def read_lookups(proto: M) -> M:
     for node, blocks in lookups:
         inputs = [_add_pair(editor, node.scope, node.inputs[0], blocks), node.inputs[1]]
         editor.replace_node(node, "Gather", inputs, attrs={"axis": node.read_int("gather_axis", 0)})
-    editor.remove_unused()
-    return editor.export()
+    return editor.finish()
 
 
 def _read_table(index: GraphIndex, node: NodeRef) -> Blocks | None:
@@ -321,25 +318,26 @@ def _add_pair(editor: Editor[Any], scope: str, stored: str, blocks: Blocks) -> s
             ("zero_point", zero, storage),
         )
     ]
+    return add_dequantize(editor, scope, base, inputs, axis=blocks.axis, block_size=blocks.size)
+
+
+def add_dequantize(
+    editor: Editor[Any], scope: str, base: str, inputs: list[str], **attrs: int
+) -> str:
+    """Write a DequantizeLinear of integers, scale and zero point; the name of its result, which begins with `base`."""
     result = editor.fresh(f"{base}/dequantized")
-    editor.insert_node(
-        scope,
-        DEQUANTIZE,
-        inputs,
-        [result],
-        name=editor.fresh(f"{base}/{DEQUANTIZE}"),
-        attrs={"axis": blocks.axis, "block_size": blocks.size},
-    )
+    name = editor.fresh(f"{base}/{DEQUANTIZE}")
+    editor.insert_node(scope, DEQUANTIZE, inputs, [result], name=name, attrs=attrs)
     return result
 
 
 def _read_product(index: GraphIndex, node: NodeRef) -> Blocks | None:
-    if node.op_type != OPERATOR or node.domain != MICROSOFT or any(node.inputs[4:5]):
+    if node.op_type != OPERATOR or node.domain != MICROSOFT or node.name_input(4):
         return None
     bits, size, depth, columns = (node.read_int(key, 0) for key in ("bits", "block_size", "K", "N"))
     packed, scale, zero = (index.input_value(node, k) for k in (1, 2, 3))
     # Others are computed, or floats.
-    readable = not any(node.inputs[3:4]) or (zero is not None and zero.dtype == np.uint8)
+    readable = not node.name_input(3) or (zero is not None and zero.dtype == np.uint8)
     if bits not in _WIDTHS or packed is None or scale is None or not readable:
         return None
     count = -(-depth // size)

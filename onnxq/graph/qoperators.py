@@ -123,8 +123,7 @@ def write_qoperators(proto: M) -> M:
     writer = _QOperatorWriter(index, editor, find_opset(proto))
     if not [node for node in index.nodes if not node.domain and writer.replace(node)]:
         return proto
-    editor.remove_unused()
-    return editor.export()
+    return editor.finish()
 
 
 @dataclass
@@ -288,7 +287,7 @@ class _QOperatorWriter:
 
     def _find_bias(self, node: NodeRef, halves: Mapping[int, _Pair]) -> str | None:
         """The name of an int32 bias, "" where there is none; None for one that the kernel does not take."""
-        if not any(node.inputs[2:3]):
+        if not node.name_input(2):
             return ""
         expected = halves[0].scale.ravel() * halves[1].scale.ravel()
         value = self.index.input_value(node, 2)
@@ -317,7 +316,7 @@ class _QOperatorWriter:
             return None
         codes = node.result if node.op_type == QUANTIZE else self.index.find_input(node)
         scale, zero = (self.index.input_value(node, k) for k in (1, 2))
-        names = (codes.name if codes else "", node.inputs[1], next(iter(node.inputs[2:3]), ""))
+        names = (codes.name if codes else "", node.inputs[1], node.name_input(2))
         # A name of an outer graph may stand for another tensor inside.
         seen = all(
             self.index.resolve_tensor(name, scope) == self.index.resolve_tensor(name, node.scope)

@@ -121,9 +121,14 @@ def store_tensor(graph: GraphProto, tensor: Stored) -> None:
     (graph.sparse_initializer if sparse else graph.initializer).append(tensor)
 
 
+def collect_names(items: Iterable[Any]) -> set[str]:
+    """The names of nodes, tensors or other messages that have one."""
+    return {item.name for item in items}
+
+
 def list_defined(graph: GraphProto) -> set[str]:
     """Return the tensors defined in this very scope: inputs, initializers, node outputs."""
-    names = {value.name for value in graph.input}.union(map_stored(graph))
+    names = collect_names(graph.input).union(map_stored(graph))
     names.update(output for node in graph.node for output in node.output)
     # Outputs that are left out.
     names.discard("")
@@ -166,8 +171,7 @@ def rename_reads(graph: GraphProto, names: Mapping[str, str]) -> None:
             # A tensor of the subgraph's own hides the outer one of the same name.
             outer = {old: new for old, new in names.items() if old not in own}
             rename_reads(subgraph, outer)
-            for value in subgraph.output:
-                value.name = outer.get(value.name, value.name)
+            rename_items(subgraph.output, outer)
 
 
 def walk_from(start: Iterable[H], follow: Callable[[H], Iterable[H]]) -> set[H]:
@@ -186,8 +190,13 @@ def rename_tensors(graph: GraphProto, names: Mapping[str, str]) -> None:
     rename_reads(graph, names)
     for node in graph.node:
         node.output[:] = [names.get(name, name) for name in node.output]
-    for stored in graph.initializer:
-        stored.name = names.get(stored.name, stored.name)
+    rename_items(graph.initializer, names)
+
+
+def rename_items(field: Any, names: Mapping[str, str]) -> None:
+    """Give messages of a repeated field other names, in place: old -> new."""
+    for item in field:
+        item.name = names.get(item.name, item.name)
 
 
 def replace_items(field: Any, items: Iterable[Any]) -> None:

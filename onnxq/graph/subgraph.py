@@ -24,12 +24,14 @@ from onnxq.graph.light import LightModel, M, ModelLike, bare_proto, copy_proto, 
 from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.scopes import (
     Stored,
+    collect_names,
     drop_named,
     iterate_subgraphs,
     keep_named,
     list_defined,
     list_reads,
     map_stored,
+    rename_items,
     rename_tensors,
     replace_items,
     sort_nodes,
@@ -140,7 +142,7 @@ class Cutter(Generic[M]):
         place of the model's, by name. tensors: stored tensors that they read.
         """
         declared_inputs = [self._optional.get(value.name, value) for value in inputs]
-        fed = {value.name for value in declared_inputs}
+        fed = collect_names(declared_inputs)
         nodes = [
             _hide_outputs((changed or {}).get(node.name, node), fed)
             for node in self._select_nodes(names)
@@ -149,7 +151,7 @@ class Cutter(Generic[M]):
         part = assemble_model(
             self._proto, nodes, declared_inputs, outputs, {**stored, **(tensors or {})}
         )
-        declared = fed | {value.name for value in part.graph.output}
+        declared = fed | collect_names(part.graph.output)
         inner = {tensor for node in nodes for tensor in node.output} - declared
         # In the order of the file: the same part has the same bytes in every process, though sets have no order.
         types = [self._types[name] for name in inner if name in self._types]
@@ -280,7 +282,7 @@ def _list_functions(like: ModelProto, nodes: Iterable[NodeProto]) -> list[Functi
 
 def find_needed(graph: GraphProto, order: Sequence[NodeProto]) -> set[str]:
     """The tensors that the outputs of a graph depend on, themselves included. order: its nodes, as they run."""
-    needed = {value.name for value in graph.output}
+    needed = collect_names(graph.output)
     # Backwards, so that all readers of a tensor are seen before its maker.
     for node in reversed(order):
         if needed.intersection(node.output):
@@ -325,7 +327,7 @@ def cut_front(model: M, behind: Collection[str], types: Mapping[str, ValueInfoPr
     out = copy_proto(model)
     graph = out.graph
     own = [value for value in graph.output if value.name not in lost]
-    shown = {value.name for value in own}
+    shown = collect_names(own)
     new = [types.get(name, ValueInfoProto(name=name)) for name in border if name not in shown]
     drop_named(graph.node, behind)
     replace_items(graph.output, own + new)
@@ -386,12 +388,11 @@ def _settle_clashes(front: ModelProto, part: ModelProto) -> None:
     names = {
         name: choose_name(name, taken) for name in list_defined(graph) & list_defined(part.graph)
     }
-    nodes = {node.name for node in part.graph.node}
+    nodes = collect_names(part.graph.node)
     rename_tensors(graph, names)
     for node in graph.node:
         node.name = choose_name(node.name, taken) if node.name in nodes else node.name
-    for value in graph.value_info:
-        value.name = names.get(value.name, value.name)
+    rename_items(graph.value_info, names)
 
 
 def _identify(item: NodeProto | TensorProto) -> bytes:

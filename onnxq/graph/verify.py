@@ -80,7 +80,7 @@ def _check_order(proto: ModelProto) -> None:
 def _check_quantize(index: GraphIndex, node: NodeRef) -> None:
     result = node.result
     readers = index.readers(result)
-    if not readers and not index.is_output(result) and not index.captured(result):
+    if not readers and not index.is_kept(result):
         raise _fault(node.name, "feeds nothing", "remove it, or give it its DequantizeLinear")
     pairs = [reader for reader in readers if reader.op_type == DEQUANTIZE]
     for pair in pairs:

@@ -130,8 +130,7 @@ class _Stripper:
             self._name_base(group)
         taken: set[Site] = set()
         sites = tuple(self._place_group(group, taken) for group in self.flow.groups)
-        self.editor.remove_unused()
-        out = self.editor.export()
+        out = self.editor.finish()
         drop_named(out.opset_import, [DOMAIN], by="domain")
         return out, sites
 

@@ -7,7 +7,7 @@ channel is looked up by itself. No list of any architecture is needed.
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -99,7 +99,7 @@ class WeightMatch:
     """The weights that were found. missing: why those of the checkpoint were not, by name."""
 
     found: tuple[FoundWeight, ...]
-    missing: Causes = field(default_factory=dict)
+    missing: Causes
 
 
 def match_weights(

@@ -80,7 +80,7 @@ class Linear:
 
     def owns_constants(self, index: GraphIndex) -> bool:
         """True when nothing else reads its weight and its bias."""
-        edges = filter(None, (self.node.make_edge(1), self.bias_edge))
+        edges = (self.node.make_edge(1), self.bias_edge)
         return all(map(index.is_owned, filter(None, map(index.find_at, edges))))
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
 INVARIANTS = "invariants"
 # Operators whose results hold the values that they read.
 _PARTS = (*MOVING_OPS, "Concat")
+# The error of a plan that does not fit what it is carried out on.
+unfit_plan = partial(PlanError, fix="plan the model again", code="Q404")
 
 
 def find_pad_value(index: GraphIndex, node: NodeRef) -> float:
@@ -90,8 +92,7 @@ class Edit:
 
     def export(self) -> ModelLike:
         """The edited model, without the nodes and initializers that nothing depends on any more."""
-        self._editor.remove_unused()
-        proto = self._editor.export()
+        proto = self._editor.finish()
         # An operator may take fewer inputs than the one whose place it takes.
         for node in walk_nodes(proto.graph):
             if node.name in self._rewritten:
@@ -288,7 +289,7 @@ class Edit:
         narrow = round_to_type(value, dtype)
         if narrow is None:
             cause = f"the factors or shifts that the plan gives it overflow {dtype}"
-            raise PlanError(edge, cause, "plan the model again", code="Q404")
+            raise unfit_plan(edge, cause)
         self.set_constant(edge, narrow)
 
 
@@ -326,8 +327,8 @@ class Replacement:
     op_type: str
     inputs: tuple[TensorId, ...]
     attrs: Attrs
-    domain: str = ""
-    opset: int = 1
+    domain: str
+    opset: int
     constants: Arrays = field(default_factory=dict)
 
 
@@ -336,7 +337,7 @@ Finder = Callable[[GraphIndex], list[Replacement]]
 
 def apply_replacements(state: StateT, name: str, find: Finder) -> tuple[StateT, PassReport]:
     """Apply all that a finder finds. Those that need a newer opset than the model can have are left and reported."""
-    matches = find(get_index(state.model))
+    matches = find(state.index)
     # Once for all matches: a conversion of the opset may rewrite any node, so they are looked for again behind it.
     proto, failure = _raise_opset(state.model, matches)
     version = find_opset(proto)

@@ -378,7 +378,7 @@ def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site
     as_seen = ctx.config.effort == "fast" or NAME in ctx.skip
     if (as_seen and ctx.request.min_sqnr is None) or ctx.data.synthetic or ctx.config.scale.ranges:
         return frozenset()
-    index = get_index(state.model)
+    index = state.index
     plan = state.plan
     # Shapes are those of one sample.
     enough = FEWEST_POSITIONS / max(len(ctx.data.ranges), 1)

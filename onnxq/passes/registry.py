@@ -5,7 +5,7 @@ from typing import Any
 
 from onnxq.config import Config
 from onnxq.errors import ConfigError, suggest_names
-from onnxq.graph import fold_constants, get_index, infer_shapes, name_nodes
+from onnxq.graph import fold_constants, infer_shapes, name_nodes
 from onnxq.graph.scopes import replace_items, walk_graphs, walk_nodes
 from onnxq.passes.base import Pass, RunContext, Stage, always, is_for_whole_graphs, never, run_stage
 from onnxq.passes.equalization.passes import EQUALIZATION
@@ -57,7 +57,7 @@ _CONDITIONS = {
     **dict.fromkeys(_WHOLE, is_for_whole_graphs),
     "gemms": lambda ctx, _: ctx.config.mode == "weight-only",
     "upsampling": lambda ctx, _: ctx.config.mode in ("static", "auto"),
-    "fused": lambda _, state: any(node.domain for node in get_index(state.model).nodes),
+    "fused": lambda _, state: any(node.domain for node in state.index.nodes),
 }
 # ONNX Runtime's LayerNormFusion takes in a Cast to float32 in front of a norm written out, and then refuses the node of
 # two types that it made (opset 17 and later): beside other float types norms are single nodes for every target.

@@ -50,6 +50,11 @@ class FloatState:
         """The index of the model as loaded."""
         return get_index(self.named)
 
+    @property
+    def index(self) -> GraphIndex:
+        """The index of the model as it is now."""
+        return get_index(self.model)
+
     def add_plan(self, plan: Plan) -> PlannedState:
         """The state with a plan for its model."""
         return extend(PlannedState, self, plan=plan)
@@ -83,6 +88,10 @@ class Note(Generic[T]):
     """The type and the name of a result that a pass leaves in the state for later ones."""
 
     name: str
+
+    def is_left(self, state: FloatState) -> bool:
+        """True where a pass has left the result."""
+        return self.name in state.notes
 
     def find(self, state: FloatState) -> T | None:
         """The result; None where there is none."""

@@ -62,7 +62,7 @@ def renew_numbers(ctx: RunContext, state: FloatState, plan: Plan) -> tuple[Plan,
     plan, stale = drop_stale(plan)
     # Without corrections for errors of weights that are no longer so, or no longer quantized.
     current = (site for site in plan.sites if site.site not in stale)
-    biases = keep_corrections(plan, current, get_index(state.model))
+    biases = keep_corrections(plan, current, state.index)
     why = "the model's own bias, since the plan's made up for a weight that is quantized otherwise"
     lines = [Caution("W121", f"{bias.edge}: {why}") for bias in plan.biases if bias not in biases]
     plan = replace(plan, biases=biases)

@@ -175,7 +175,7 @@ def finalize_run(
     static = not dynamic and config.mode != "dynamic"
     trial, times = _measure(ctx, state, model, make_own, here=find_target(plan.target).times_itself)
     on_engines = _check_on_engines(ctx, state, model, times)
-    has_request = PROMOTED.find(state) is not None or ctx.request.asked
+    has_request = PROMOTED.is_left(state) or ctx.request.asked
     promotion = answer_request(ctx, state, model, trial) if has_request else None
     rewrites, accounts = _describe_passes(ctx, rewritten=model is not state.named)
     account = Report(
@@ -203,7 +203,7 @@ def finalize_run(
         pairs=len(plan.sites),
         roles=tuple(sorted(plan.by_role().items())),
         dynamic=dynamic,
-        ops=check.count_ops(get_index(state.model), plan),
+        ops=check.count_ops(state.index, plan),
         sites=tuple(map(sentences.make_site_line, plan.sites)),
         refusals=plan.refusals,
         left_float=plan.left_float,

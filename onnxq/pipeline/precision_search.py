@@ -58,10 +58,10 @@ NOISE = "noise"
 class Limits:
     """Limits of a result: bytes, milliseconds, noise at every output, a least value of the metric."""
 
-    size: float = math.inf
-    time: float = math.inf
-    noise: float = math.inf
-    metric: float = -math.inf
+    size: float
+    time: float
+    noise: float
+    metric: float
 
     @property
     def accuracy(self) -> bool:

@@ -10,7 +10,7 @@ from onnxq.annotate.find import find_chains
 from onnxq.arrays import ArrayDict, Arrays, InputShapes
 from onnxq.backends import find_target
 from onnxq.calibrate.constants import check_constants
-from onnxq.config import Config
+from onnxq.config import Config, change_fields
 from onnxq.data import find_extremes, load_data
 from onnxq.errors import VerificationError
 from onnxq.evaluation.compare import ModelErrors
@@ -45,7 +45,7 @@ def list_preparations() -> NameSet:
 
 def count_existing(state: FloatState) -> str:
     """ "already quantized: N pairs kept", with the operators on integers; "" for a float model."""
-    index = get_index(state.model)
+    index = state.index
     pairs = sum(chain.dequantize is not None for chain in find_chains(index))
     return describe_quantized(pairs, len(find_operators(index)))
 
@@ -71,7 +71,7 @@ def load_state(
     if not masked_rows:
         ctx = replace(ctx, skip=ctx.skip | {MASKED_ROWS})
     if plan is not None:
-        config = ctx.config.model_copy(update={"target": plan.target})
+        config = change_fields(ctx.config, target=plan.target)
         ctx = replace(ctx, config=config, skip=list_rewrites().difference(plan.prepare))
     with ctx.progress("reading the model"):
         model = load_model(source, lazy=True)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def prove_equal(
         after = _run_samples(selections.take_choices(state.model), inputs)
         for feeds, old, new in zip(count_items(some, task), before, after, strict=True):
             errors.update(feeds, old, new)
-    rounds = any(chain.quantize is not None for chain in find_chains(get_index(state.model)))
+    rounds = any(chain.quantize is not None for chain in find_chains(state.index))
     least = _STEP_DB if rounds else _NARROW_DB.get(state.types.computes, EQUIVALENT_DB)
     for output in errors.results():
         # As a whole: float32 beside values a thousand times larger is no more exact than those are.

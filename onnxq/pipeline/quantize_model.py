@@ -13,11 +13,11 @@ from onnxq.backends import find_target
 from onnxq.calibrate import calibrate
 from onnxq.calibrate.contents import note_contents
 from onnxq.calibrate.parts import read_part
-from onnxq.config import Config
+from onnxq.config import Config, change_fields
 from onnxq.data import Dataset
 from onnxq.errors import DataError, ModelError, OnnxqError, VerificationError
 from onnxq.evaluation.metric import AccuracyRequest, make_request
-from onnxq.graph import GraphIndex, ModelLike, ModelSource, get_index, is_large_model
+from onnxq.graph import GraphIndex, ModelLike, ModelSource, is_large_model
 from onnxq.passes import EqualizeContext, RunContext, SampledContext, SampleSets, registry
 from onnxq.passes.assembly import build_file, build_quantized, run_metric
 from onnxq.passes.base import Pass, Stage, run_pass, run_stage
@@ -143,7 +143,7 @@ def draft_placement(
     progress: Progress = silent,
 ) -> OnnxPlacement:
     """Observe shapes and which bodies run, then draft the placement."""
-    index = get_index(state.model)
+    index = state.index
     enough = _BRANCH_SAMPLES if len(index.scopes) > 1 else _SHAPE_SAMPLES
     with progress("observing shapes", min(enough, len(samples.calibration))) as task:
         shapes = observe_shapes(
@@ -212,7 +212,7 @@ def _make_own(
     Its ranges are quick ones, which times do not depend on.
     """
     alone = replace(
-        ctx, config=ctx.config.model_copy(update={"target": target}), journal=[], progress=silent
+        ctx, config=change_fields(ctx.config, target=target), journal=[], progress=silent
     )
     try:
         state = load_state(model, alone, sizes=shared.sizes)
@@ -332,7 +332,7 @@ def list_passes(ctx: RunContext) -> Sequence[Pass[Any, Any]]:
 def _settle_mode(config: Config, data: object) -> Config:
     """Without samples `auto` means scales of each run: there is nothing to calibrate others on."""
     if config.mode == "auto" and data is None:
-        return config.model_copy(update={"mode": "dynamic"})
+        return change_fields(config, mode="dynamic")
     return config
 
 
@@ -351,7 +351,7 @@ def _demand_float(state: PlacedState, name: str, mode: str) -> None:
     plan = state.plan
     if plan.sites or not already or mode == "float":
         return
-    if choose_tables(state.problem, get_index(state.model), ())[0]:
+    if choose_tables(state.problem, state.index, ())[0]:
         return
     # One example of why the rest of it stays float is enough.
     reasons = [f"{node.subject}: {node.reason}" for node in plan.unquantized]

@@ -148,8 +148,7 @@ def _drop_dynamic(proto: ModelLike) -> ModelLike:
     for chain in chains:
         assert chain.source is not None
         editor.rewire(chain.last.result, chain.source.name, outputs=True)
-    editor.remove_unused()
-    return editor.export()
+    return editor.finish()
 
 
 def _store_floats(
@@ -308,8 +307,7 @@ def _drop_stand_ins(proto: ModelLike, names: Collection[str]) -> ModelLike:
         ):
             editor.remove_node(node.name)
             editor.rename_tensor(source, node.outputs[0])
-    editor.remove_unused()
-    return editor.export()
+    return editor.finish()
 
 
 def _is_positive(index: GraphIndex, tensor: TensorId, cut: Collection[TensorId]) -> bool:

@@ -17,7 +17,7 @@ from onnx import TensorProto
 from onnxq.annotate import PairInfo, find_pairs, read_plan_note
 from onnxq.arrays import Arrays, Interval, as_float64, map_shapes
 from onnxq.backends import find_backend, find_engine, find_reference, list_runnable, load_config
-from onnxq.config import Config, ProveConfig, drop_unset
+from onnxq.config import Config, ProveConfig, change_fields, drop_unset
 from onnxq.data import Dataset, load_data
 from onnxq.engines.diff.compare import compare_models
 from onnxq.engines.diff.model import FLOAT, OFF, Difference, label_runs
@@ -179,8 +179,8 @@ def measure_record(
     # The engine that was proved answers, too, where it can.
     proved = {proof.build.engine} if proof.built else set()
     engines = dict.fromkeys([find_reference().name, *proved.intersection(list_runnable())])
-    diff = config.diff.model_copy(update={"layers": True, "engines": tuple(engines)})
-    chosen = config.model_copy(update={"diff": diff})
+    diff = change_fields(config.diff, layers=True, engines=tuple(engines))
+    chosen = change_fields(config, diff=diff)
     compared = compare_models(state.named, proto, samples, chosen, keep=1, progress=progress)
     # One sample has enough values for a picture.
     exact, answers = (compared.recorder.outputs[run][0]["outputs"] for run in (FLOAT, OFF))

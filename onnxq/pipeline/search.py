@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxq.backends import load_config
 from onnxq.calibrate.contents import note_contents
-from onnxq.config import Config, write_config
+from onnxq.config import Config, change_fields, write_config
 from onnxq.errors import ConfigError
 from onnxq.evaluation.accumulator import db_to_noise
 from onnxq.evaluation.metric import AccuracyRequest
@@ -91,13 +91,12 @@ def search_precisions(
 ) -> SearchResult:
     """Search, and finish the model that is best; see `onnxq.search`."""
     # Each operator's precision is given by rules here, so that nothing else may choose bits, or leave any float.
-    inner = config.model_copy(
-        update={
-            "weight_bits_budget": None,
-            "activation_bits": (),
-            "skip": (*config.skip, PROMOTION),
-            "placement": "rules",
-        }
+    inner = change_fields(
+        config,
+        weight_bits_budget=None,
+        activation_bits=(),
+        skip=(*config.skip, PROMOTION),
+        placement="rules",
     )
     with open_context(model, data, inner, progress) as ctx:
         ctx, state, obstacle = prepare_run(model, data, ctx, measuring=True)

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from onnxq.backends import Shapes, Target, find_target
-from onnxq.config import Config
+from onnxq.config import Config, change_fields
 from onnxq.errors import OnnxqError
 from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, get_index
 from onnxq.graph.identity import Fingerprint, compute_fingerprint, compute_structural_ids
@@ -17,7 +17,7 @@ from onnxq.numerics import fake_quant, weight_qparams
 from onnxq.numerics.machine import CPU_KINDS
 from onnxq.plan import PlacementChoice, Plan, SitePlan, SitePlans
 from onnxq.plan.model import LEAST_OPSET
-from onnxq.planner.choose import BY_PERSON, Choice, choose_ops, list_strategies
+from onnxq.planner.choose import Choice, choose_ops, leave_by_rule, list_strategies
 from onnxq.planner.place import Placer, find_float_nodes
 from onnxq.planner.problem import (
     NOTHING,
@@ -155,8 +155,7 @@ def _find_tables(
         gathers = [index.find_node(edge.node) for edge in lookups]
         match = problem.requests.match_table(tensor, gathers)
         if match.rule is not None and match.rule.set.float:
-            reason = f"left float by {match.rule.describe()}"
-            reasons.append(LeftFloat(node.name, reason, BY_PERSON, "F101"))
+            reasons.append(leave_by_rule(node.name, match.rule))
             continue
         try:
             spec = problem.requests.make_spec(match, Role.WEIGHT, node)
@@ -458,11 +457,11 @@ def _match_signs(existing: Existing, config: Config) -> tuple[Config, Cautions]:
     signed = 2 * sum(signs) > len(signs)
     if signed == activations.is_signed or not find_target(config.target, config.mode).zero_points:
         return config, ()
-    update = {"signed": signed, "storage": "", "narrow_range": activations.narrow_range and signed}
     names = byte if signed else byte[::-1]
     line = f"activations are {names[0]} like the pairs that the model came with, not {names[1]}"
-    config = config.model_copy(update={"activations": activations.model_copy(update=update)})
-    return config, (Caution("W124", line),)
+    narrow = activations.narrow_range and signed
+    activations = change_fields(activations, signed=signed, storage="", narrow_range=narrow)
+    return change_fields(config, activations=activations), (Caution("W124", line),)
 
 
 def anchor_sites(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from onnxq.backends.surroundings import SENSITIVE
-from onnxq.config import Rule
+from onnxq.config import Rule, change_fields
 from onnxq.graph.scopes import walk_from
 from onnxq.planner.cut import Balance, CutProblem, Sides, find_balance
 from onnxq.planner.problem import KEPT, PlacementProblem, QuantizableOp, QuantizableOps
@@ -48,10 +48,9 @@ def weigh_forced(problem: PlacementProblem) -> Forced | None:
         return None
     # The same rules without force: what prices alone would choose.
     free = [
-        rule.model_copy(update={"set": rule.set.model_copy(update={"quantize": False})})
-        for rule in config.rules
+        change_fields(rule, set=change_fields(rule.set, quantize=False)) for rule in config.rules
     ]
-    config = config.model_copy(update={"rules": tuple(free)})
+    config = change_fields(config, rules=tuple(free))
     without = replace(problem, config=config, requests=replace(problem.requests, config=config))
     chosen = choose_ops(problem).chosen
     before = choose_ops(without).chosen
@@ -197,8 +196,8 @@ def _list_between_integers(ops: QuantizableOps, chosen: Collection[str]) -> set[
     def list_moves(name: str) -> Iterable[str]:
         op = ops.by_name[name]
         makers = (ops.by_out.get(tensor) for _, tensor in op.data)
-        readers = (reader for _, reader in ops.list_consumers(op.out))
-        moves = (other for other in (*makers, *readers) if other is not None and other.rule.shares)
+        around = (*filter(None, makers), *ops.list_readers(op.out))
+        moves = (other for other in around if other.rule.shares)
         return [move.name for move in moves if move.name in chosen]
 
     return walk_from((name for name in chosen if not ops.by_name[name].rule.shares), list_moves)
@@ -225,7 +224,7 @@ def choose_weights(problem: PlacementProblem) -> Choice:
         if op.name in problem.refused:
             reasons.append(problem.refused[op.name])
         elif rule is not None:
-            reasons.append(_leave_by_rule(op, rule))
+            reasons.append(leave_by_rule(op.name, rule))
         elif op.name in copied:
             reasons.append(copied[op.name])
         else:
@@ -311,7 +310,7 @@ def _decide_side(
     if name in problem.refused:
         return False, problem.refused[name]
     if rule is not None:
-        return False, _leave_by_rule(op, rule)
+        return False, leave_by_rule(op.name, rule)
     if not requests.is_forced(op.node, roles):
         return None
     # Who names an operator gets pairs for its sake. Moving bytes makes none: it would be nothing but their noise.
@@ -324,8 +323,9 @@ def _decide_side(
     return False, Refusal(name, reason, _FORCE, op.rule.name, "R105")
 
 
-def _leave_by_rule(op: QuantizableOp, rule: Rule) -> LeftFloat:
-    return LeftFloat(op.name, f"left float by {rule.describe()}", BY_PERSON, "F101")
+def leave_by_rule(name: str, rule: Rule) -> LeftFloat:
+    """The entry of a node that a rule of the configuration leaves float."""
+    return LeftFloat(name, f"left float by {rule.describe()}", BY_PERSON, "F101")
 
 
 def _is_fed(ops: QuantizableOps, op: QuantizableOp, sides: Sides) -> bool:
@@ -333,7 +333,7 @@ def _is_fed(ops: QuantizableOps, op: QuantizableOp, sides: Sides) -> bool:
     for _, tensor in op.data:
         beside = [
             ops.find_integer_maker(tensor),
-            *(reader for _, reader in ops.list_consumers(tensor) if reader and reader.rule.compute),
+            *(reader for reader in ops.list_readers(tensor) if reader.rule.compute),
         ]
         if all(other is None or sides.get(other.name) is False for other in beside):
             return False

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from onnxq.backends import Output
 from onnxq.backends.costs import Cost, MachineCosts, OpCase
 from onnxq.planner.problem import PlacementProblem, QuantizableOp, QuantizableOps
 from onnxq.sites import Caution, Cautions, Names, NameSet, TensorId
@@ -163,7 +162,7 @@ class TensorUse:
     dequantizes: bool
     from_conv: bool
     to_conv: bool
-    paired: bool = False
+    paired: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,9 +280,8 @@ class CutProblem:
                 continue
             readers = [
                 reader.name
-                for _, reader in self.ops.list_consumers(tensor)
-                if reader is not None
-                and reader.rule.compute
+                for reader in self.ops.list_readers(tensor)
+                if reader.rule.compute
                 and reader.name not in self.apart
                 and fixed.get(reader.name) is not False
             ]
@@ -316,8 +314,7 @@ def _describe_use(ops: QuantizableOps, tensor: TensorId, apart: NameSet) -> Tens
         maker=None if int8_maker is None else int8_maker.name,
         readers=tuple(op.name for op in readers),
         read_float=bool(floats) or ops.index.is_output(tensor),
-        dequantizes=int8_maker is not None
-        and int8_maker.rule.output not in (Output.EITHER, Output.FOLLOWS),
+        dequantizes=int8_maker is not None and int8_maker.writes_integers,
         from_conv=producer is not None and producer.op_type == "Conv" and convs,
         to_conv=convs or any(node.op_type == "Conv" for node in floats),
         paired=tensor in ops.existing.by_tensor,

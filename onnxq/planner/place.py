@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from onnxq.backends import Target
-from onnxq.config import Rule
+from onnxq.config import Rule, change_fields
 from onnxq.graph import GraphIndex
 from onnxq.numerics import qparams_from_range
 from onnxq.plan import Bound, SitePlan
@@ -244,9 +244,7 @@ class Placer:
         bits = self.widths.get(op.name, op.rule.bits)
         if bits is not None and (match.rule is None or match.rule.set.bits is None):
             # The storage was chosen for other bits.
-            match = replace(
-                match, request=match.request.model_copy(update={"bits": bits, "storage": ""})
-            )
+            match = replace(match, request=change_fields(match.request, bits=bits, storage=""))
         return match, self.requests.make_spec(match, Role.ACTIVATION, op.node)
 
     def _convert_input(self, op: QuantizableOp, edge: Edge, pair: SitePlan) -> SitePlan:

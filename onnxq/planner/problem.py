@@ -141,8 +141,8 @@ class QuantizableOp:
     rule: PlacementRule
     data: tuple[tuple[Edge, TensorId], ...]
     out: TensorId
-    activation: NodeRef | None = None
-    bound: Bound = (None, None)
+    activation: NodeRef | None
+    bound: Bound
 
     @property
     def node(self) -> NodeRef:
@@ -177,6 +177,11 @@ class QuantizableOp:
         weights = (self.candidate.tensor(edge.index) for edge in self.weights)
         roles = [(Role.ACTIVATION, tensor) for _, tensor in self.data]
         return roles + [(Role.WEIGHT, weight) for weight in weights if weight is not None]
+
+    @property
+    def writes_integers(self) -> bool:
+        """True where the kernel writes integers alone: whoever reads floats needs a DequantizeLinear behind it."""
+        return self.rule.output not in (Output.EITHER, Output.FOLLOWS)
 
     def closes_with_pair(self, bias: str) -> bool:
         """True where the kernel exists only with a pair behind it. bias: `int32` or `float`, as configured."""
@@ -222,6 +227,10 @@ class QuantizableOps:
             reads_data = op is not None and edge in dict(op.data)
             readers.append((edge, op if reads_data else None))
         return readers
+
+    def list_readers(self, tensor: TensorId) -> list[QuantizableOp]:
+        """The operators that read the tensor as an activation."""
+        return [op for _, op in self.list_consumers(tensor) if op is not None]
 
     def find_integer_maker(self, tensor: TensorId) -> QuantizableOp | None:
         """The operator that makes the tensor in integers where it runs in them; None where that always writes float."""

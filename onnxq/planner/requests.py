@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from onnxq.backends import Target, find_target
-from onnxq.config import Config, Rule, TensorConfig, matches_any, suggest_names
+from onnxq.config import Config, Rule, TensorConfig, change_fields, matches_any, suggest_names
 from onnxq.errors import ConfigError
 from onnxq.graph import Graph, GraphIndex, NodeRef, walk_from
 from onnxq.sites import Caution, Names, NameSet, Refusal, Role, TensorId
@@ -115,12 +115,12 @@ class Requests:
         default = config.weights if role.is_weight else config.activations
         wide = config.projection_bits
         alone = role.is_weight and config.mode == "weight-only"
-        if wide is not None and alone and any(map(self._makes_output, nodes)):
-            # A byte holds it, of the sign that was asked for; one that has the bits already keeps its storage.
-            changed = {} if wide == default.bits else {"bits": wide, "storage": ""}
-            default = default.model_copy(update=changed)
+        # One that has the bits already keeps its storage.
+        if wide not in (None, default.bits) and alone and any(map(self._makes_output, nodes)):
+            # A byte holds it, of the sign that was asked for.
+            default = change_fields(default, bits=wide, storage="")
         if not role.is_weight and config.mode == "dynamic":
-            default = default.model_copy(update={"dynamic": True})
+            default = change_fields(default, dynamic=True)
         rule = self._find_rule(role, tensor, nodes)
         match = Match(default if rule is None else _apply_rule(rule, default, role), rule)
         # Such as LSTM: ONNX Runtime's integer kernel of it quantizes its data in each run.
@@ -131,7 +131,7 @@ class Requests:
         fixed = rule is not None and rule.set.dynamic is False
         if role.is_weight or fixed or not single:
             return match
-        return replace(match, request=match.request.model_copy(update={"dynamic": True}))
+        return replace(match, request=change_fields(match.request, dynamic=True))
 
     def match_table(self, tensor: TensorId, nodes: Sequence[NodeRef]) -> Match:
         """The request for a table of embeddings. Rules for all weights do not mean it, unless they leave them float."""
@@ -142,7 +142,7 @@ class Requests:
         request = _apply_rule(rule, default, Role.WEIGHT)
         # Tables are quantized for small files, so 4 bits are packed unless the rule names a storage.
         packed = request.bits == 4 and rule.set.storage is None
-        return Match(request.model_copy(update={"storage": "int4"}) if packed else request, rule)
+        return Match(change_fields(request, storage="int4") if packed else request, rule)
 
     def _find_rule(
         self, role: Role, tensor: TensorId, nodes: Sequence[NodeRef], *, table: bool = False

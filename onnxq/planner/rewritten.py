@@ -29,7 +29,7 @@ class Anchors:
     index: GraphIndex
     known: Mapping[str, str]
     lasting: bool
-    recognized: Recognized | None = None
+    recognized: Recognized | None
 
     def __post_init__(self) -> None:
         self.ids = compute_structural_ids(self.index)

@@ -96,7 +96,7 @@ def count_saturating(values: np.ndarray, orders: SumOrders) -> tuple[int, int]:
     )
 
 
-def read_constant(index: GraphIndex, site: Site) -> Array | None:
+def read_constant(index: GraphIndex, site: Site | None) -> Array | None:
     """The value of the constant that a site quantizes; None where it is none."""
     return index.find_constant(index.find_at(site))
 

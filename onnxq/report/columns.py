@@ -102,11 +102,11 @@ class Rows:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     # Columns of numbers.
-    right: NameSet = frozenset()
+    right: NameSet
     # Columns of names on one line; their middle is cut if space is short.
-    names: NameSet = frozenset()
+    names: NameSet
     # Columns of text, which breaks between words.
-    fold: NameSet = frozenset()
+    fold: NameSet
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         widths = self._measure_columns(headers=True)

@@ -130,7 +130,7 @@ class CallWeight:
     """
 
     site: str
-    transposed: bool = False
+    transposed: bool
     module: str = ""
     value: fx.Node | None = None
     argument: Argument | None = None

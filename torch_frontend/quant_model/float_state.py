@@ -40,7 +40,7 @@ class FloatNames:
     batch norm that it holds.
     """
 
-    names: NameSet = frozenset()
+    names: NameSet
     places: dict[str, Names] = field(default_factory=dict)
     folds: dict[str, _Refold] = field(default_factory=dict)
 

@@ -42,7 +42,7 @@ class LeafCall:
     tensors: list[int]
     spec: Any
     results: list[tuple[Any, ...]]
-    whole: bool = True
+    whole: bool
 
 
 class CallsOutside(TorchFunctionMode):

@@ -15,7 +15,7 @@ import onnx
 from onnxq.arrays import map_shapes
 from onnxq.backends import check_limits, find_reference, find_target, list_backends, load_config
 from onnxq.commands.variants.result import FLOAT, FORM, Variant, Variants, VariantState
-from onnxq.config import Command, Config, expand_names
+from onnxq.config import Command, Config, change_fields, expand_names
 from onnxq.data import Dataset, load_data
 from onnxq.errors import ConfigError, OnnxqError
 from onnxq.evaluation.metric import Drop, Metric, load_metric, parse_drop
@@ -307,9 +307,9 @@ def _make_config(config: Config, preset: str, settings: Settings) -> Config:
     """The caller's configuration with the types of a preset."""
     base = load_config(preset, settings)
     # Times of pairs of models would not compare with each other: all files are timed at the end, side by side.
-    verify = config.verify.model_copy(update={"latency": False, "optimized": True})
+    verify = change_fields(config.verify, latency=False, optimized=True)
     own = {key: getattr(base, key) for key in _OF_PRESETS}
-    return check_limits(config.model_copy(update={**own, "source": preset, "verify": verify}))
+    return check_limits(change_fields(config, **own, source=preset, verify=verify))
 
 
 def _check_file(run: _Run, variant: Variant, result: Result, original: Variant) -> Variant:

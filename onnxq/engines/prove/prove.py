@@ -66,7 +66,7 @@ REDUCED = "reduced.onnx"
 class ProveRequest:
     """The options of `prove`, and the samples and sizes, folder and libraries that go with them."""
 
-    options: ProveConfig = field(default_factory=ProveConfig)
+    options: ProveConfig
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     # Samples that saturation is measured on.
     dataset: Dataset | None = None

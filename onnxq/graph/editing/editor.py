@@ -66,6 +66,11 @@ class Editor(Generic[M]):
         )
         return rebuild(self._source, proto, self._store)
 
+    def finish(self) -> M:
+        """The edited model, without the nodes and initializers that no output depends on any more."""
+        self.remove_unused()
+        return self.export()
+
     def fresh(self, base: str) -> str:
         """`base`, or base_1, base_2 …: a name no tensor, node or function of any scope has; it is reserved."""
         return choose_name(base, self._names)
@@ -293,7 +298,7 @@ class Editor(Generic[M]):
         """
         scope = self._tensor_scope(t)
         tensor = self._tensors[t]
-        if not scope.name and t.name in {value.name for value in scope.inputs}:
+        if not scope.name and self._is_input(t):
             raise _fault(
                 t.name, "is an input of the model and keeps its name", "insert a node behind it"
             )

@@ -20,6 +20,7 @@ from onnxq.errors import ModelError
 from onnxq.graph.editing import gs
 from onnxq.graph.scopes import (
     Stored,
+    collect_names,
     iterate_subgraphs,
     join_scope,
     list_defined,
@@ -56,10 +57,10 @@ class ScopeRecord:
     name: str
     parent: str | None
     source: GraphProto
+    inputs: list[ValueInfoProto]
+    outputs: list[ValueInfoProto]
     # Base order of node names, removed ones included: new nodes may be anchored to them.
     order: list[str] = field(default_factory=list)
-    inputs: list[ValueInfoProto] = field(default_factory=list)
-    outputs: list[ValueInfoProto] = field(default_factory=list)
     initializers: dict[str, Stored] = field(default_factory=dict)
     value_info: dict[str, ValueInfoProto] = field(default_factory=dict)
     # Tensors with a quantization annotation: the name in the file -> the name now.
@@ -281,7 +282,7 @@ def _restore_graph(wiring: Wiring, scope: ScopeRecord, target: GraphProto) -> No
     for tensor in scope.initializers.values():
         store_tensor(target, tensor)
     # Inputs and outputs carry their types themselves.
-    declared = {value.name for value in (*scope.inputs, *scope.outputs)}
+    declared = collect_names((*scope.inputs, *scope.outputs))
     for name, value in scope.value_info.items():
         if name not in declared and wiring.resolve_tensor(name, scope.name) is not None:
             target.value_info.append(value)

@@ -91,7 +91,7 @@ class _KnownValues:
         """A parameter that newer opsets take as input k and older ones as an attribute; () when it is left out."""
         if name in node.attrs:
             return tuple(map(int, np.atleast_1d(node.attrs[name])))
-        if k >= len(node.inputs) or not node.inputs[k]:
+        if not node.name_input(k):
             return ()
         parameter = self.read_input(node, k)
         if parameter is None or None in parameter.items:

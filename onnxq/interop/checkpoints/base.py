@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -209,9 +209,9 @@ class CheckpointFiles:
     """
 
     path: Path
-    settings: JsonObject = field(default_factory=dict)
-    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
-    files: tuple[Path, ...] = ()
+    settings: JsonObject
+    tensors: Mapping[str, StoredTensor]
+    files: tuple[Path, ...]
 
     def find_parts(self, name: str, *parts: str) -> tuple[StoredTensor, ...]:
         """The tensors of a module."""
@@ -225,7 +225,7 @@ class Checkpoint:
     source: str
     format: str
     weights: tuple[CheckpointWeight, ...]
-    refused: Causes = field(default_factory=dict)
+    refused: Causes
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from onnxq.arrays import Array64, Mask, as_float32, as_float64
-from onnxq.errors import PlanError
 from onnxq.graph import ModelLike, get_index
 from onnxq.passes.equalization.channels import (
     Labels,
@@ -31,7 +30,7 @@ from onnxq.passes.equalization.channels import (
 )
 from onnxq.passes.equalization.smoothquant import ChannelStatistics, Factors
 from onnxq.passes.linear import Linear
-from onnxq.passes.patterns import Edit
+from onnxq.passes.patterns import Edit, unfit_plan
 from onnxq.planner.sums import read_constant
 from onnxq.sites import TensorId
 
@@ -157,16 +156,12 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
     for tensor, values in factors.items():
         labels = flow.labels.get(tensor)
         if labels is None or labels.size != values.size:
-            raise PlanError(
-                tensor, "has no channels that could be equalized this way", _FIX, code="Q404"
-            )
+            raise unfit_plan(tensor, "has no channels that could be equalized this way")
         roots = root[labels]
         wide = as_float64(values)
         # Channels of one root, as an Add makes them, can only be multiplied alike.
         if (scaled[roots] & (s[roots] != wide)).any() or ((wide != 1.0) & ~flow.free[labels]).any():
-            raise PlanError(
-                tensor, "cannot take the factors that the plan gives it", _FIX, code="Q404"
-            )
+            raise unfit_plan(tensor, "cannot take the factors that the plan gives it")
         s[roots] = wide
         scaled[roots] = True
     edit = Edit(proto)
@@ -181,13 +176,10 @@ def write_scales(proto: ModelLike, factors: Factors) -> ModelLike:
         weight = linear.scale_weight(rows, columns)
         edit.set_rounded(linear.node.make_edge(1), weight, linear.weight.dtype)
         edge = linear.bias_edge
-        bias = None if edge is None else read_constant(index, edge)
+        bias = read_constant(index, edge)
         if edge is not None and bias is not None:
             edit.set_rounded(edge, as_float64(bias) * rows, bias.dtype)
     return edit.export() if changed else proto
-
-
-_FIX = "plan the model again"
 
 
 # Bias absorption: channels are centred by the layer that makes them; the layers behind get it back in their biases.
@@ -260,8 +252,7 @@ def write_shifts(proto: ModelLike, shifts: Factors) -> ModelLike:
     for tensor, c in shifts.items():
         source = sources.get(tensor)
         if source is None or c.shape != (source.op.channels,):
-            cause = "cannot take the shifts that the plan gives it"
-            raise PlanError(tensor, cause, "plan the model again", code="Q404")
+            raise unfit_plan(tensor, "cannot take the shifts that the plan gives it")
         wide = as_float64(c)
         gains[source.op] = gains.get(source.op, 0.0) - wide
         for reader, times in source.readers.items():

@@ -10,7 +10,7 @@ from onnxq.config import Config, Rule, RuleSet, match_names
 from onnxq.data import Dataset, read_mask
 from onnxq.errors import OnnxqError, PlanError
 from onnxq.evaluation.trials import measure_models
-from onnxq.graph import ModelLike, get_index, infer_shapes, is_large_model
+from onnxq.graph import ModelLike, infer_shapes, is_large_model
 from onnxq.passes.base import EqualizeContext, Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.equalization import cross_layer, rotation, smoothquant
 from onnxq.passes.equalization.smoothquant import ChannelStatistics, RunningStatistics
@@ -24,6 +24,7 @@ from onnxq.passes.judging import (
     ignore_rounding,
     make_trial,
 )
+from onnxq.passes.patterns import unfit_plan
 from onnxq.passes.state import FloatState, FloatStep, Note
 from onnxq.plan import Plan, Rotation, Scaling
 from onnxq.planner.recognize import Recognized
@@ -134,7 +135,7 @@ def replay_scalings(
             fix = f"use one of {', '.join((ROTATION, *_WRITERS))}"
             raise PlanError(f"scalings: {scaling.name}", "there is no such pass", fix, code="Q403")
     # All of them on the model before any scaling, which is what their anchors are of.
-    anchors = Anchors(get_index(state.model), {}, lasting=False, recognized=recognized)
+    anchors = Anchors(state.index, {}, lasting=False, recognized=recognized)
     located = [replace(scaling, tensor=_find_tensor(scaling, anchors)) for scaling in scalings]
     rotations = [scaling for scaling in located if isinstance(scaling, Rotation)]
     model = (
@@ -157,7 +158,7 @@ def _find_tensor(scaling: Scaling | Rotation, anchors: Anchors) -> TensorId:
     tensor = anchors.find_tensor(scaling.tensor, scaling.anchor)
     if tensor is None:
         cause = "is scaled by the plan but not in this model"
-        raise PlanError(scaling.tensor, cause, "plan the model again", code="Q404")
+        raise unfit_plan(scaling.tensor, cause)
     return tensor
 
 
@@ -343,7 +344,7 @@ def rotate_channels(ctx: EqualizeContext, state: FloatState) -> FloatStep:
 def scale_tokens(ctx: EqualizeContext, state: FloatState) -> FloatStep:
     """A scale for each token of the data that linear layers read."""
     plan = ctx.place(state, ctx.progress)
-    index = get_index(state.model)
+    index = state.index
     read = {
         edge
         for site in plan.sites

@@ -14,12 +14,11 @@ from functools import lru_cache
 import numpy as np
 
 from onnxq.arrays import Array, Array64, Integers, as_float64
-from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, get_index
 from onnxq.passes.equalization.stream_rules import find_streams
 from onnxq.passes.equalization.streams import ChannelConstant, StreamReader
 from onnxq.passes.linear import find_linear
-from onnxq.passes.patterns import Edit
+from onnxq.passes.patterns import Edit, unfit_plan
 from onnxq.plan.model import Rotation
 from onnxq.planner.sums import read_constant
 from onnxq.sites import Edge, Lines, Names, Refusal, Refusals
@@ -256,7 +255,7 @@ def write_rotations(proto: ModelLike, rotations: Sequence[Rotation]) -> tuple[Mo
         stream = None if label is None else streams.find_stream(label)
         if stream is None or not stream.free or stream.size != rotation.size:
             cause = f"begins no stream of {rotation.size} channels that could be rotated"
-            raise PlanError(rotation.tensor, cause, "plan the model again", code="Q404")
+            raise unfit_plan(rotation.tensor, cause)
         matrix = Hadamard(rotation.seed, rotation.size, stream.level)
         for edge, axis in stream.turns:
             turns[edge].append((axis, matrix))
@@ -320,7 +319,7 @@ def _move_shifts(
         gain = multiply_row(shift, weight if reader.axis == -2 else weight.T)
         linear = find_linear(index, node)
         place = None if linear is None else linear.bias_edge
-        bias = None if place is None else read_constant(index, place)
+        bias = read_constant(index, place)
         if place is not None and bias is not None and bias.size == gain.size:
             # Gemm computes alpha·x·W + beta·C.
             factor = node.read_float("alpha", 1.0) / (node.read_float("beta", 1.0) or 1.0)

@@ -24,14 +24,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnxq.arrays import Array, Array64, Floats, are_finite, as_float32, as_float64, list_other_axes
-from onnxq.errors import PlanError
 from onnxq.evaluation.accumulator import relative_noise, sum_squares
 from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, get_index, release_pages
 from onnxq.numerics import SumOrders, fake_quant, fake_quant_weight, weight_qparams
 from onnxq.numerics.machine import map_in_threads
 from onnxq.numerics.ranges import qparams_from_range
 from onnxq.passes.linear import Linear, find_linear
-from onnxq.passes.patterns import Edit
+from onnxq.passes.patterns import Edit, unfit_plan
 from onnxq.plan import Plan, SitePlans
 from onnxq.planner.sums import read_constant
 from onnxq.sites import Names, Role, TensorId
@@ -390,7 +389,7 @@ def write_smoothing(proto: ModelLike, factors: Factors) -> ModelLike:
     for tensor, s in factors.items():
         if tensor not in groups or groups[tensor].channels != s.size:
             cause = "feeds no layers that could be smoothed this way"
-            raise PlanError(tensor, cause, "plan the model again", code="Q404")
+            raise unfit_plan(tensor, cause)
     # A linear operator in front of one group may itself be a layer of another: both factors meet in its weight.
     # Factors, not products: weights are multiplied one after another, so that one of them is in memory.
     weights: _Turns = defaultdict(list)

@@ -367,7 +367,7 @@ def _normalize(flow: Streams, node: NodeRef, label: StreamLabel, k: int) -> bool
     centred = node.op_type in _CENTRED
     if label.axis != -1 or label.waiting or flow.find_shape(scale) != (label.width,):
         return False
-    shift = node.make_edge(k + 1) if centred and any(node.inputs[k + 1 : k + 2]) else None
+    shift = node.make_edge(k + 1) if centred and node.name_input(k + 1) else None
     if shift is not None and flow.find_shape(shift) != (label.width,):
         return False
     stream = flow.find_stream(label)

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from onnxq.arrays import Floats
-from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, NodeRef, NodeRefs
 from onnxq.passes.equalization.smoothquant import Factors
-from onnxq.passes.patterns import Edit, Step
+from onnxq.passes.patterns import Edit, Step, unfit_plan
 from onnxq.sites import TensorId
 
 # Tokens without values get a scale, too: the smallest normal number of float16, over the steps.
@@ -29,7 +28,7 @@ def write_token_scales(proto: ModelLike, steps: Factors) -> ModelLike:
         layers = tuple(find_token_layers(edit.index, tensor))
         if not layers or count.size != 1:
             cause = "feeds no layers whose tokens could be scaled"
-            raise PlanError(tensor, cause, "plan the model again", code="Q404")
+            raise unfit_plan(tensor, cause)
         _scale_tokens(edit, tensor, layers, count.reshape(()))
     return edit.export()
 
@@ -60,7 +59,7 @@ def _scale_tokens(edit: Edit, tensor: TensorId, layers: NodeRefs, steps: Floats)
     for node in layers:
         edit.read(node.make_edge(0), scaled)
         steps_behind: list[Step] = [("Mul", [scale], {})]
-        if len(node.inputs) > 2 and node.inputs[2]:
+        if node.name_input(2):
             # A bias is not to be multiplied.
             edit.read(node.make_edge(2), "")
             steps_behind.append(("Add", [node.inputs[2]], {}))

@@ -77,8 +77,8 @@ class Ways:
             return [site.site.node]
         ops = self.problem.ops
         tensor = site.quantized_tensor
-        touching = [ops.by_out.get(tensor), *(op for _, op in ops.list_consumers(tensor))]
-        return [op.name for op in touching if op is not None]
+        makers = filter(None, [ops.by_out.get(tensor)])
+        return [op.name for op in (*makers, *ops.list_readers(tensor))]
 
     def _widens(self, site: SitePlan) -> bool:
         return (
@@ -329,7 +329,7 @@ def leave_missing_float(ctx: SampledContext, state: PlacedState) -> PlacedState:
         left = ways.leave_float(known)
         plan = calibrate_missing(ctx, state, ways.promote_keys(known))
     after = replace(state, plan=plan, problem=left)
-    if PLAIN.find(state) is None:
+    if not PLAIN.is_left(state):
         return after
     plain = left.default()
     same = plain.by_site.keys() == plan.by_site.keys()

@@ -151,7 +151,7 @@ def estimate_new(
 
 def find_optimism(state: PlannedState) -> float:
     """Decibels that the samples of all folds may have beyond new ones."""
-    return 0.0 if ROUNDED.find(state) is None else _ROUNDED_DB
+    return _ROUNDED_DB if ROUNDED.is_left(state) else 0.0
 
 
 def _observe(

@@ -264,7 +264,7 @@ def has_attention_rules(ctx: SampledContext, state: PlacedState) -> bool:
 
 
 def _is_rounded_and_quantized(ctx: SampledContext, state: PlacedState) -> bool:
-    rounded = PLAIN.find(state) is not None and ROUNDED.find(state) is not None
+    rounded = PLAIN.is_left(state) and ROUNDED.is_left(state)
     return rounded and state.plan.quantizes_attention
 
 
@@ -274,7 +274,7 @@ ATTENTION = Pass(
     choose_attention,
     "trying attention in integers",
     fast=True,
-    applies=lambda _, state: PLAIN.find(state) is not None,
+    applies=lambda _, state: PLAIN.is_left(state),
 )
 ATTENTION_AGAIN = Pass(
     AGAIN,

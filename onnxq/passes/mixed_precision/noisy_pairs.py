@@ -249,7 +249,7 @@ def _find_threshold(_ctx: SampledContext, before: PlacedState, after: PlacedStat
 
 def _may_exclude(ctx: SampledContext, state: PlacedState) -> bool:
     """True for 8-bit plans where float is no exception; attention that is to be tried is noise that may still go."""
-    if PLAIN.find(state) is not None or ctx.data.synthetic or find_target(state.plan.target).whole:
+    if PLAIN.is_left(state) or ctx.data.synthetic or find_target(state.plan.target).whole:
         return False
     return any(site.role.is_measured for site in state.plan.sites) and has_whole_bytes(state.plan)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxq.arrays import Array
-from onnxq.backends import Output, Target, list_costs
+from onnxq.backends import Target, list_costs
 from onnxq.config import Config, Rule, RuleSet
 from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import FloatOutputs
@@ -337,7 +337,7 @@ class ProgramBuilder:
                 continue
             touching = [edge.node for edge in site.find_readers(ops.index)]
             maker = ops.find_integer_maker(site.quantized_tensor)
-            if maker is not None and maker.rule.output not in (Output.EITHER, Output.FOLLOWS):
+            if maker is not None and maker.writes_integers:
                 touching.append(maker.name)
             conditions = tuple(
                 Condition(name, self._static)
@@ -406,11 +406,9 @@ class ProgramBuilder:
             maker.name for maker in makers if maker is not None and maker.name in self._operators
         ]
         if not around:
-            readers = (reader for _, tensor in op.data for _, reader in ops.list_consumers(tensor))
+            readers = (reader for _, tensor in op.data for reader in ops.list_readers(tensor))
             around = [
-                one.name
-                for one in readers
-                if one is not None and one.rule.compute and one.name in self._operators
+                one.name for one in readers if one.rule.compute and one.name in self._operators
             ][:1]
         own = Condition(op.name, frozenset([self.own.precision.name]))
         conditions = tuple(Condition(name, self._static) for name in dict.fromkeys(around))

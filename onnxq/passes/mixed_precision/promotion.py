@@ -89,7 +89,7 @@ def round_promoted(ctx: SampledContext, state: PlacedState) -> PlacedStep:
 
 def _score_promoted(ctx: SampledContext, state: PlacedState) -> float:
     """The SQNR that new samples have all but surely; where none was asked for, that of the validation samples."""
-    if ctx.request.min_sqnr is None or PROMOTED.find(state) is None:
+    if ctx.request.min_sqnr is None or not PROMOTED.is_left(state):
         return score_validation(ctx, state)
     return estimate_new(ctx, state)
 

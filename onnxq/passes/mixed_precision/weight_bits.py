@@ -20,7 +20,7 @@ from onnxq.errors import ConfigError
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.toggled import ConstantSwitches
 from onnxq.evaluation.trials import score_settings
-from onnxq.graph import GraphIndex, ModelLike, ensure_opset, get_index, is_large_model, rebuild
+from onnxq.graph import GraphIndex, ModelLike, ensure_opset, is_large_model, rebuild
 from onnxq.passes.base import Pass, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, add_noises
@@ -148,7 +148,7 @@ def spread_bits(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     plan = state.plan
     calibration = ctx.data.calibration
     assert config.weight_bits_budget is not None
-    index = get_index(state.model)
+    index = state.index
     weights = [site for site in plan.sites if site.role.is_weight]
     constants = {site.site: read_constant(index, site.site) for site in weights}
     elements = {site: 0 if value is None else int(value.size) for site, value in constants.items()}
@@ -306,7 +306,7 @@ _MARGIN_DB = 3.0
 def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
     """The plan with tables of embeddings in few bits, and those that nobody asked for where the outputs bear it."""
     plan = state.plan
-    tables, reasons = choose_tables(state.problem, get_index(state.model), plan.sites)
+    tables, reasons = choose_tables(state.problem, state.index, plan.sites)
     after = _add_tables(ctx, state, tables, reasons)
     figures = None
     free = tuple(table for table in tables if not table.named)
@@ -381,7 +381,7 @@ def _has_tables(ctx: SampledContext, state: PlacedState) -> bool:
     # A rule may name a table, whatever `embeddings` says of all.
     if not (ctx.config.rules or ctx.config.embeddings != "float"):
         return False
-    return any(choose_tables(state.problem, get_index(state.model), state.plan.sites))
+    return any(choose_tables(state.problem, state.index, state.plan.sites))
 
 
 EMBEDDINGS = Pass(

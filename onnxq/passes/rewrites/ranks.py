@@ -7,7 +7,7 @@ axes that both have, or one repeats itself along. Reshapes behind each other are
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -50,7 +50,7 @@ class _Lowered:
     """
 
     shape: Shape
-    attrs: dict[str, Any] = field(default_factory=dict)
+    attrs: dict[str, Any]
     inputs: tuple[str | np.ndarray, ...] = ()
     others: tuple[tuple[str, Shape], ...] = ()
 

@@ -60,10 +60,9 @@ def remove_dead(_ctx: RunContext, state: FloatState) -> FloatStep:
         source = alias[node.result] = alias.get(source, source)
         edit.redirect_readers(node.result, source.name)
         edit.remove_node(node)
-    before = {node.name for node in index.nodes}
     # Also where nothing was bypassed: the export leaves out what nobody reads.
     result = edit.export()
-    removed = sorted(before - {node.name for node in get_index(result).nodes} - set(bypassed))
+    removed = sorted(index.named.keys() - get_index(result).named.keys() - bypassed.keys())
     changed = [*bypassed.values(), *(f"{name}: read by nobody" for name in removed)]
     return (replace(state, model=result) if changed else state), PassReport("dead", tuple(changed))
 
@@ -427,7 +426,7 @@ def read_invariants(_ctx: RunContext, state: FloatState) -> FloatStep:
 
     tf2onnx makes a loop of a Keras LSTM and state of its weights, so that no operator in it seems to have any.
     """
-    index = get_index(state.model)
+    index = state.index
     # Most models have no bodies, and need no copy.
     if len(index.scopes) == 1:
         return state, PassReport(INVARIANTS)

@@ -55,7 +55,7 @@ def write_out_attention(_ctx: RunContext, state: FloatState) -> FloatStep:
     if not names:
         return state, PassReport("attention_parts")
     model = write_out_operators(infer_shapes(state.model), "Attention")
-    left = {node.name for node in GraphIndex(model).nodes}
+    left = GraphIndex(model).named
     changed = tuple(
         f"{name}: the operators of its definition" for name in names if name not in left
     )

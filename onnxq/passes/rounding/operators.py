@@ -320,7 +320,7 @@ def _describe_operator(
         # Behind a MatMul a single number cannot take one for each output.
         single = node.op_type == "MatMul" and bias.size != outputs
         bias_edge = None if single or linear.bias_edge in fixed else linear.bias_edge
-    stored = None if bias_edge is None else read_constant(index, bias_edge)
+    stored = read_constant(index, bias_edge)
     # One input channel a group: W is [C, 1, kH, kW].
     depthwise = geometry.groups > 1 and weight.shape[1] == 1
     return Operator(

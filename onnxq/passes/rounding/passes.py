@@ -27,9 +27,8 @@ from onnxq.graph import GraphIndex, ModelLike, attach_weights, ensure_opset
 from onnxq.numerics import limit_sums
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples, run_stage
 from onnxq.passes.journal import Outcome, PassReport, list_replaced, report_changes
-from onnxq.passes.judging import THRESHOLDS, Trial
+from onnxq.passes.judging import THRESHOLDS, Trial, has_few_bits
 from onnxq.passes.rounding.layerwise import augment_samples, take_enough
-from onnxq.passes.rounding.low_bit_core import NARROW_BITS
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.sequential import RoundingOptions, SequentialRounding, round_sequentially
 from onnxq.passes.rounding.strategies import SEARCHED
@@ -304,12 +303,12 @@ def _cut_segments(operators: Sequence[Operator]) -> list[NameSet]:
 
 
 def _has_few_bits(ctx: SampledContext, state: PlacedState) -> bool:
-    weights = [site for site in state.plan.sites if site.role.is_weight and site.values is not None]
-    return _was_rounded(ctx, state) and any(site.spec.bits <= NARROW_BITS for site in weights)
+    rounded = state.plan.with_sites(site for site in state.plan.sites if site.values is not None)
+    return _was_rounded(ctx, state) and has_few_bits(rounded)
 
 
 def _was_rounded(ctx: SampledContext, state: PlacedState) -> bool:
-    return ctx.config.effort == "high" and ROUNDED.find(state) is not None
+    return ctx.config.effort == "high" and ROUNDED.is_left(state)
 
 
 ROUNDING: tuple[Pass[SampledContext, PlacedState], ...] = (

@@ -92,8 +92,8 @@ class SequentialRounding:
 
     plan: Plan
     done: tuple[OperatorRounding, ...]
-    skipped: Names = ()
-    thin: Names = ()
+    skipped: Names
+    thin: Names
 
     def describe(self) -> Names:
         """For people: operators by kind."""

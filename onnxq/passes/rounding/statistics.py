@@ -62,7 +62,7 @@ class OperatorStatistics:
         # value).
         self._factors: dict[tuple[float, bool], ErrorFeedback] = {}
 
-    def factor_moments(self, damping: float, *, agreed: bool = False) -> ErrorFeedback:
+    def factor_moments(self, damping: float, *, agreed: bool) -> ErrorFeedback:
         """The factors of H that rounding needs, found once. agreed: of the part that the halves agree on."""
         if (damping, agreed) not in self._factors:
             h = self.moments.h

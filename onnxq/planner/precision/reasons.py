@@ -38,7 +38,7 @@ class TensorErrors:
     power: float
     inputs_noise: float
     own_noise: float
-    count: float = 1.0
+    count: float
 
     @property
     def peak(self) -> float:
@@ -77,7 +77,7 @@ class PrecisionProblem:
     engine: Target
     errors: Mapping[TensorId, TensorErrors]
     io: Mapping[str, int] = field(default_factory=dict)
-    opset: int = 19
+    opset: int
 
     @cached_property
     def bindings(self) -> Mapping[str, Binding]:
