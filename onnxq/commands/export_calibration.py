@@ -14,6 +14,7 @@ from onnxq.pipeline import ModelSource, OutputPath, name_file
 from onnxq.plan import Plan, SitePlans
 from onnxq.progress import Progress, silent
 from onnxq.report import ResultFormat, Text, pick_fields, terminal
+from onnxq.sites import Names
 
 # Names that a text lists where there are more.
 _SHOWN = 4
@@ -41,10 +42,10 @@ def export_calibration(
     name = path or ("the plan" if isinstance(source, Plan) else "the model")
     with guard_outputs(path, out, force=force):
         with progress("reading the scales"):
-            sites, index = _read_sites(source)
+            sites, index, scaled = _read_sites(source)
             if model is not None:
                 index = GraphIndex(infer_shapes(name_nodes(load_model(model).proto)))
-        exported = write_scales(sites, row, name)
+        exported = replace(write_scales(sites, row, name), scaled=scaled)
         if index is not None:
             # Left sites count as uncovered, too: the file does not name their tensors.
             entries = {site.tensor for site in exported.written}
@@ -56,11 +57,15 @@ def export_calibration(
         return replace(exported, out=str(out))
 
 
-def _read_sites(source: Plan | ModelSource) -> tuple[SitePlans, GraphIndex | None]:
-    """The sites of a plan, or the pairs of a quantized model, with the network that is left without them."""
+def _read_sites(source: Plan | ModelSource) -> tuple[SitePlans, GraphIndex | None, Names]:
+    """The sites of a plan, or the pairs of a quantized model, with the network that is left without them.
+
+    Last: the tensors whose channels the plan scales.
+    """
     # Plans are JSON, and no ONNX file begins with a brace.
     if isinstance(source, Plan) or (isinstance(source, (str, Path)) and _is_json(Path(source))):
-        return read_plan(source).all_sites, None
+        own = read_plan(source)
+        return own.all_sites, None, _list_scaled(own)
     # Pairs in a function have one name however often it is called.
     proto = inline_functions(name_nodes(read_model(source).proto))
     existing = find_existing(proto)
@@ -77,7 +82,11 @@ def _read_sites(source: Plan | ModelSource) -> tuple[SitePlans, GraphIndex | Non
     if plan is not None:
         # The file's own numbers count, which may be those of a narrower float type; the plan adds what are no pairs.
         found = {site.site: site for site in plan.all_sites if site.complete} | found
-    return tuple(found.values()), GraphIndex(infer_shapes(existing.view))
+    return tuple(found.values()), GraphIndex(infer_shapes(existing.view)), _list_scaled(plan)
+
+
+def _list_scaled(plan: Plan | None) -> Names:
+    return () if plan is None else tuple(str(scaling.tensor) for scaling in plan.scalings)
 
 
 def _is_json(path: Path) -> bool:

@@ -16,6 +16,7 @@ from onnxq.wording import join_names, show_as_summary
 
 # Names that a text lists where there are more.
 _SHOWN = 4
+_FLOAT_FILE = "use them with what `onnxq convert` of the quantized file to `float` writes, not with the original"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class ExportedScales:
     written: tuple[WrittenSite, ...]
     left: tuple[LeftSite, ...] = ()
     uncovered: Names | None = None
+    scaled: Names = ()
     out: str = ""
 
     @property
@@ -73,6 +75,10 @@ class ExportedScales:
             shown = join_names(self.uncovered, _SHOWN)
             text = "have no entry, and tools that read the file find ranges of their own for them"
             cautions.append(Caution("W144", f"{len(self.uncovered)} float tensors {text}: {shown}"))
+        if self.scaled:
+            shown = join_names(self.scaled, _SHOWN)
+            text = f"the numbers are of a model whose channels are scaled at {shown}: {_FLOAT_FILE}"
+            cautions.append(Caution("W151", text))
         return tuple(cautions)
 
 

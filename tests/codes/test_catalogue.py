@@ -77,7 +77,7 @@ SHOWN = {
     "cli/test_app.py": "Q001 Q002 Q003 Q101 Q303 Q713",
     "cli/test_end_to_end.py": "Q324",
     "cli/test_streams.py": "Q604",
-    "commands/test_export_calibration.py": "Q516 Q517 W143 W144",
+    "commands/test_export_calibration.py": "Q516 Q517 W143 W144 W151",
     "commands/test_import_weights.py": "Q515 Q602 W139",
     "commands/test_search.py": "Q712",
     "compat/test_quantize.py": "Q319 W130 W135 W136",

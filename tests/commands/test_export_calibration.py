@@ -1,6 +1,7 @@
 """`onnxq export-calibration` as a command: its account as text and JSON, its file, and its page of formats."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 import onnxq
 from docs.make_formats import PAGE, insert_table
 from onnxq.interop import read_scales
+from onnxq.plan import Scaling, from_json
+from onnxq.sites import TensorId
 from tests.cli.kit import run
 from tests.interop.real.make import make_network, make_samples
 
@@ -44,9 +47,20 @@ def test_a_plan_and_its_network_say_the_same(folder: Path) -> None:
     assert first == second
     assert [one["complete"] for one in both] == [True, True]
     assert [sorted(one["uncovered"]) for one in both] == [["c1", "s"]] * 2
-    assert set(both[0]) == {"schema", "source", "kind", "written", "left", "uncovered", "out", "complete", "warnings"}
+    keys = {"schema", "source", "kind", "written", "left", "uncovered", "scaled", "out", "complete", "warnings"}
+    assert set(both[0]) == keys
     alone = json.loads(run("export-calibration", folder / "p.json", "--format", "aimet-1.0", "--json").stdout)
     assert (alone["uncovered"], alone["warnings"]) == (None, [])
+
+
+def test_numbers_of_a_scaled_model_are_told(folder: Path) -> None:
+    """By the plan, and by the file that it was carried out on."""
+    plan = from_json((folder / "p.json").read_text())
+    scaling = Scaling(name="cross_layer_equalization", tensor=TensorId("r1"), factors=np.full(6, 2, np.float32))
+    quantized = onnxq.apply(folder / "m.onnx", replace(plan, scalings=(scaling,)), overrides={"new_weights": True})
+    for source in (quantized.plan, quantized.model):
+        warning = onnxq.export_calibration(source, "aimet-2.0").warnings[-1]
+        assert (warning.code, "are scaled at r1: use them with what `onnxq convert`" in warning) == ("W151", True)
 
 
 def test_what_is_left_is_named(folder: Path) -> None:
