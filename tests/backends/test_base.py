@@ -362,6 +362,7 @@ def test_a_target_without_limits_of_its_own_has_none() -> None:
     [
         ("ort-int8", {"emit": "nbits"}, "float data"),
         ("ort-int4-weights", {"emit": "nbits", "weights": {"block_size": 24}}, "blocks of 16"),
+        ("ort-int4-weights", {"emit": "nbits", "weights": {"block_size": 512}}, "or 256 weights"),
         ("ort-int8-weights", {"emit": "nbits"}, "blocks of 16"),
         ("ort-int4-weights", {"accuracy_level": 4}, "emit: nbits"),
         ("virtual-int8", {"emit": "nbits"}, "MatMulNBits"),
