@@ -201,7 +201,8 @@ CAPABILITIES = (
     _channel(
         bits=_NARROW,
         storage=("uint8", "int8"),
-        warning="weights with a zero point cost most of the int8 gain in ORT on the CPU",
+        warning="weights with a zero point cost most of the int8 gain in ORT on the CPU, which before 1.27 runs no "
+        "Conv with one for each channel: `weights.granularity: tensor`",
     ),
     _channel(
         bits=(16,),
