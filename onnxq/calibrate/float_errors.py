@@ -17,14 +17,7 @@ from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, get_index
 from onnxq.graph.base import RANDOM_OPS
 from onnxq.graph.light import WeightStore, bare_proto, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.precision.narrow import (
-    CONTROL,
-    FLOAT,
-    MOVES,
-    bind_types,
-    is_float32,
-    make_cast,
-)
+from onnxq.graph.precision.narrow import CONTROL, FLOAT, MOVES, bind_types, is_float32, make_cast
 from onnxq.graph.scopes import replace_items, walk_graphs
 from onnxq.graph.shapes import find_contrib
 from onnxq.graph.values import encode_tensor
