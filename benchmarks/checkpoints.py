@@ -87,7 +87,7 @@ def describe_import(
     settings: dict[str, Any] = {"latency": False}
     imported = onnxq.import_weights(str(source), str(checkpoint), overrides=settings)
     target = source.with_suffix(".q.onnx")
-    imported.result.save(target, overwrite=True)
+    imported.result.save(target, force=True)
     got = next(iter(Session(target).run({"ids": tokens}).values()))
     return [
         f"{len(imported.placed)} of {len(imported.placed) + len(imported.skipped)}",

@@ -120,7 +120,7 @@ def quantize(recipe: str, source: Path, samples: Samples, target: Path) -> None:
     else:
         preset, _, least = recipe.partition("@")
         overrides = {"latency": False} | ({"min_sqnr": float(least)} if least else {})
-        onnxq.quantize(source, samples, preset, overrides=overrides).save(target, overwrite=True)
+        onnxq.quantize(source, samples, preset, overrides=overrides).save(target, force=True)
 
 
 def emulate(path: Path, samples: Samples) -> list[Mapping[str, np.ndarray]]:

@@ -78,7 +78,7 @@ def quantize(
         quantize_with_nncf(source, samples, target, transformer)
     else:
         onnxq.quantize(source, samples, recipe, overrides={"latency": False}).save(
-            target, overwrite=True
+            target, force=True
         )
     return time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 

@@ -84,7 +84,7 @@ def export_float(net: nn.Module, file: Path, inputs: Inputs) -> Path:
 def export_quantized(model: QuantModel, file: Path, inputs: Inputs) -> Path:
     """Write a trained model."""
     names = {"input_names": list(inputs), "output_names": ["logits"]}
-    export_onnx(model, file, inputs, overwrite=True, dynamic_batch=True, **names)
+    export_onnx(model, file, inputs, force=True, dynamic_batch=True, **names)
     return file
 
 

@@ -78,7 +78,7 @@ def main() -> None:
             source, HERE / "digits.npz", overrides={"latency": False}, progress=progress
         )
     OUT.mkdir(exist_ok=True)
-    result.save(target, overwrite=True)
+    result.save(target, force=True)
 
     held_back = np.load(HERE / "digits_eval.npz")
     images, labels = held_back["image"], held_back["label"]

@@ -211,7 +211,7 @@ def main() -> None:
                 args.out
                 / f"{method.name.split(' (')[0].replace(' ', '-')}-w{bits[0]}a{bits[1]}.onnx".lower()
             )
-            export_onnx(model, path, images.images[:2], dynamic_batch=True, overwrite=True)
+            export_onnx(model, path, images.images[:2], dynamic_batch=True, force=True)
             cells.append(f"{accuracy(in_onnxruntime(path), test):.2f}")
             print(f"{method.name}, W{bits[0]}A{bits[1]}: {cells[-1]} in ONNX Runtime, "
                   f"{accuracy(model, test):.2f} in torch, {time.perf_counter() - start:.0f} s", flush=True)  # fmt: skip

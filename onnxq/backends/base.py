@@ -411,7 +411,8 @@ class Target:
             return LeftFloat(node.name, reason, "custom-operator", "F108")
         if cause is None and name in self.no_gain:
             return LeftFloat(node.name, self.no_gain[name], "no-kernel")
-        if name in WEIGHTED_OPS and not any(name in rule.ops for rule in self.rules):
+        # In mode `float` a target has no rule at all, and nobody asked for integers.
+        if self.rules and name in WEIGHTED_OPS and not any(name in rule.ops for rule in self.rules):
             cause = cause or f"target {self.name} has no rule for {name}"
         if cause is None:
             return None

@@ -17,7 +17,7 @@ from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, get_index
 from onnxq.graph.base import RANDOM_OPS
 from onnxq.graph.light import WeightStore, bare_proto, copy_proto, copy_store, rebuild
 from onnxq.graph.names import choose_name, list_names
-from onnxq.graph.precision.narrow import CONTROL, FLOAT, MOVES, is_float32, make_cast
+from onnxq.graph.precision.narrow import CONTROL, FLOAT, MOVES, bind_types, is_float32, make_cast
 from onnxq.graph.scopes import replace_items, walk_graphs
 from onnxq.graph.shapes import find_contrib
 from onnxq.graph.values import encode_tensor
@@ -136,7 +136,13 @@ class _TwinWriter:
         twin = NodeProto()
         twin.CopyFrom(node)
         if node.op_type not in _WITHOUT:
-            twin.input[:] = [self._round_tensor(main, scope, name) for name in node.input]
+            ref = self.index.find_node(node.name)
+            # Some are float32 in any case: scales of a Resize, which would have another size, limits of a Range.
+            kinds = bind_types(self.index, ref, self.narrow, self.index.opset).inputs
+            twin.input[:] = [
+                name if kind is False else self._round_tensor(main, scope, name)
+                for name, kind in zip(node.input, kinds, strict=True)
+            ]
         # A node that reads no float32, such as a Cast of integers, has nothing to be rounded.
         if twin.input[:] != node.input[:]:
             twin.name = choose_name(f"{node.name}/twin", self.taken)

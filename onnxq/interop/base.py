@@ -232,6 +232,9 @@ class JsonTable:
             # The line is looked for in the whole text, so for the faults that are shown alone.
             if len(self.faults) < _SHOWN:
                 cause = f"lacks {error}" if isinstance(error, KeyError) else str(error)
+                # Python's own words name a type of Python, and no entry.
+                if isinstance(error, (AttributeError, TypeError)):
+                    cause = "is built otherwise"
                 self.faults.append(f"line {find_line(self.text.text, path)}: {name}: {cause}")
 
     def make_table(self, header: str) -> ScaleTable:

@@ -71,12 +71,10 @@ class Result:
         return replace(self, report=replace(self.report, **changes))
 
     def save(
-        self, path: str | Path, *, overwrite: bool = False, external: bool | None = None
+        self, path: str | Path, *, force: bool = False, external: bool | None = None
     ) -> Result:
-        """Write the model atomically; OutputError when `path` exists (unless overwrite) or is one of `inputs`."""
-        save_model(
-            self.light, Path(path), external=external, overwrite=overwrite, inputs=self.inputs
-        )
+        """Write the model atomically; OutputError when `path` exists (unless force) or is one of `inputs`."""
+        save_model(self.light, Path(path), external=external, overwrite=force, inputs=self.inputs)
         return self.change_report(output=str(path), output_bytes=count_bytes(Path(path)))
 
     def leave_out_notes(self, level: Literal["full", "names", "none"]) -> Result:
@@ -137,7 +135,7 @@ def write_result(
             demand_sizes(get_index(result.light), {}, engine.title)
             compile_model(engine, result.light, Path(options.compiled), overwrite=force)
         if out is not None:
-            result = result.save(out, overwrite=force, external=options.external_data or None)
+            result = result.save(out, force=force, external=options.external_data or None)
         write_plan(result.plan, options.plan, force)
         return result
 

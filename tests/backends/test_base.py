@@ -116,7 +116,7 @@ def node(op_type: str, domain: str = "") -> NodeRef:
 
 
 def test_operators_without_any_kernel() -> None:
-    some = target(no_kernel={"LSTM": "none"}, no_gain={"AveragePool": "slow"})
+    some = target(rule("a"), no_kernel={"LSTM": "none"}, no_gain={"AveragePool": "slow"})
     assert some.without_kernel(node("LSTM")) == Refusal("n", "none", rule="no-kernel", code="R101")
     assert some.without_kernel(node("AveragePool")) == LeftFloat("n", "slow", "no-kernel")
     assert some.without_kernel(node("Abs")) is None
@@ -124,6 +124,8 @@ def test_operators_without_any_kernel() -> None:
     assert some.without_kernel(node("GRU")) == Refusal(
         "n", f"target {some.name} has no rule for GRU", rule="no-kernel", code="R101"
     )
+    # Nor where nothing is to be quantized, as in mode `float`.
+    assert target().without_kernel(node("GRU")) is None
     # Another operator of this name.
     assert some.without_kernel(node("LSTM", domain="com.microsoft")) is None
     custom = some.without_kernel(node("Swell", domain="example.ops"))
@@ -360,6 +362,7 @@ def test_a_target_without_limits_of_its_own_has_none() -> None:
     [
         ("ort-int8", {"emit": "nbits"}, "float data"),
         ("ort-int4-weights", {"emit": "nbits", "weights": {"block_size": 24}}, "blocks of 16"),
+        ("ort-int4-weights", {"emit": "nbits", "weights": {"block_size": 512}}, "or 256 weights"),
         ("ort-int8-weights", {"emit": "nbits"}, "blocks of 16"),
         ("ort-int4-weights", {"accuracy_level": 4}, "emit: nbits"),
         ("virtual-int8", {"emit": "nbits"}, "MatMulNBits"),

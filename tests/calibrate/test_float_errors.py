@@ -80,3 +80,16 @@ def test_what_is_read_may_have_any_type() -> None:
         s = SequenceConstruct(x, x) a = SequenceAt(s, first) n = Cast <to=16> (a) y = Cast <to=1> (n) }"""
     net = infer_shapes(parse(text, opset=17, first=np.array(1)))
     assert {TensorId("a"), TensorId("y")} <= set(measure_float_errors(net, FloatType.FLOAT16, samples()))
+
+
+@pytest.mark.parametrize("body", [
+    "y = Resize(x, , scales)",
+    "n = ReduceSum<keepdims=0>(x) y = Range(zero, n, step)",
+    "y = Unique<sorted=1>(x)",
+], ids=["scales of a Resize", "the step of a Range", "what a Unique counts"])  # fmt: skip
+def test_sizes_do_not_follow_from_rounded_numbers(body: str) -> None:
+    """1.3 and 1/3 are less in float16: 10 times 1.3 is 12.99, and 46 steps of 1/3 begin in front of 15."""
+    values = {name: np.float32(value) for name, value in {"scales": [1, 1.3], "zero": 0, "step": 1 / 3}.items()}
+    net = infer_shapes(parse(f"g (float[2,10] x) => (float y) {{ {body} }}", opset=17, **values))
+    x = np.float32([[1], [0.5]]) - np.arange(10, dtype=np.float32) / 2**23
+    assert TensorId("y") in measure_float_errors(net, FloatType.FLOAT16, [{"x": x}])

@@ -123,8 +123,12 @@ def test_python_callers_are_kept_from_it_too(work: Path) -> None:
     result = onnxq.quantize(work / "in.onnx", work / "d.npz", overrides={"effort": "fast", "latency": False})
     for name in ("in.onnx", "o2.onnx"):
         with pytest.raises(OutputError, match="is an input"):
-            result.save(work / name, overwrite=True, external=True)
+            result.save(work / name, force=True, external=True)
     assert contents(work) == before
+    result.save(work / "new.onnx")
+    with pytest.raises(OutputError, match="overwrite it with `force=True`"):
+        result.save(work / "new.onnx")
+    result.save(work / "new.onnx", force=True)
 
 
 def test_a_data_file_in_the_way_is_told_before_the_work(work: Path) -> None:

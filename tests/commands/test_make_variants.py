@@ -149,7 +149,7 @@ def test_the_record_is_what_was_found_and_makes_the_files_again(tmp_path: Path) 
     for one in entries.values():
         options = {**document["options"], **one["settings"]}
         again = onnxq.quantize(tmp_path / "cnn.onnx", images(8), one["preset"], overrides=options)
-        again.save(tmp_path / "again.onnx", overwrite=True)
+        again.save(tmp_path / "again.onnx", force=True)
         assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "hub" / "onnx" / one["file"]).read_bytes()
 
 

@@ -298,7 +298,9 @@ def test_a_sign_changes_no_value_and_another_scheme_keeps_the_range(net: onnx.Mo
         ('{"act_quant_info": {"x": "much"}}', "could not convert"),
         ('{"x": [{"scale": [1, 2], "zero_point": 0}]}', "scales of shape"),
         ('{"quant_info": {"x": {"q_min": 0}}}', "line 1: x: lacks 'q_max'"),
-        ('{"activation_encodings": [1]}', "line 1: entry 1: 'int'"),
+        ('{"activation_encodings": [1]}', "line 1: entry 1: is built otherwise"),
+        # One entry in the place of the list of them.
+        ('{"param_encodings": {"bw": 8, "name": "w"}}', "line 1: bw: is built otherwise"),
         ('{"activation_encodings": {}, "param_encodings": 1}', "is built otherwise"),
         ('{"quant_info": [1]}', "is built otherwise"),
         ('{"configs": {"conv": 1}, "values": {}}', "is built otherwise"),

@@ -104,6 +104,7 @@ def test_inputs_and_outputs_change_type_when_asked() -> None:
 def test_models_are_converted_without_pairs() -> None:
     result = quantize_fast(convs(), images(), "trt-fp16", least=55)
     assert not result.plan.sites
+    assert not result.report.refusals
     assert result.model.ByteSize() < 0.6 * convs().ByteSize()
     assert "nothing was quantized" not in show_text(result.report)
     assert types(result.model) == {"FLOAT16": 3}

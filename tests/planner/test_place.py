@@ -198,6 +198,9 @@ def test_two_observers_under_one_scale_are_told() -> None:
     assert draft(proto, both, FORCE).default().warnings == ()
 
 
+ZERO_POINTS = "weights with a zero point cost most of the int8 gain in ORT on the CPU, which before 1.27 runs no Conv"
+
+
 @pytest.mark.parametrize(
     ("wish", "opset", "warning"),
     [
@@ -206,7 +209,7 @@ def test_two_observers_under_one_scale_are_told() -> None:
         ({"activations.bits": 16}, 21, "16-bit activations have no fused kernel"),
         ({"weights.bits": 16}, 21, "16-bit weights have no fused kernel"),
         ({"weights.bits": 4, "weights.storage": "int4"}, 21, ""),
-        ({"weights.scheme": "asymmetric", "weights.signed": False}, 13, "weights with a zero point cost"),
+        ({"weights.scheme": "asymmetric", "weights.signed": False}, 13, ZERO_POINTS),
     ],
 )
 def test_specs_beyond_int8_raise_the_opset_and_tell_their_price(wish: dict, opset: int, warning: str) -> None:

@@ -209,7 +209,7 @@ def export_onnx(
     *,
     float_path: str | Path | None = None,
     plan_path: str | Path | None = None,
-    overwrite: bool = False,
+    force: bool = False,
     check: bool = True,
     bits_attribute: bool = False,
     **options: Any,
@@ -221,7 +221,7 @@ def export_onnx(
     without, and warn where it is farther from torch than rounding takes it. bits_attribute: also write
     `net_extra.onnx`, whose Q and DQ nodes have the integer attribute `bits`, which ONNX Runtime refuses. options: those
     of `to_onnx`.
-    Raises OutputError for a file that exists (unless overwrite) or cannot be written; else as `to_onnx`.
+    Raises OutputError for a file that exists (unless force) or cannot be written; else as `to_onnx`.
     """
     whole = Path(path)
     bare = (
@@ -230,11 +230,11 @@ def export_onnx(
     plan = Path(plan_path) if plan_path is not None else whole.with_name(f"{whole.stem}.plan.json")
     extra = (whole.with_name(f"{whole.stem}_extra.onnx"),) if bits_attribute else ()
     # Before the export, which takes long.
-    check_outputs("", whole, bare, plan, *extra, force=overwrite)
+    check_outputs("", whole, bare, plan, *extra, force=force)
     done = to_onnx(model, example_inputs, **{"name": bare.name, **options})
     marked = {path: write_bits(done.model, find_pairs(done.model)) for path in extra}
     models = {bare: done.float_model, whole: done.model, **marked}
-    files = write_all(models, {plan: to_json(done.plan)}, overwrite=overwrite)
+    files = write_all(models, {plan: to_json(done.plan)}, overwrite=force)
     inner = model
     if isinstance(model, Exportable):
         model.mark_exported()

@@ -118,7 +118,7 @@ class AncestorNames:
             dummy_data,
             input_names=input_names,
             output_names=output_names,
-            overwrite=True,
+            force=True,
             dynamic_shapes=shapes,
             opset=opset_version if opset_version >= _LOWEST_OPSET else None,
             bits_attribute=extra_info,

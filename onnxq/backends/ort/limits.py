@@ -76,7 +76,7 @@ SUMS = IntegerSums(find_product, pair_weights)
 
 def _has_operator_blocks(config: Config) -> bool:
     size = config.weights.block_size or 0
-    return config.emit != "nbits" or (size >= 16 and not size & (size - 1))
+    return config.emit != "nbits" or size in (16, 32, 64, 128, 256)
 
 
 def _can_be_dynamic(config: Config) -> bool:
@@ -139,7 +139,7 @@ LIMITS = (
     Limit(
         "emit",
         _has_operator_blocks,
-        "MatMulNBits has blocks of 16, 32, 64, 128 … weights",
+        "MatMulNBits has blocks of 16, 32, 64, 128 or 256 weights",
         "remove it, or write `weights: {granularity: block, block_size: 32}`",
     ),
     Limit(

@@ -13,10 +13,11 @@ from onnxq.arrays import Shape
 from onnxq.backends import surroundings
 from onnxq.backends.base import Candidate, Capability, Output, PlacementRule, Reason, Target
 from onnxq.backends.cpu_costs import read_costs
+from onnxq.errors import CauseAndFix
 from onnxq.graph import NodeRef
 from onnxq.numerics import SumOrder
 from onnxq.sites import Role
-from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor
+from onnxq.spec import FloatType, PerBlock, PerChannel, PerTensor, QuantSpec
 
 # Activations that fold into the QuantizeLinear behind them, since its range ends where theirs does.
 _CLIPS = ("Relu", "Clip")
@@ -200,7 +201,8 @@ CAPABILITIES = (
     _channel(
         bits=_NARROW,
         storage=("uint8", "int8"),
-        warning="weights with a zero point cost most of the int8 gain in ORT on the CPU",
+        warning="weights with a zero point cost most of the int8 gain in ORT on the CPU, which before 1.27 runs no "
+        "Conv with one for each channel: `weights.granularity: tensor`",
     ),
     _channel(
         bits=(16,),
@@ -212,8 +214,26 @@ CAPABILITIES = (
     *_TABLES,
 )
 
+# Weights of one scale that MatMulNBits reads in every release of ONNX Runtime from 1.23 on (measured to 1.32).
+_WIDEST_BLOCK = 256
+
+
+def _check_blocks(_shape: Shape, spec: QuantSpec) -> CauseAndFix | None:
+    grain = spec.granularity
+    if not isinstance(grain, PerBlock) or grain.size <= _WIDEST_BLOCK:
+        return None
+    cause = f"ONNX Runtime before 1.27 computes garbage in blocks of {grain.size}, and 1.27 and 1.28 load none"
+    return cause, f"use block_size {_WIDEST_BLOCK}"
+
+
 # Only a MatMul has a weight-only kernel: it and the DequantizeLinear of its weight become MatMulNBits.
-_matmul = partial(_weight, ops=("MatMul",), granularity=(PerTensor, PerChannel, PerBlock), opset=21)
+_matmul = partial(
+    _weight,
+    ops=("MatMul",),
+    granularity=(PerTensor, PerChannel, PerBlock),
+    shape=_check_blocks,
+    opset=21,
+)
 WEIGHT_ONLY = (
     _matmul(bits=(2, 3, 4), storage=("int4", "uint4")),
     # The type is one of opset 25.

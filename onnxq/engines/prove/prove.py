@@ -59,6 +59,8 @@ from onnxq.sites import Cautions, Names, UnquantizedNodes, drop_repeats
 _REDUCE_SECONDS = 180.0
 _PART_SECONDS = 60.0
 _CACHE = "timing.cache"
+# Of zero points, and of weights of MatMulNBits: TensorRT reads none of them.
+_UNREAD_TYPES = {onnx.TensorProto.UINT8, onnx.TensorProto.UINT16, onnx.TensorProto.INT16}
 REDUCED = "reduced.onnx"
 
 
@@ -219,13 +221,12 @@ def choose_engine(proto: onnx.ModelProto, capability: str | None) -> tuple[Engin
         return find_usual_engine(), "a compute capability was given"
     plan = read_plan_note(proto)
     if plan is None:
-        # Zero points and weights of MatMulNBits: TensorRT reads no uint8.
         stored = {tensor.data_type for tensor in proto.graph.initializer}
-        integers = onnx.TensorProto.UINT8 in stored or any(
+        integers = not _UNREAD_TYPES.isdisjoint(stored) or any(
             node.op_type in INTEGER_OPERATORS for node in proto.graph.node
         )
         reason = (
-            "no plan, but uint8 or operators on integers"
+            "no plan, but uint8, 16 bits or operators on integers"
             if integers
             else "the default: the file holds no plan"
         )

@@ -27,8 +27,8 @@ from onnxq.spec import FLOAT_TYPES
 FLOAT = int(TensorProto.FLOAT)
 # Operators on graphs: what goes in and out of bodies stays float32, so that all branches agree.
 CONTROL = ("If", "Loop", "Scan")
-# ONNX Runtime computes it by its definition in other types than float32, and fails.
-_FLOAT32_ONLY = ("AffineGrid",)
+# ONNX Runtime fails to compute the first in other types than float32; a narrow type merges what the second counts.
+_FLOAT32_ONLY = ("AffineGrid", "Unique")
 # Their values are those of their inputs: no type rounds them.
 MOVES = LAYOUT_OPS.union(
     ("Slice", "Gather", "GatherElements", "GatherND", "Concat", "Split", "Where"),

@@ -236,11 +236,15 @@ def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
     matrices = stack.reshape(-1, *stack.shape[-2:])
     axes = [axis for axis, size in enumerate(stack.shape[:-2], len(dims) - stack.ndim) if size > 1]
     deep = len(dims) >= stack.ndim
-    if len(dims) == 2 and stack.ndim == 3:
-        # The same rows for all: one matrix with the columns of all.
-        edit.set_constant(node.make_edge(1), np.concatenate([*matrices], axis=1))
-        shape = edit.make_reshape(node, (_SAME, *stack.shape[::2]))
-        edit.append(node, [shape, ("Transpose", (), {"perm": (1, 0, 2)})])
+    # Axes in front of that of the matrices, where it stands right before the rows.
+    front = max(len(dims) - 3, 0)
+    if (axes == [front] and dims[front] == 1) if deep else (len(dims), stack.ndim) == (2, 3):
+        # The same rows for all, as for the heads of an attention: one matrix with the columns of all.
+        edit.set_constant(node.make_edge(1), np.hstack([*matrices]))
+        shape = edit.make_reshape(node, (*[_SAME] * front, _REST, *stack.shape[-3::2]))
+        edit.append(
+            node, [shape, ("Transpose", (), {"perm": (*range(front), front + 1, front, front + 2)})]
+        )
     elif deep and not axes:
         edit.set_constant(node.make_edge(1), matrices[0])
     elif deep and [dims[axis] for axis in axes] == [len(matrices)]:

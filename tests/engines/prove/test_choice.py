@@ -51,17 +51,18 @@ def test_operators_on_integers_without_a_plan_are_proved_where_they_run(tmp_path
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "m.onnx", weight_type=wanted)
     model = onnx.load(tmp_path / "m.onnx")
     assert "DynamicQuantizeLinear" in [node.op_type for node in model.graph.node]
-    assert choose_engine(model, None) == (ORT, "no plan, but uint8 or operators on integers")
+    assert choose_engine(model, None) == (ORT, "no plan, but uint8, 16 bits or operators on integers")
     assert choose_engine(model, "8.9") == (RTX, "a compute capability was given")
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_zero_points_that_tensorrt_does_not_read_are_proved_where_they_run(*, signed: bool) -> None:
-    """As onnxruntime.quantization writes pairs by default."""
+@pytest.mark.parametrize("bits", [8, 16])
+def test_zero_points_that_tensorrt_does_not_read_are_proved_where_they_run(bits: int, *, signed: bool) -> None:
+    """As onnxruntime.quantization writes pairs by default, and for NPUs."""
     body = "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)"
-    zero = np.zeros((), np.int8 if signed else np.uint8)
+    zero = np.zeros((), f"{'i' if signed else 'u'}{bits // 8}")
     proto = parse_text(f"g (float[4] x) => (float[4] y) {{ {body} }}", s=np.float32(1), z=zero)
-    assert choose_engine(proto, None)[0] == (RTX if signed else ORT)
+    assert choose_engine(proto, None)[0] == (RTX if signed and bits == 8 else ORT)
 
 
 def test_prove_goes_by_it_and_says_so(quantized: dict[str, onnx.ModelProto], tmp_path: Path) -> None:

@@ -166,6 +166,9 @@ STACKS = {
     "in front of an axis": ("2,5,3,128", (2, 1, 128, 128), ["Slice", "MatMul", "Slice", "MatMul", "Concat"]),
     "of one": ("B,3,128", (1, 128, 128), ["MatMul"]),
     "the same rows": ("T,128", (3, 128, 128), ["MatMul", "Reshape", "Transpose"]),
+    "the same rows, of one": ("T,128", (1, 128, 128), ["MatMul", "Reshape", "Transpose"]),
+    "heads": ("1,T,256", (8, 256, 32), ["MatMul", "Reshape", "Transpose"]),
+    "heads of samples": ("B,1,T,256", (1, 8, 256, 32), ["MatMul", "Reshape", "Transpose"]),
 }
 
 
@@ -181,12 +184,13 @@ def test_a_product_with_a_stack_is_one_with_each_matrix(
 @pytest.mark.parametrize("stack", [
     make_stack("2,3,64", 2, 64, 64),
     make_stack("B,3,128", 2, 128, 128),
-    make_stack("1,3,128", 2, 128, 128),
+    make_stack("1,2,3,128", 2, 1, 128, 128),
     make_stack("2,2,3,128", 2, 2, 128, 128),
     make_stack("3,128", 1, 2, 128, 128),
+    make_stack("1,3,128", 1, 2, 128, 128),
     make_stack("2,3,128", 2, 128, 128, text="z = MatMul(x, w) y = MatMul(z, w)"),
     make_stack("128,128", 2, 128, 128, text="y = MatMul(w, x)"),
-], ids=["small", "unknown", "repeated", "two axes", "more axes", "two readers", "on the left"])  # fmt: skip
+], ids=["small", "unknown", "repeated", "two axes", "more axes", "an axis", "two readers", "on the left"])  # fmt: skip
 def test_other_stacks_stay(stack: ModelProto) -> None:
     assert_untouched(part_stacks, stack)
 

@@ -146,7 +146,7 @@ def test_files_that_are_there_stay(tmp_path: Path) -> None:
         export_onnx(model, tmp_path / "net.onnx", x)
     assert os.listdir(tmp_path) == ["net.plan.json"]
     assert model.state is State.FROZEN
-    export_onnx(model, tmp_path / "net.onnx", x, overwrite=True, float_path=tmp_path / "float.onnx")
+    export_onnx(model, tmp_path / "net.onnx", x, force=True, float_path=tmp_path / "float.onnx")
     assert sorted(os.listdir(tmp_path)) == ["float.onnx", "net.onnx", "net.plan.json"]
     assert (tmp_path / "net.plan.json").read_text() != "mine"
 
@@ -208,7 +208,7 @@ def test_the_file_is_the_module(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert not found.beyond_rounding
     assert found.max_abs < 1e-2
     assert re.search(r"net\.onnx against torch: SQNR (\d+\.\d dB|exact) as written, ", caplog.text)
-    assert export_onnx(model, tmp_path / "net.onnx", x, overwrite=True, check=False).check is None
+    assert export_onnx(model, tmp_path / "net.onnx", x, force=True, check=False).check is None
 
 
 def test_the_line_says_how_near_the_file_is_in_decibels_as_other_reports_do() -> None:
