@@ -92,9 +92,9 @@ class Example:
 
     def _compute_value(self, root: nn.Module, node: fx.Node) -> Any:
         if node.op == "placeholder":
-            return self.given.get(
-                str(node.target).lstrip("*"), node.args[0] if node.args else _UNKNOWN
-            )
+            name = str(node.target)
+            default = node.args[0] if node.args else () if name.startswith("*") else _UNKNOWN
+            return self.given.get(name.lstrip("*"), default)
         args, kwargs = (
             fx.map_arg(part, lambda n: n.meta[_FAKE]) for part in (node.args, node.kwargs)
         )
@@ -167,6 +167,10 @@ class Untraceable:
     reason: str
 
 
+class _NoNames(dict[str, Any]):
+    """No arguments for `**kwargs`: fx writes no valid code for a plain dict, which it takes apart."""
+
+
 class Tracer(fx.Tracer):
     """fx.Tracer with these leaves: torch's own layers, registered modules, skipped modules, and those in `opaque`.
 
@@ -208,7 +212,7 @@ class Tracer(fx.Tracer):
         """Give forward the default of a fixed argument, and the graph an input that is checked against it."""
         # Arguments that the forward does not name: none, see trace_model.
         if name.startswith("**"):
-            return {}
+            return _NoNames()
         if name not in self.fixed:
             return super()._proxy_placeholder(name, *rest)
         default = self.fixed[name]
@@ -274,7 +278,11 @@ def trace_model(
     fixed = find_fixed_arguments(root, arguments)
     failed: dict[str, str] = {}
     parameters = inspect.signature(root.forward).parameters
-    if any(parameters[name].kind is inspect.Parameter.VAR_KEYWORD for name in arguments or ()):
+    unnamed = [inspect.Parameter.VAR_KEYWORD]
+    # fx puts arguments that are given by name only in front of those without a name.
+    if any(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters.values()):
+        unnamed.append(inspect.Parameter.VAR_POSITIONAL)
+    if any(parameters[name].kind in unnamed for name in arguments or ()):
         return Untraceable("it is called with arguments that its forward does not name")
     # Used only where a plain trace fails: it fixes the shapes that decide control flow.
     example = None
