@@ -49,6 +49,14 @@ def test_sites_are_named_after_modules_and_the_calls_of_one() -> None:
     assert sites.index("fc.weight") == len(sites) - 1
 
 
+def test_a_module_of_functions_alone_may_call_one_that_modules_have_as_a_method() -> None:
+    cast = nets.Network(lambda _, x: x.to(torch.float32).float())
+    model, x = nn.Sequential(nn.Linear(4, 4), cast, nn.Linear(4, 4)), torch.randn(2, 4)
+    quantized = QuantModel(model, target="virtual", example_inputs=x)
+    assert torch.equal(quantized(x), model(x))
+    assert {"1.to_1", "1.float_1"} <= {name for name, _ in quantized.model.named_modules()}
+
+
 def test_shared_layers_and_tied_weights_have_one_quantizer_and_a_site_for_each_call() -> None:
     conv, tied = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
     tied.weight = conv.weight
