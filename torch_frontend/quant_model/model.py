@@ -346,12 +346,21 @@ class QuantModel(AncestorNames, Exportable):
             site: [q.enabled, q.disabled_reason, q.disabled_by.value, q.frozen]
             for site, q in self.quantizers.items()
         }
-        text = json.dumps({"state": self.state.value, "switches": switches})
+        specs = {site: _write_spec(q) for site, q in self.quantizers.items() if q.calibrated}
+        text = json.dumps({"state": self.state.value, "switches": switches, "specs": specs})
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore state and switches; sites that the state does not have keep theirs."""
+        """Restore state and switches; sites that the state does not have keep theirs.
+
+        Raises PlanError for scales of other bits or another granularity, before anything is loaded.
+        """
         restored = json.loads(bytes(state.cpu().numpy()))
+        for site, spec in restored.get("specs", {}).items():  # states of before have none
+            if site in self.quantizers and spec != (own := _write_spec(self.quantizers[site])):
+                cause = f"the state has scales for {spec}, the model is configured for {own}"
+                fix = "configure it as the state, or load weights alone and calibrate"
+                raise PlanError(site, cause, fix, code="Q407")
         self.state = State(restored["state"])
         for site, quantizer in self.quantizers.items():
             if site in restored["switches"]:
@@ -360,6 +369,14 @@ class QuantModel(AncestorNames, Exportable):
                 ]
                 quantizer.disabled_by = DisabledBy(by)
                 quantizer.freeze(frozen)
+
+
+def _write_spec(quantizer: Quantizer) -> str:
+    """Bits and granularity of the scales in a state, such as "4 bits per channel 0"."""
+    grain = quantizer.spec.granularity
+    return " ".join(
+        map(str, (quantizer.spec.bits, "bits per", grain.word, *grain.attributes.values()))
+    )
 
 
 def _load_config(
