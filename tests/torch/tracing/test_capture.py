@@ -275,6 +275,10 @@ def test_modules_without_a_forward_in_python_are_refused():
     deprecation = (DeprecationWarning, FutureWarning)
     with pytest.warns(deprecation, match="script"), pytest.raises(ModelError, match=r"TorchScript.*\[Q123\]"):
         QuantModel(torch.jit.script(plain))
+    # Quantizers would be quantized a second time.
+    for given, cause in ((QuantModel(plain, target="virtual"), "quantizers already"), (nn.Linear, "no module")):
+        with pytest.raises(ModelError, match=rf"{cause}.*\[Q123\]"):
+            QuantModel(given)
 
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])
