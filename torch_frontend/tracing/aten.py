@@ -26,8 +26,8 @@ def convert_calls(graph: fx.Graph) -> None:
     """Turn calls of ATen's operators into functions and methods; one that has none stays as it is."""
     for node in list(graph.nodes):
         name = read_aten_name(node)
-        # contiguous: recorded where the example's tensor was not, which differs from mode to mode. alias: a slice of the
-        # whole tensor.
+        # contiguous: recorded where the example's tensor was not, which differs from mode to mode.
+        # alias: a slice of a whole tensor.
         if name in _CHECKS or name in ("contiguous", "alias"):
             if name not in _CHECKS:
                 node.replace_all_uses_with(node.args[0])
