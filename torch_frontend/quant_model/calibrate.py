@@ -127,8 +127,8 @@ class LayerwiseCalibration(fx.Interpreter):
         """The node's result for each batch; quantizers are calibrated first."""
         if n.op == "placeholder":
             # Placeholders run in the order of the values that `bind_inputs` gives; `*args` takes the rest.
-            unnamed = str(n.target).startswith("*")
-            return [tuple(values) if unnamed else next(values) for values in self.inputs]
+            take = tuple if str(n.target).startswith("*") else next
+            return [take(values) for values in self.inputs]
         arguments = [
             fx.map_arg((n.args, n.kwargs), lambda source, k=k: self.env[source][k])
             for k in range(len(self.inputs))

@@ -346,9 +346,15 @@ class QuantModel(AncestorNames, Exportable):
             site: [q.enabled, q.disabled_reason, q.disabled_by.value, q.frozen]
             for site, q in self.quantizers.items()
         }
-        specs = {site: _write_spec(q) for site, q in self.quantizers.items() if q.calibrated}
-        text = json.dumps({"state": self.state.value, "switches": switches, "specs": specs})
+        text = json.dumps(
+            {"state": self.state.value, "switches": switches, "specs": self._list_specs()}
+        )
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    def _list_specs(self) -> dict[str, str]:
+        """Site -> bits and granularity of its scales."""
+        quantizers = self.quantizers.items()
+        return {site: f"{q.spec.bits} bits, {q.spec.granularity}" for site, q in quantizers}
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore state and switches; sites that the state does not have keep theirs.
@@ -356,9 +362,10 @@ class QuantModel(AncestorNames, Exportable):
         Raises PlanError for scales of other bits or another granularity, before anything is loaded.
         """
         restored = json.loads(bytes(state.cpu().numpy()))
+        own = self._list_specs()
         for site, spec in restored.get("specs", {}).items():  # states of before have none
-            if site in self.quantizers and spec != (own := _write_spec(self.quantizers[site])):
-                cause = f"the state has scales for {spec}, the model is configured for {own}"
+            if restored["state"] != State.FLOAT.value and spec != own.get(site, spec):
+                cause = f"its scales are for {spec}, and the model is configured for {own[site]}"
                 fix = "configure it as the state, or load weights alone and calibrate"
                 raise PlanError(site, cause, fix, code="Q407")
         self.state = State(restored["state"])
@@ -369,14 +376,6 @@ class QuantModel(AncestorNames, Exportable):
                 ]
                 quantizer.disabled_by = DisabledBy(by)
                 quantizer.freeze(frozen)
-
-
-def _write_spec(quantizer: Quantizer) -> str:
-    """Bits and granularity of the scales in a state, such as "4 bits per channel 0"."""
-    grain = quantizer.spec.granularity
-    return " ".join(
-        map(str, (quantizer.spec.bits, "bits per", grain.word, *grain.attributes.values()))
-    )
 
 
 def _load_config(

@@ -278,11 +278,7 @@ def trace_model(
     fixed = find_fixed_arguments(root, arguments)
     failed: dict[str, str] = {}
     parameters = inspect.signature(root.forward).parameters
-    unnamed = [inspect.Parameter.VAR_KEYWORD]
-    # fx puts arguments that are given by name only in front of those without a name.
-    if any(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters.values()):
-        unnamed.append(inspect.Parameter.VAR_POSITIONAL)
-    if any(parameters[name].kind in unnamed for name in arguments or ()):
+    if any(parameters[name].kind is inspect.Parameter.VAR_KEYWORD for name in arguments or ()):
         return Untraceable("it is called with arguments that its forward does not name")
     # Used only where a plain trace fails: it fixes the shapes that decide control flow.
     example = None
