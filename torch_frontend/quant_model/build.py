@@ -17,6 +17,7 @@ from torch_frontend.placement.rules import CallRequests, check_policies
 from torch_frontend.qmodules import multiply_weight_norms
 from torch_frontend.qmodules.registry import GROUPS
 from torch_frontend.quant_model import attach
+from torch_frontend.quantizers import quantizers_of
 from torch_frontend.tracing.attention import take_apart
 from torch_frontend.tracing.batch_norms import fold_batch_norms, replace_batch_norms
 from torch_frontend.tracing.capture import capture_model, take_graph
@@ -97,7 +98,7 @@ def _trace_network(
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Raise ModelError for a module that has no forward in Python, or hides it."""
+    """Raise ModelError for what is no module, has no forward in Python or hides it, or is quantized already."""
     if isinstance(model, torch.jit.ScriptModule):
         cause = "is TorchScript, which has no modules to quantize"
         fix = "give the module that it was made from"
@@ -107,6 +108,12 @@ def refuse_compiled(model: nn.Module) -> None:
     elif isinstance(model, torch.export.ExportedProgram):
         cause = "is an exported program"
         fix = "give the module that was exported, or `program.module()`"
+    elif not isinstance(model, nn.Module):
+        cause = "is no module"
+        fix = "give an instance of torch.nn.Module"
+    elif quantizers_of(model):
+        cause = "has quantizers already"
+        fix = "give the float module; a QuantModel is calibrated again after prepare_calibration()"
     else:
         return
     raise ModelError(type(model).__name__, cause, fix, code="Q123")

@@ -126,8 +126,9 @@ class LayerwiseCalibration(fx.Interpreter):
     def run_node(self, n: fx.Node) -> list[Any]:
         """The node's result for each batch; quantizers are calibrated first."""
         if n.op == "placeholder":
-            # Placeholders run in the order of the values that `bind_inputs` gives.
-            return [next(values) for values in self.inputs]
+            # Placeholders run in the order of the values that `bind_inputs` gives; `*args` takes the rest.
+            take = tuple if str(n.target).startswith("*") else next
+            return [take(values) for values in self.inputs]
         arguments = [
             fx.map_arg((n.args, n.kwargs), lambda source, k=k: self.env[source][k])
             for k in range(len(self.inputs))

@@ -346,12 +346,28 @@ class QuantModel(AncestorNames, Exportable):
             site: [q.enabled, q.disabled_reason, q.disabled_by.value, q.frozen]
             for site, q in self.quantizers.items()
         }
-        text = json.dumps({"state": self.state.value, "switches": switches})
+        text = json.dumps(
+            {"state": self.state.value, "switches": switches, "specs": self._list_specs()}
+        )
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
+    def _list_specs(self) -> dict[str, str]:
+        """Site -> bits and granularity of its scales."""
+        quantizers = self.quantizers.items()
+        return {site: f"{q.spec.bits} bits, {q.spec.granularity}" for site, q in quantizers}
+
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore state and switches; sites that the state does not have keep theirs."""
+        """Restore state and switches; sites that the state does not have keep theirs.
+
+        Raises PlanError for scales of other bits or another granularity, before anything is loaded.
+        """
         restored = json.loads(bytes(state.cpu().numpy()))
+        own = self._list_specs()
+        for site, spec in restored.get("specs", {}).items():  # states of before have none
+            if restored["state"] != State.FLOAT.value and spec != own.get(site, spec):
+                cause = f"its scales are for {spec}, and the model is configured for {own[site]}"
+                fix = "configure it as the state, or load weights alone and calibrate"
+                raise PlanError(site, cause, fix, code="Q407")
         self.state = State(restored["state"])
         for site, quantizer in self.quantizers.items():
             if site in restored["switches"]:

@@ -101,14 +101,13 @@ class _PairedRun(fx.Interpreter):
 
     def measure_batch(self, inputs: Inputs) -> None:
         """Run one batch and add the errors of its layers."""
-        self.inputs = iter(bind_inputs(self.graph, inputs))
         self.calls.clear()
-        self.run()
+        self.run(*bind_inputs(self.graph, inputs))
 
     def run_node(self, n: fx.Node) -> Any:
         """The node's results in both models."""
         if n.op == "placeholder":
-            return (next(self.inputs),) * 2
+            return (self.placeholder(n.target, n.args, {}),) * 2
         module = find_module(self.module, n)
         # A quantizer is an identity in the float model.
         if isinstance(module, Quantizer):

@@ -273,6 +273,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
             self._name_errors(lambda: qparams_from_range(*ends, self.spec, origin="given range"))
         )
 
+    # Calibration may run in inference mode, whose tensors never learn.
+    @torch.inference_mode(False)
     def load_qparams(self, qparams: QParams) -> None:
         """Use these qparams. Raises CalibrationError naming the site if spec or target cannot hold them."""
         checked = check_qparams(qparams, self.spec, self.site, self.target)

@@ -27,8 +27,9 @@ def convert_calls(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         name = read_aten_name(node)
         # contiguous: recorded where the example's tensor was not, which differs from mode to mode.
-        if name in _CHECKS or name == "contiguous":
-            if name == "contiguous":
+        # alias: a slice of a whole tensor.
+        if name in _CHECKS or name in ("contiguous", "alias"):
+            if name not in _CHECKS:
                 node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
         elif name in _REWRITES:
@@ -185,7 +186,6 @@ _SAME: Mapping[str, str] = {
     "view": "reshape",
     "split_with_sizes": "split",
     "lift_fresh_copy": "clone",
-    "alias": "detach",
 }
 _REWRITES: Mapping[str, Rewrite] = {
     "to": _convert_type,

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
-_MISSING: Any = object()
+# fx puts a plain module in the place of one that a graph does not call, and `to` is a name of that one too.
+_MISSING: Any = nn.Module()
 
 # Of a call, by the names of its parameters.
 Kwargs = dict[str, Any]

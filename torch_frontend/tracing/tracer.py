@@ -92,9 +92,9 @@ class Example:
 
     def _compute_value(self, root: nn.Module, node: fx.Node) -> Any:
         if node.op == "placeholder":
-            return self.given.get(
-                str(node.target).lstrip("*"), node.args[0] if node.args else _UNKNOWN
-            )
+            name = str(node.target)
+            default = node.args[0] if node.args else () if name.startswith("*") else _UNKNOWN
+            return self.given.get(name.lstrip("*"), default)
         args, kwargs = (
             fx.map_arg(part, lambda n: n.meta[_FAKE]) for part in (node.args, node.kwargs)
         )
@@ -167,6 +167,10 @@ class Untraceable:
     reason: str
 
 
+class _NoNames(dict[str, Any]):
+    """No arguments for `**kwargs`: fx writes no valid code for a plain dict, which it takes apart."""
+
+
 class Tracer(fx.Tracer):
     """fx.Tracer with these leaves: torch's own layers, registered modules, skipped modules, and those in `opaque`.
 
@@ -208,7 +212,7 @@ class Tracer(fx.Tracer):
         """Give forward the default of a fixed argument, and the graph an input that is checked against it."""
         # Arguments that the forward does not name: none, see trace_model.
         if name.startswith("**"):
-            return {}
+            return _NoNames()
         if name not in self.fixed:
             return super()._proxy_placeholder(name, *rest)
         default = self.fixed[name]

@@ -115,7 +115,10 @@ def bind_inputs(graph: fx.Graph, inputs: Inputs) -> list[Any]:
     # As Python binds a call: positions first, then names, then defaults.
     args = inputs.args
     rest = dict(inputs.kwargs)
-    if len(args) > len(placeholders):
+    # The last one of a forward with `*args` takes all positions that are left; fx.Interpreter does the same.
+    if placeholders and str(placeholders[-1].target).startswith("*"):
+        placeholders.pop()
+    elif len(args) > len(placeholders):
         cause = f"{len(args)} given, the model takes {len(placeholders)}"
         raise DataError("inputs", cause, "give one value an input", code="Q205")
     values = list(args)

@@ -34,6 +34,14 @@ def test_observing_rounds_nothing_and_ends_with_numbers() -> None:
     assert all((found.qparams().scale == was).all() for found, was in zip(quantizers_of(net), before, strict=True))
 
 
+def test_scales_that_were_observed_in_inference_mode_learn() -> None:
+    net = Net("lsq+")
+    with torch.inference_mode():
+        observe(net, batch(0))
+    net(batch(0)).sum().backward()
+    assert all(found.scale.grad.isfinite().all() for found in quantizers_of(net))
+
+
 def test_a_site_no_batch_reached_is_named() -> None:
     net = Net()
     with pytest.raises(CalibrationError, match=r"b\.in"), qat.observing(net):

@@ -5,6 +5,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -285,6 +286,16 @@ def test_scales_from_before_are_said_and_kept() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made.load_state_dict(copy.deepcopy(made.state_dict()))
+
+
+@pytest.mark.parametrize("other", [{"bits": 8}, {"granularity": "channel"}, {"granularity": "tensor"}])
+def test_scales_of_other_bits_or_another_granularity_are_refused(other: dict[str, Any]) -> None:
+    own = {"bits": 4, "granularity": "tensor" if other == {"granularity": "channel"} else "channel"}
+    first, second = (calibrate(model({**W4A4, "weights": spec}), images()) for spec in (own, {**own, **other}))
+    before = copy.deepcopy(second.state_dict())
+    with pytest.raises(PlanError, match=r"stem\.weight: .* for 4 bits, Per.* for .*\[Q407\]"):
+        second.load_state_dict({key: 0 * value if "." in key else value for key, value in first.state_dict().items()})
+    assert all(torch.equal(before[key], value) for key, value in second.state_dict().items())
 
 
 def test_after_batchnorm_tuning_a_checkpoint_folds_its_own_statistics() -> None:

@@ -268,6 +268,22 @@ def test_an_exported_module_is_converted():
         QuantModel(program)
 
 
+def test_gradients_pass_where_the_forward_lets_them_pass() -> None:
+    """torch.export has an alias for a slice of the whole, as rotary embeddings of part of a head make them."""
+
+    def compute(net: Any, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        y = net.first(x)
+        return y[..., :8] + net.second(x).detach()
+
+    plain, x = Network(compute, first=nn.Linear(8, 8), second=nn.Linear(8, 8)), torch.randn(2, 8)
+    model = capture(plain, x)
+    model(x).sum().backward()
+    plain(x).sum().backward()
+    torch.testing.assert_close(model.model.first.weight.grad, plain.first.weight.grad)
+    assert model.model.second.weight.grad is plain.second.weight.grad is None
+
+
 def test_modules_without_a_forward_in_python_are_refused():
     plain = nn.Sequential(nn.Linear(8, 8)).eval()
     with pytest.raises(ModelError, match="_orig_mod"):
@@ -275,6 +291,10 @@ def test_modules_without_a_forward_in_python_are_refused():
     deprecation = (DeprecationWarning, FutureWarning)
     with pytest.warns(deprecation, match="script"), pytest.raises(ModelError, match=r"TorchScript.*\[Q123\]"):
         QuantModel(torch.jit.script(plain))
+    # Quantizers would be quantized a second time.
+    for given, cause in ((QuantModel(plain, target="virtual"), "quantizers already"), (nn.Linear, "no module")):
+        with pytest.raises(ModelError, match=rf"{cause}.*\[Q123\]"):
+            QuantModel(given)
 
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 1, 2, 3]])

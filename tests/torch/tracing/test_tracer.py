@@ -49,6 +49,14 @@ def test_sites_are_named_after_modules_and_the_calls_of_one() -> None:
     assert sites.index("fc.weight") == len(sites) - 1
 
 
+def test_a_module_of_functions_alone_may_call_one_that_modules_have_as_a_method() -> None:
+    cast = nets.Network(lambda _, x: x.to(torch.float32).float())
+    model, x = nn.Sequential(nn.Linear(4, 4), cast, nn.Linear(4, 4)), torch.randn(2, 4)
+    quantized = QuantModel(model, target="virtual", example_inputs=x)
+    assert torch.equal(quantized(x), model(x))
+    assert {"1.to_1", "1.float_1"} <= {name for name, _ in quantized.model.named_modules()}
+
+
 def test_shared_layers_and_tied_weights_have_one_quantizer_and_a_site_for_each_call() -> None:
     conv, tied = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
     tied.weight = conv.weight
@@ -145,7 +153,7 @@ class _Masked(nn.Module):
         super().__init__()
         self.fc = nn.Linear(4, 4)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 2.0, **_: Tensor) -> Tensor:
         x = self.fc(x) * scale
         return x if mask is None else x * mask
 
@@ -161,6 +169,20 @@ def test_an_argument_nobody_passes_keeps_its_default_and_says_so() -> None:
             quantized(x, **given)
     masked = QuantModel(model, target="virtual", example_inputs={"x": x, "mask": mask})
     assert torch.equal(masked(x, mask), model(x, mask))
+
+
+class _Sum(_Masked):
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        return self.fc(sum(more, x))
+
+
+def test_arguments_without_names_are_as_many_as_in_the_example() -> None:
+    model, several = _Sum(), tuple(torch.randn(3, 2, 4))
+    quantized = QuantModel(model, target="virtual", example_inputs=several)
+    assert torch.equal(quantized(*several), model(*several))
+    quantized.prepare_calibration()(*several)
+    quantized.calc_qparams(asym=True).set_quant()
+    assert quantized.quantization_error([several], mode="cumulative")["output"] > 20
 
 
 def test_an_example_that_does_not_fit_says_so() -> None:
