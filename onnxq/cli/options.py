@@ -25,7 +25,6 @@ ARGUMENTS = {
     "given": "--bits",
     "kind": "--format",
     "out": "--output",
-    "overwrite": "--force",
     "record": "--from",
     "top": "--top",
     "verbose": "-v",
