@@ -49,12 +49,15 @@ class AncestorQuantizer:
     spec: QuantSpec
     site: str
     target: str
+    slots: ClassVar[Names]
 
     def set_bit(self, bit: int) -> None:
-        """Quantize to other bits, before there are scales. Raises ConfigError for bits that the target lacks."""
+        """Quantize to other bits, whose scales are still to come. Raises ConfigError for bits that the target lacks."""
         spec = replace(self.spec, bits=bit)
         check_spec(spec, self.site, self.target)
         self.spec = spec
+        for slot in self.slots:
+            setattr(self, slot, None)
 
     def enable_quant(self) -> None:
         """Set `enabled`."""

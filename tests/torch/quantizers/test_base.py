@@ -156,6 +156,13 @@ def test_copies_and_pickles(name: str) -> None:
     assert all(a is not b for a, b in itertools.product(full.buffers(), copy.deepcopy(full).buffers()))
 
 
+def test_other_bits_take_the_scales_away() -> None:
+    quantizer = kit.four_bits("lsq")
+    quantizer.set_bit(8)
+    with pytest.raises(CalibrationError, match="has no scale yet"):
+        quantizer.qparams()
+
+
 def test_freezing_stops_the_numbers_only() -> None:
     quantizer = kit.four_bits("lsq")
     quantizer.freeze()
