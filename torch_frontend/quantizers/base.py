@@ -411,9 +411,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
     def forget_marker(self) -> None:
         """Remove the buffers of `prepare_marker`."""
-        for name in ("scale", "zero_point", "weight"):
-            if f"marked_{name}" in self._buffers:
-                delattr(self, f"marked_{name}")
+        for name in [name for name in self._buffers if name.startswith("marked_")]:
+            delattr(self, name)
 
     # -- plumbing ----------------------------------------------------------------------------------------------
 
@@ -461,11 +460,10 @@ class Quantizer(AncestorQuantizer, nn.Module):
             if slot in loaded:
                 if tensor is None or tensor.shape != loaded[slot].shape:
                     self.put(slot, loaded[slot].detach().clone().to(self._anchor.device))
-            elif loaded and slot not in self.optional:
-                setattr(self, slot, None)
-                missing.append(prefix + slot)
             elif loaded or metadata:
                 setattr(self, slot, None)
+                if loaded and slot not in self.optional:
+                    missing.append(prefix + slot)
         super()._load_from_state_dict(state, prefix, *rest)
         if loaded:
             # Statistics from before belong to other qparams.
