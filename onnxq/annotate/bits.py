@@ -18,7 +18,7 @@ from onnxq.arrays import Array, Integers, Interval, are_finite, as_float32, as_f
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY, unpack_plan
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef
+from onnxq.graph import GraphIndex, MaybeNode, ModelLike, NodeRef
 from onnxq.graph.scopes import map_entries, walk_nodes
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
@@ -342,7 +342,7 @@ def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     return as_int64(quantize(value, qparams, chain_qparams.spec))
 
 
-def _read_bounds(index: GraphIndex, clip: NodeRef | None) -> Interval | None:
+def _read_bounds(index: GraphIndex, clip: MaybeNode) -> Interval | None:
     """Both ends of a Clip that has both; None for another, and without one."""
     if clip is None:
         return None
