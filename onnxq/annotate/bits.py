@@ -61,6 +61,10 @@ class Origin(Word):
     VALUES = "values"
 
 
+# Bits, and the sign that they were read from.
+OriginBits = tuple[int, Origin]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PairInfo:
     """One quantized site as the file shows it."""
@@ -231,9 +235,9 @@ def read_bits(
     chain: Chain,
     qparams: Numbers,
     *,
-    noted: tuple[int, Origin] | None,
+    noted: OriginBits | None,
     levels: Levels | None,
-) -> tuple[int, Origin]:
+) -> OriginBits:
     """The bits of a chain, and the sign they were read from.
 
     noted: bits of onnxq's own notes, None without any. levels: as `find_used_levels` returns them.
@@ -412,7 +416,7 @@ class Notes:
         records = (source.get(name) for source in (self.by_node, self.own) for name in chain.names)
         return next(filter(None, records), {})
 
-    def find_bits(self, chain: Chain) -> tuple[int, Origin] | None:
+    def find_bits(self, chain: Chain) -> OriginBits | None:
         """The bits noted for the chain: the model's record, the plan, the node's own metadata, in this order.
 
         The record comes first because annotate-bits writes it, so it is never older than the plan.
