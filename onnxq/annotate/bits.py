@@ -18,7 +18,7 @@ from onnxq.arrays import Array, Integers, Interval, are_finite, as_float32, as_f
 from onnxq.config.schema import JsonText
 from onnxq.emit import BITS_KEY, PLAN_KEY, unpack_plan
 from onnxq.errors import PlanError
-from onnxq.graph import GraphIndex, ModelLike, NodeRef
+from onnxq.graph import GraphIndex, MaybeNode, ModelLike, NodeRef
 from onnxq.graph.scopes import map_entries, walk_nodes
 from onnxq.graph.values import name_type
 from onnxq.numerics import quantize
@@ -59,6 +59,10 @@ class Origin(Word):
     TYPE = "type"
     CLIP = "clip"
     VALUES = "values"
+
+
+# Bits, and the sign that they were read from.
+OriginBits = tuple[int, Origin]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,9 +235,9 @@ def read_bits(
     chain: Chain,
     qparams: Numbers,
     *,
-    noted: tuple[int, Origin] | None,
+    noted: OriginBits | None,
     levels: Levels | None,
-) -> tuple[int, Origin]:
+) -> OriginBits:
     """The bits of a chain, and the sign they were read from.
 
     noted: bits of onnxq's own notes, None without any. levels: as `find_used_levels` returns them.
@@ -342,7 +346,7 @@ def _quantize_constant(value: Array, chain_qparams: Numbers) -> Integers | None:
     return as_int64(quantize(value, qparams, chain_qparams.spec))
 
 
-def _read_bounds(index: GraphIndex, clip: NodeRef | None) -> Interval | None:
+def _read_bounds(index: GraphIndex, clip: MaybeNode) -> Interval | None:
     """Both ends of a Clip that has both; None for another, and without one."""
     if clip is None:
         return None
@@ -412,7 +416,7 @@ class Notes:
         records = (source.get(name) for source in (self.by_node, self.own) for name in chain.names)
         return next(filter(None, records), {})
 
-    def find_bits(self, chain: Chain) -> tuple[int, Origin] | None:
+    def find_bits(self, chain: Chain) -> OriginBits | None:
         """The bits noted for the chain: the model's record, the plan, the node's own metadata, in this order.
 
         The record comes first because annotate-bits writes it, so it is never older than the plan.

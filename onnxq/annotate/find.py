@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from onnxq.arrays import Array
-from onnxq.graph import GraphIndex, NodeRef
+from onnxq.graph import GraphIndex, MaybeNode, NodeRef
 from onnxq.graph.base import DEQUANTIZE, DYNAMIC, QUANTIZE, NodeRefs
 from onnxq.sites import Edge, MaybeTensor, Names, Role, Site, TensorId, drop_repeats, split_scope
 
@@ -41,10 +41,10 @@ class Chain:
     """
 
     source: MaybeTensor
-    outer: NodeRef | None
-    quantize: NodeRef | None
-    inner: NodeRef | None
-    dequantize: NodeRef | None
+    outer: MaybeNode
+    quantize: MaybeNode
+    inner: MaybeNode
+    dequantize: MaybeNode
 
     @property
     def last(self) -> NodeRef:
@@ -55,7 +55,7 @@ class Chain:
         return node
 
     @property
-    def lookup(self) -> NodeRef | None:
+    def lookup(self) -> MaybeNode:
         """The node that gathers the rows of a table; None for other pairs."""
         if self.dequantize is None or is_dequantize(self.dequantize):
             return None
@@ -77,22 +77,22 @@ class Chain:
         return "" if self.inner is None else self.inner.op_type
 
 
-def is_quantize(node: NodeRef | None) -> bool:
+def is_quantize(node: MaybeNode) -> bool:
     """QuantizeLinear of ONNX or of com.microsoft."""
     return _is_op(node, QUANTIZE)
 
 
-def is_dynamic(node: NodeRef | None) -> bool:
+def is_dynamic(node: MaybeNode) -> bool:
     """DynamicQuantizeLinear."""
     return _is_op(node, DYNAMIC)
 
 
-def is_dequantize(node: NodeRef | None) -> bool:
+def is_dequantize(node: MaybeNode) -> bool:
     """DequantizeLinear of ONNX or of com.microsoft."""
     return _is_op(node, DEQUANTIZE)
 
 
-def _is_op(node: NodeRef | None, *op_types: str) -> bool:
+def _is_op(node: MaybeNode, *op_types: str) -> bool:
     return node is not None and node.op_type in op_types and node.domain in _DOMAINS
 
 
@@ -152,9 +152,9 @@ def read_row_scale(index: GraphIndex, node: NodeRef) -> Array | None:
 
 def _make_chain(
     index: GraphIndex,
-    quantize: NodeRef | None,
-    inner: NodeRef | None,
-    dequantize: NodeRef | None,
+    quantize: MaybeNode,
+    inner: MaybeNode,
+    dequantize: MaybeNode,
     stored: MaybeTensor,
 ) -> Chain:
     if quantize is None:
@@ -172,7 +172,7 @@ def is_read_once(index: GraphIndex, tensor: MaybeTensor) -> bool:
     return len(index.list_consumers(tensor)) == 1 and not index.is_output(tensor)
 
 
-def _find_packed(index: GraphIndex, stored: MaybeTensor) -> tuple[NodeRef | None, MaybeTensor]:
+def _find_packed(index: GraphIndex, stored: MaybeTensor) -> tuple[MaybeNode, MaybeTensor]:
     """(Cast or Transpose, constant) for one of 4 bits behind a Cast, or integers that are turned; else (None, it)."""
     maker = _find_producer(index, stored, "Cast", "Transpose")
     source = index.find_input(maker)
@@ -182,7 +182,7 @@ def _find_packed(index: GraphIndex, stored: MaybeTensor) -> tuple[NodeRef | None
     return (maker, source) if packed else (None, stored)
 
 
-def _find_producer(index: GraphIndex, tensor: MaybeTensor, *op_types: str) -> NodeRef | None:
+def _find_producer(index: GraphIndex, tensor: MaybeTensor, *op_types: str) -> MaybeNode:
     node = index.find_producer(tensor)
     return node if _is_op(node, *op_types) else None
 

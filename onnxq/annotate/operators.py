@@ -18,7 +18,7 @@ from onnxq.annotate.find import is_dequantize, is_quantize, is_read_once
 from onnxq.arrays import Array, Mask, are_finite, as_float32, as_int32
 from onnxq.backends import find_sums
 from onnxq.backends.base import Data, IntegerProduct, IntegerSums
-from onnxq.graph import LAYOUT_OPS, GraphIndex, NodeRef
+from onnxq.graph import LAYOUT_OPS, GraphIndex, MaybeNode, NodeRef
 from onnxq.graph.values import name_type
 from onnxq.numerics import find_saturating_sums, quantize
 from onnxq.sites import MaybeTensor, Names
@@ -135,8 +135,8 @@ class Operand:
     values: NDArray[np.int8]
     sums: NDArray[np.int8]
     # The nodes that make weight and data float; None where the integers are the operator's own inputs.
-    dequantize: NodeRef | None = None
-    source: NodeRef | None = None
+    dequantize: MaybeNode = None
+    source: MaybeNode = None
     exact: str = ""
 
     @property
@@ -226,7 +226,7 @@ def _read_pair_operand(
 _Weight = tuple[str, NDArray[np.int8], NodeRef]
 
 
-def _find_weight(index: GraphIndex, node: NodeRef | None) -> _Weight | None:
+def _find_weight(index: GraphIndex, node: MaybeNode) -> _Weight | None:
     """Name, quantized values (as the operator reads them) and DequantizeLinear of an int8 weight; None for others.
 
     node: makes the weight as the operator reads it.

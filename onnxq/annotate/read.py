@@ -22,7 +22,7 @@ from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dyn
 from onnxq.annotate.operators import find_operators, find_saturating
 from onnxq.annotate.quant_nodes import read_quant_nodes
 from onnxq.graph import GraphIndex, Model, ModelSource, load_model, name_file, name_nodes
-from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE, MaybeNode
 from onnxq.graph.convert import inline_functions
 from onnxq.graph.integer_products import read_integer_products
 from onnxq.graph.scopes import name_function, walk_all_nodes
@@ -146,7 +146,7 @@ def describe_pair(index: GraphIndex, chain: Chain, notes: Notes) -> PairInfo:
     )
 
 
-def _read_name(node: NodeRef | None) -> str:
+def _read_name(node: MaybeNode) -> str:
     return "" if node is None else node.name
 
 

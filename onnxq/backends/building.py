@@ -206,7 +206,7 @@ def serve_process(
 def read_result(folder: Path) -> JsonObject | None:
     """The result of a child; None where it left none."""
     try:
-        result: JsonObject = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        result: JsonObject = json.loads((folder / RESULT).read_bytes())
     except (OSError, ValueError):
         return None
     return result

@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 def main(folder: Path) -> int:
     """Do the job in `folder` and write its result there; a crash of the library ends this process first."""
     end_with_parent()
-    task = json.loads((folder / JOB).read_text(encoding="utf-8"))
+    task = json.loads((folder / JOB).read_bytes())
     # The library is imported here only, so that the parent never loads it.
     engine = find_engine(task["engine"])
     job = task["job"]

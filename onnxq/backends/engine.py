@@ -226,21 +226,21 @@ class Runner(Protocol):
         """One sample: arrays by name, lists for sequences."""
 
 
+@dataclass(eq=False)
 class SessionRunner:
     """A Runner of a session of ONNX Runtime. outputs: those to compute, None for all."""
 
-    def __init__(self, name: str, session: Session, outputs: Sequence[str] | None = None) -> None:
-        self.name = name
-        self.seconds = 0.0
-        self._session = session
-        self._outputs = outputs
+    name: str
+    session: Session
+    outputs: Sequence[str] | None = None
+    seconds: float = 0.0
 
     def infer(self, feeds: Feeds) -> RunValues:
         """One sample: arrays by name, lists for sequences."""
         start = time.perf_counter()
         # Samples hold the float model's choices too, which it does not take itself.
-        values = self._session.run(
-            {value.name: feeds[value.name] for value in self._session.inputs}, self._outputs
+        values = self.session.run(
+            {value.name: feeds[value.name] for value in self.session.inputs}, self.outputs
         )
         self.seconds = time.perf_counter() - start
         return values
@@ -290,7 +290,7 @@ class Engine:
     # Operators without an int8 kernel.
     no_kernel: Names = ()
     # Pairs whose worth lies elsewhere than in a kernel that reads their integers, by the rule that placed them.
-    purposes: Mapping[str, str] = _NOTHING
+    purposes: Causes = _NOTHING
     # Files of a build -> their names in the user's folder.
     saved: Mapping[str, str] = MappingProxyType({LOG: "build.log", ENGINE: "model.engine"})
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import onnx
 
 from onnxq.backends.engine import ENGINE, LOG, Engine, Kernel, Kernels, KernelWords, Tensor, Tensors
-from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, ModelLike, NodeRef, name_nodes
+from onnxq.graph import DEQUANTIZE, QUANTIZE, GraphIndex, MaybeNode, ModelLike, NodeRef, name_nodes
 from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.graph.scopes import walk_graphs
 from onnxq.graph.values import name_type
@@ -63,7 +63,7 @@ class _NodeFinder:
             return TensorId(name, scope)
         return TensorId(name, next(iter(scopes))) if len(scopes) == 1 else None
 
-    def _find_twin(self, kernel: NodeRef) -> NodeRef | None:
+    def _find_twin(self, kernel: NodeRef) -> MaybeNode:
         """The model's node of this name, when the kernel is that node still, or a fused form of it."""
         node = self._index.named.get(kernel.name)
         # "Conv" is a part of "FusedConv" and "QLinearConv".

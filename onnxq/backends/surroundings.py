@@ -8,9 +8,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from onnxq.backends.base import REMEDY, Candidate, Exclusion, PlacementRule, Reason
-from onnxq.graph import LAYOUT_OPS, Graph, NodeRef
+from onnxq.graph import LAYOUT_OPS, Graph, MaybeNode, NodeRef
 from onnxq.graph.base import counts_in_floats
-from onnxq.sites import MaybeTensor, NameSet, TensorId
+from onnxq.sites import Causes, MaybeTensor, NameSet, TensorId
 
 # Widths that a byte stores.
 BYTE_WIDTHS = (2, 3, 4, 5, 6, 7, 8)
@@ -18,7 +18,7 @@ BYTE_WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
 _FUSED = f"its weight lies in an operator of ONNX Runtime's own: {REMEDY}"
 # Operators that ONNX Runtime's optimizer makes of products with constant weights.
-FUSED_PRODUCTS: Mapping[str, str] = {
+FUSED_PRODUCTS: Causes = {
     f"com.microsoft.{name}": _FUSED
     for name in (
         "Attention",
@@ -196,9 +196,7 @@ def _walk_near(
             near += dict.fromkeys(reached for reached in follow(node) if reached not in near)
 
 
-def _search_backward(
-    index: Graph, node: NodeRef | None, through: NameSet, op_type: str
-) -> NodeRef | None:
+def _search_backward(index: Graph, node: MaybeNode, through: NameSet, op_type: str) -> MaybeNode:
     """The nearest node of type `op_type` that input 0 comes from by way of nodes of the types `through`."""
 
     def list_makers(at: NodeRef) -> list[NodeRef]:

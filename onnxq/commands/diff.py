@@ -285,7 +285,7 @@ def _make_output_table(difference: Difference) -> RenderableType:
     rows = []
     parts: dict[str, Text] = {}
     for output in difference.outputs:
-        against_off = {error.run: format_decibel(error.sqnr_db) for error in output.engines}
+        against_off = _format_ratios(output.engines)
         for error in output.accuracy:
             name = output.name + error.part
             rows.append(
@@ -297,6 +297,11 @@ def _make_output_table(difference: Difference) -> RenderableType:
         make_table(columns, rows, right=columns[2:], names=("output",), fold=("run",)),
         *parts.values(),
     )
+
+
+def _format_ratios(errors: Sequence[Error]) -> dict[str, str]:
+    """SQNR by run."""
+    return {error.run: format_decibel(error.sqnr_db) for error in errors}
 
 
 def _format_error(error: Error) -> tuple[str, str, str, str, str]:
@@ -368,8 +373,8 @@ def _make_layer_table(difference: Difference, view: TextView) -> Parts:
 def _make_layer_row(
     layer: LayerDiff, runs: Sequence[str], others: Sequence[str], verbose: bool
 ) -> Names:
-    accuracy = {error.run: format_decibel(error.sqnr_db) for error in layer.accuracy}
-    engines = {error.run: format_decibel(error.sqnr_db) for error in layer.engines}
+    accuracy = _format_ratios(layer.accuracy)
+    engines = _format_ratios(layer.engines)
     code_steps = max(
         (error.levels for error in layer.engines if not math.isnan(error.levels)), default=math.nan
     )

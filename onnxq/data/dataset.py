@@ -15,6 +15,8 @@ from onnxq.graph.base import ValueInfos
 from onnxq.runtime.crew import Crew, SharedFeeds, read_feeds
 from onnxq.sites import Names
 
+# By input, the axis along which its samples are joined.
+BatchAxes = dict[str, int]
 # Of a sample's number in its source and its inputs: the inputs, and more.
 Extend = Callable[[int, Feeds], Arrays]
 
@@ -194,7 +196,7 @@ class Dataset:
             extend=extend or self._extend,
         )
 
-    def _batch_axes(self) -> dict[str, int] | None:
+    def _batch_axes(self) -> BatchAxes | None:
         """Find each input's axis for joining samples; None if an input has none."""
         symbols = find_batch_symbols(self.inputs)
         axes = {}
@@ -220,12 +222,12 @@ def choose_items(
     return [items[k] for k in places]
 
 
-def _can_join(a: Feeds, b: Feeds, axes: dict[str, int]) -> bool:
+def _can_join(a: Feeds, b: Feeds, axes: BatchAxes) -> bool:
     shapes = ((a[name].shape, b[name].shape, axis) for name, axis in axes.items())
     return all(shape == other and shape[axis] == 1 for shape, other, axis in shapes)
 
 
-def _join_samples(samples: list[Feeds], first: int, axes: dict[str, int] | None) -> Batch:
+def _join_samples(samples: list[Feeds], first: int, axes: BatchAxes | None) -> Batch:
     if len(samples) == 1 or axes is None:
         return Batch(samples[0], first, 1)
     feeds = {

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import helper
 
 from onnxq.arrays import Array, Arrays, InputShapes
 from onnxq.errors import DataError, suggest_names
@@ -25,8 +25,6 @@ def find_input_dtype(value: ValueInfo) -> DType | None:
     """Return the numpy dtype of an input (object for strings); None if the model does not declare one."""
     if value.dtype == 0:
         return None
-    if value.dtype == TensorProto.STRING:
-        return np.dtype(object)
     return np.dtype(helper.tensor_dtype_to_np_dtype(value.dtype))
 
 

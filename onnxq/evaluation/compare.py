@@ -38,6 +38,8 @@ class ModelRunner(Protocol):
         """Return all outputs by name."""
 
 
+# The reference, and what is compared with it.
+RunnerPair = tuple[ModelRunner, ModelRunner]
 # Quantile of the normal distribution: 19 in 20 other sets of as many samples have no fewer dB than an estimate less its
 # spread.
 _QUANTILE = 1.645
@@ -198,7 +200,7 @@ def measure_sample(feeds: Arrays, reference: Outputs, got: Outputs, top_k: int =
 
 
 def compare_models(
-    pairs: Mapping[str, tuple[ModelRunner, ModelRunner]],
+    pairs: Mapping[str, RunnerPair],
     samples: Iterable[Arrays],
     *,
     on_sample: Tick = lambda: None,

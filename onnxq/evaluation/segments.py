@@ -15,7 +15,7 @@ from onnxq.evaluation.agreement import AgreementSums
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.selections import name_own
 from onnxq.graph import GraphIndex, ModelLike, bare_proto, get_index, infer_shapes
-from onnxq.graph.scopes import list_reads, walk_from
+from onnxq.graph.scopes import collect_names, list_reads, walk_from
 from onnxq.graph.storage import count_tensor_bytes
 from onnxq.graph.subgraph import Cutter, declare_input
 from onnxq.progress import Progress, silent
@@ -54,7 +54,7 @@ def cut_segments(model: ModelLike, limit: int, shared: Iterable[str]) -> list[Se
         tensor.name: count_tensor_bytes(tensor) for tensor in bare_proto(model).graph.initializer
     }
     allowed = set(shared)
-    results = {value.name for value in model.graph.output}
+    results = collect_names(model.graph.output)
     # Behind its last reader nobody holds a tensor any more.
     last = {tensor: k for k, name in enumerate(nodes) for tensor in list_reads(cutter.nodes[name])}
     segments = []

@@ -150,6 +150,8 @@ class NodeRef:
 
 
 NodeRefs = tuple[NodeRef, ...]
+# None for a node that is not there.
+MaybeNode = NodeRef | None
 
 
 class Graph(ABC):
@@ -186,7 +188,7 @@ class Graph(ABC):
         """The tensor that this name means when read from `scope`; None for "" and for a name nobody defines."""
 
     @abstractmethod
-    def find_producer(self, t: MaybeTensor) -> NodeRef | None:
+    def find_producer(self, t: MaybeTensor) -> MaybeNode:
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
 
     @abstractmethod
@@ -213,7 +215,7 @@ class Graph(ABC):
     def find_dtype(self, t: MaybeTensor) -> int:
         """The declared or inferred onnx.TensorProto dtype, 0 when unknown."""
 
-    def find_input(self, node: NodeRef | None, k: int = 0) -> MaybeTensor:
+    def find_input(self, node: MaybeNode, k: int = 0) -> MaybeTensor:
         """The tensor that a node reads at input k; None where it has none there."""
         return None if node is None else self.resolve_tensor(node.name_input(k), node.scope)
 
@@ -247,7 +249,7 @@ class Graph(ABC):
         tensors = enumerate(self.list_inputs(node))
         return {k: t for k, t in tensors if t is not None and not self.is_constant(t)}
 
-    def input_value(self, node: NodeRef | None, k: int) -> Array | None:
+    def input_value(self, node: MaybeNode, k: int) -> Array | None:
         """The value of a constant input k; None for another, and where there is none."""
         return self.find_constant(self.find_input(node, k))
 
@@ -279,11 +281,11 @@ class Graph(ABC):
             ends.append(value.item())
         return ends[0], ends[1]
 
-    def input_shape(self, node: NodeRef | None, k: int = 0) -> Dims | None:
+    def input_shape(self, node: MaybeNode, k: int = 0) -> Dims | None:
         """The shape of input k; None where even the rank is unknown, and where there is none."""
         return self.find_shape(self.find_input(node, k))
 
-    def maker(self, node: NodeRef | None, k: int = 0, *op_types: str) -> NodeRef | None:
+    def maker(self, node: MaybeNode, k: int = 0, *op_types: str) -> MaybeNode:
         """The node that makes input k; None for inputs of the model, initializers, and where there is none.
 
         op_types: None for a node of any other operator as well.
@@ -320,7 +322,7 @@ class Graph(ABC):
         node = self.find_node(edge.node)
         return None if op_types and not node.is_onnx(*op_types) else (node, edge.index)
 
-    def find_follower(self, node: NodeRef | None, *op_types: str) -> NodeRef | None:
+    def find_follower(self, node: MaybeNode, *op_types: str) -> MaybeNode:
         """The node of `find_reader` for the first result of a node."""
         reader = None if node is None else self.find_reader(node.result, *op_types)
         return None if reader is None else reader[0]

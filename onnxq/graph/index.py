@@ -19,7 +19,7 @@ from onnx import (
 
 from onnxq.arrays import Array, is_float
 from onnxq.errors import ModelError, suggest_names
-from onnxq.graph.base import Dims, Graph, NodeRef, NodeRefs, ValueInfo, ValueInfos
+from onnxq.graph.base import Dims, Graph, MaybeNode, NodeRef, NodeRefs, ValueInfo, ValueInfos
 from onnxq.graph.light import (
     SAME_LAYOUT,
     LightModel,
@@ -153,7 +153,7 @@ class GraphIndex(Graph):
             yield at
             at = self._outer.get(at)
 
-    def find_producer(self, t: MaybeTensor) -> NodeRef | None:
+    def find_producer(self, t: MaybeTensor) -> MaybeNode:
         """The node that makes the tensor; None for inputs, initializers and unknown tensors."""
         return self.named.get(self._producer.get(t, ""))
 
@@ -184,7 +184,7 @@ class GraphIndex(Graph):
         """True for an initializer that one node input alone reads, so that it may take another value."""
         return self.find_producer(t) is None and self.find_sole_reader(t) is not None
 
-    def find_onnx_producer(self, t: MaybeTensor, *op_types: str) -> NodeRef | None:
+    def find_onnx_producer(self, t: MaybeTensor, *op_types: str) -> MaybeNode:
         """The node that makes a tensor, when it is an operator of ONNX of one of these types (any, if none given)."""
         node = self.find_producer(t)
         if node is None or node.domain or (op_types and node.op_type not in op_types):
@@ -259,7 +259,7 @@ class GraphIndex(Graph):
         """The declared or inferred onnx.TensorProto dtype, 0 when unknown."""
         return self._types.get(t, (0, None))[0]
 
-    def parent(self, scope: str) -> NodeRef | None:
+    def parent(self, scope: str) -> MaybeNode:
         """The node whose subgraph this scope is; None for the main graph."""
         return self.named.get(self._parent_node.get(scope, ""))
 

@@ -18,7 +18,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnxq.arrays import Array, Floats, as_float32, as_int32
-from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MICROSOFT, Graph, NodeRef
+from onnxq.graph.base import DEQUANTIZE, DYNAMIC, MICROSOFT, Graph, MaybeNode, NodeRef
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
 from onnxq.graph.light import M
@@ -77,7 +77,7 @@ def read_integer_products(proto: M) -> M:
     return editor.finish()
 
 
-def _find_dynamic(index: GraphIndex, node: NodeRef) -> NodeRef | None:
+def _find_dynamic(index: GraphIndex, node: NodeRef) -> MaybeNode:
     """The DynamicQuantizeLinear of a product's data, where its weights are such as the operator takes."""
     if not node.is_onnx("MatMul", "Gemm", "LSTM"):
         return None

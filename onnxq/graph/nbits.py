@@ -20,7 +20,7 @@ from onnx import TensorProto
 
 from onnxq.arrays import Array
 from onnxq.errors import ModelError, PlanError
-from onnxq.graph.base import DEQUANTIZE, MICROSOFT, NodeRef
+from onnxq.graph.base import DEQUANTIZE, MICROSOFT, MaybeNode, NodeRef
 from onnxq.graph.convert import ensure_opset
 from onnxq.graph.editing.editor import Editor
 from onnxq.graph.index import GraphIndex
@@ -177,7 +177,7 @@ def _find_repeated(index: GraphIndex, pairs: Mapping[str, NodeRef]) -> dict[str,
     return {name: names[0] for names in groups.values() if len(names) > 1 for name in names}
 
 
-def _find_pair(index: GraphIndex, node: NodeRef) -> NodeRef | None:
+def _find_pair(index: GraphIndex, node: NodeRef) -> MaybeNode:
     """The DequantizeLinear of a MatMul's weight, where the operator takes its blocks."""
     pair = index.maker(node, 1) if node.is_onnx("MatMul") else None
     if pair is None or pair.op_type != DEQUANTIZE:

@@ -355,11 +355,11 @@ def _list_copies(*indexes: GraphIndex) -> _Copies:
         for node in index.nodes
         if _keeps_values(index, node)
     ]
+    # The other way round behind them, so that the makers of a tensor come before its readers.
+    steps += [(source, result, op_type) for result, source, op_type in steps]
     copies: _Copies = {}
-    for result, source, op_type in steps:
-        copies.setdefault(result, {})[source, op_type] = None
-    for result, source, op_type in steps:
-        copies.setdefault(source, {})[result, op_type] = None
+    for tensor, twin, op_type in steps:
+        copies.setdefault(tensor, {})[twin, op_type] = None
     return copies
 
 

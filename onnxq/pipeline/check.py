@@ -19,8 +19,8 @@ from onnxq.evaluation.agreement import AgreementSums, ChoiceAgreements, find_cla
 from onnxq.evaluation.compare import (
     MatchedRunner,
     ModelErrors,
-    ModelRunner,
     ReferenceRunner,
+    RunnerPair,
     compare_models,
 )
 from onnxq.evaluation.segments import compare_segments
@@ -91,7 +91,7 @@ def check_model(
     rest = iter(samples)
     first = next(rest, None)
     notes = () if exact is None else load_file(after, first, optimized=optimized, threads=threads)
-    pairs: dict[str, tuple[ModelRunner, ModelRunner]] = {"off": (reference, plain)}
+    pairs: dict[str, RunnerPair] = {"off": (reference, plain)}
     try:
         # ORT's optimizations say nothing of another engine. They misread pairs in narrow types, too
         # (WeightBiasQuantization multiplies float16 scales, which vanish).
@@ -244,7 +244,7 @@ def load_file(
 def _note_losses(
     checks: Sequence[OutputCheck],
     errors: ModelErrors,
-    pair: tuple[ModelRunner, ModelRunner],
+    pair: RunnerPair,
     other_samples: Iterable[Feeds],
 ) -> Cautions:
     """A note for each output that is near the float model's on the samples held back and far from it on others."""

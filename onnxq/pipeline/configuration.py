@@ -86,7 +86,7 @@ def open_run(
     overrides: Overrides,
     command: Command,
     *,
-    out: AnyPath | None = None,
+    out: OutputPath = None,
     force: bool = False,
     usual: str | None = None,
 ) -> Iterator[Config]:
@@ -136,7 +136,7 @@ _WRITTEN = (
 )
 
 
-def _list_outputs(config: Config, command: Command, out: AnyPath | None) -> Iterator[AnyPath]:
+def _list_outputs(config: Config, command: Command, out: OutputPath) -> Iterator[AnyPath]:
     """The files that a command writes. Options of the configuration that it does not take are left out."""
     taken = {option.path for option in list_options(command)}
     if out is not None:

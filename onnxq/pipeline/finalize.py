@@ -19,7 +19,7 @@ from onnxq.data.synthetic import make_synthetic
 from onnxq.emit import leave_out_notes
 from onnxq.engines.shapes import demand_sizes
 from onnxq.evaluation.compare import check_interface
-from onnxq.files import AnyPath, write_text
+from onnxq.files import write_text
 from onnxq.graph import fix_sizes, get_index, name_file, name_nodes, save_model, verify_graph
 from onnxq.graph.light import ModelLike, attach_weights, is_large_model, measure_size
 from onnxq.graph.precision.widen import emulate_types, widen_model
@@ -33,7 +33,7 @@ from onnxq.passes.ranges import is_observed, read_range
 from onnxq.passes.registry import list_rewrites
 from onnxq.pipeline import check
 from onnxq.pipeline.accuracy import answer_request
-from onnxq.pipeline.configuration import describe_journal
+from onnxq.pipeline.configuration import OutputPath, describe_journal
 from onnxq.pipeline.engine_check import check_on_engine
 from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.plan import PlacementMethod, Plan, to_json
@@ -101,7 +101,7 @@ def count_bytes(path: Path) -> int:
     return sum(part.stat().st_size for part in list_files(path))
 
 
-def write_plan(plan: Plan, out: AnyPath | None, force: bool, progress: Progress = silent) -> None:
+def write_plan(plan: Plan, out: OutputPath, force: bool, progress: Progress = silent) -> None:
     """Write a plan as JSON. out: the file; none: nothing is written."""
     if out:
         with progress("writing"):
@@ -109,7 +109,7 @@ def write_plan(plan: Plan, out: AnyPath | None, force: bool, progress: Progress 
 
 
 def write_result(
-    result: Result, config: Config, out: AnyPath | None, force: bool, progress: Progress
+    result: Result, config: Config, out: OutputPath, force: bool, progress: Progress
 ) -> Result:
     """The result with the notes and bits that the configuration asks for, its model and its plan written."""
     options = config.output

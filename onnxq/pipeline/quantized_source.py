@@ -18,7 +18,7 @@ from onnxq.arrays import Array, as_float32
 from onnxq.emit import leave_out_notes
 from onnxq.errors import ModelError
 from onnxq.graph import Editor, ModelLike, ModelSource, infer_shapes, inline_functions, name_nodes
-from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS, QUANTIZE, NodeRef
+from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS, QUANTIZE, MaybeNode, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.graph.light import bare_proto, copy_proto
@@ -118,7 +118,7 @@ def _find_ends(index: GraphIndex, pairs: Existing) -> NameSet:
     for name in sorted(pairs.stand_ins):
         node = index.find_node(name)
         begins = is_quantize(node)
-        other: NodeRef | None = node
+        other: MaybeNode = node
         # Full-integer files of tflite turn their integer input around before it is dequantized.
         while other is not None and (other is node or other.op_type in LAYOUT_OPS):
             other = next(iter(index.readers(other.result)), None) if begins else index.maker(other)

@@ -27,12 +27,12 @@ from onnxq.errors import MissingDependencyError
 from onnxq.evaluation.accumulator import db_to_noise
 from onnxq.evaluation.distributions import observe_distributions
 from onnxq.evaluation.sensitivity import GroupCost, Profile, measure_sensitivity
-from onnxq.files import AnyPath, write_text
+from onnxq.files import write_text
 from onnxq.graph import GraphIndex, ModelLike, ModelSource, bare_proto, get_index, name_file
-from onnxq.graph.base import DEQUANTIZE, QUANTIZE, NodeRef
+from onnxq.graph.base import DEQUANTIZE, QUANTIZE, MaybeNode, NodeRef
 from onnxq.passes import FloatState, RunContext
 from onnxq.pipeline.both_models import load_both
-from onnxq.pipeline.configuration import name_model, open_crew
+from onnxq.pipeline.configuration import OutputPath, name_model, open_crew
 from onnxq.pipeline.finalize import Result, count_bytes
 from onnxq.planner import state_placement
 from onnxq.planner.choose import compare_times, predict_times
@@ -75,7 +75,7 @@ _NO_COST = GroupCost(
 _GAIN_DB = 0.5
 
 
-def write_forms(record: ReportRecord, config: Config, out: AnyPath | None, force: bool) -> None:
+def write_forms(record: ReportRecord, config: Config, out: OutputPath, force: bool) -> None:
     """Write the page and the other forms that the configuration asks for."""
     options = config.report
     for path, write in (
@@ -424,7 +424,7 @@ def _name_tensor(pair: PairInfo, nodes: Mapping[str, NodeRef]) -> MaybeTensor:
     return TensorId(node.inputs[site.index], site.scope)
 
 
-def _find_reach(pair: PairInfo, node: NodeRef | None, index: GraphIndex) -> Interval | tuple[()]:
+def _find_reach(pair: PairInfo, node: MaybeNode, index: GraphIndex) -> Interval | tuple[()]:
     """The smallest and largest value that the pair's integers stand for; () where they have several scales."""
     if pair.scales != 1 or pair.storage.startswith("float") or node is None:
         return ()

@@ -13,7 +13,7 @@ from onnxq.backends import Candidate, Output, PlacementRule, Shapes, Target, lis
 from onnxq.backends.costs import MachineCosts
 from onnxq.config import Config, TensorConfig
 from onnxq.errors import ConfigError, OnnxqError
-from onnxq.graph import LAYOUT_OPS, Graph, ModelLike, NodeRef
+from onnxq.graph import LAYOUT_OPS, Graph, MaybeNode, ModelLike, NodeRef
 from onnxq.graph.integer_products import is_rescaling
 from onnxq.numerics import needs_bound, quantize
 from onnxq.plan import Bound, SitePlan, SitePlans
@@ -141,7 +141,7 @@ class QuantizableOp:
     rule: PlacementRule
     data: tuple[tuple[Edge, TensorId], ...]
     out: TensorId
-    activation: NodeRef | None
+    activation: MaybeNode
     bound: Bound
 
     @property
@@ -352,7 +352,7 @@ def _make_op(candidate: Candidate, rule: PlacementRule) -> QuantizableOp | None:
 
 def _find_fused_activation(
     candidate: Candidate, rule: PlacementRule, out: TensorId
-) -> tuple[NodeRef | None, Bound]:
+) -> tuple[MaybeNode, Bound]:
     """The activation that only this node feeds, and its bounds."""
     index = candidate.index
     unbounded = (None, None)

@@ -7,7 +7,7 @@ import numpy as np
 
 from onnxq.arrays import Array
 from onnxq.errors import PlanError, suggest_names
-from onnxq.graph import GraphIndex, NodeRef, compute_structural_ids
+from onnxq.graph import GraphIndex, MaybeNode, NodeRef, compute_structural_ids
 from onnxq.numerics import quantize_weight
 from onnxq.plan import Plan, SitePlan, SitePlans
 from onnxq.planner.recognize import MOVERS, Recognized
@@ -37,7 +37,7 @@ class Anchors:
         for tensor, anchor in self.ids.items():
             self.by_id.setdefault(anchor, []).append(tensor)
 
-    def find_node(self, name: str, anchor: str) -> NodeRef | None:
+    def find_node(self, name: str, anchor: str) -> MaybeNode:
         """The node of this name if its anchor agrees (or is not known), else the only one with the anchor."""
         if self.recognized is not None and name in self.recognized.contents.nodes:
             recognized_node = self.recognized.nodes.get(name)

@@ -18,7 +18,7 @@ from onnxq.errors import ModelError, PlanError
 from onnxq.graph.scopes import map_entries, replace_items, walk_graphs
 from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
 from torch_frontend.tracing.capture import silence_torch
-from torch_frontend.tracing.modules import Inputs, Kwargs
+from torch_frontend.tracing.modules import Args, Inputs, Kwargs
 from torch_frontend.tracing.values import use_eval_mode
 
 # Keys of node metadata that torch's exporter writes: the scopes of a node as a Python list, and the scope by which
@@ -145,7 +145,7 @@ def active_quantizers(model: nn.Module) -> list[Quantizer]:
             "call freeze(), or set_quant() on a QuantModel",
             code="Q409",
         )
-    sites: set[str] = set()
+    sites = set()
     # Markers are found by site alone.
     for quantizer in quantizers:
         if not isinstance(quantizer, Dynamic):
@@ -163,7 +163,7 @@ def active_quantizers(model: nn.Module) -> list[Quantizer]:
 
 @contextmanager
 def prepare_markers(
-    model: nn.Module, quantizers: Sequence[Quantizer], args: tuple[Any, ...], kwargs: Kwargs
+    model: nn.Module, quantizers: Sequence[Quantizer], args: Args, kwargs: Kwargs
 ) -> Iterator[None]:
     """Run a block, an export, in eval mode with fixed qparams and baked weights.
 
@@ -187,7 +187,7 @@ def _bake_weights(
     """Site -> baked weight, of quantizers that bake."""
     weights: dict[str, Tensor] = {}
 
-    def catch(quantizer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def catch(quantizer: nn.Module, inputs: Args) -> None:
         weight = quantizer.bake(inputs[0]).detach().clone()
         # The marker of a site holds one weight.
         if not torch.equal(weights.setdefault(quantizer.site, weight), weight):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onnxq.kernels import DType, Flag, KernelCall, Layout, backward_plan, find_layout, forward_plan
-from torch_frontend.fake_quant.grid import Grid, Needed
+from torch_frontend.fake_quant.grid import Gradients, Grid, Needed, TensorPair
 
 _CODES = {
     torch.float32: DType.F32,
@@ -78,9 +78,7 @@ def prepare_backward(
     return Prepared(call, layout, [dx, dscale, dzero], (x, dy, *qparams), backward=True)
 
 
-def restore_gradients(
-    prepared: Prepared, like: tuple[Tensor, Tensor], grid: Grid
-) -> tuple[Tensor | None, ...]:
+def restore_gradients(prepared: Prepared, like: TensorPair, grid: Grid) -> Gradients:
     """(dx, dscale, dzero_point) of a finished call, the last two in the layout and dtype of `like`."""
     dx, *sums = prepared.outputs
     restored = [
@@ -102,25 +100,26 @@ def _make_dense(x: Tensor, grid: Grid) -> tuple[Tensor, Layout]:
 
 def _start_call(
     x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, layout: Layout
-) -> tuple[KernelCall, tuple[Tensor, Tensor]]:
+) -> tuple[KernelCall, TensorPair]:
     """A Call without outputs, and (scale, zero_point) in the kernels' type and order."""
-    width = torch.float64 if x.dtype == torch.float64 else torch.float32
+    width = torch.promote_types(x.dtype, torch.float32)
     # Kernels walk dimensions in memory order; blocked scales have x's rank and must follow it.
     order = layout.order if grid.block_size else None
     qparams = _convert_qparam(scale, width, order), _convert_qparam(zero_point, width, order)
-    call = KernelCall()
-    call.x = x.data_ptr()
-    call.scale = qparams[0].data_ptr()
-    call.zero_point = qparams[1].data_ptr()
-    call.outer = layout.outer
-    call.channels = layout.channels
-    call.inner = layout.inner
-    call.block = layout.block
-    call.qmin = grid.qmin
-    call.qmax = grid.qmax
-    call.dtype = _CODES[x.dtype]
-    # ONNX stores the scale of float16 tensors as float16; bfloat16 keeps a float32 scale.
-    call.flags = Flag.SCALE_AS_X if x.dtype == torch.float16 else 0
+    call = KernelCall(
+        x=x.data_ptr(),
+        scale=qparams[0].data_ptr(),
+        zero_point=qparams[1].data_ptr(),
+        outer=layout.outer,
+        channels=layout.channels,
+        inner=layout.inner,
+        block=layout.block,
+        qmin=grid.qmin,
+        qmax=grid.qmax,
+        dtype=_CODES[x.dtype],
+        # ONNX stores the scale of float16 tensors as float16; bfloat16 keeps a float32 scale.
+        flags=Flag.SCALE_AS_X if x.dtype == torch.float16 else 0,
+    )
     return call, qparams
 
 
@@ -181,7 +180,7 @@ class CompiledKernels(ABC):
 
     def backward(
         self, dy: Tensor, x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, needed: Needed
-    ) -> tuple[Tensor | None, ...]:
+    ) -> Gradients:
         """Return (dx, dscale, dzero_point), None where not needed."""
         prepared = prepare_backward(dy, x, scale, zero_point, grid, needed)
         self.run_call(prepared)

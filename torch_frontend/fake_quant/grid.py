@@ -14,6 +14,9 @@ from onnxq.errors import CauseAndFix, ConfigError
 EDGES = ("round", "clip")
 # Whether dx, dscale and dzero_point are needed.
 Needed = tuple[bool, bool, bool]
+# dx, dscale and dzero_point; None for one that is not needed.
+Gradients = tuple[Tensor | None, ...]
+TensorPair = tuple[Tensor, Tensor]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 

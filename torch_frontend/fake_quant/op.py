@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torch_frontend.fake_quant.grid import Grid, check_call, check_scale
+from torch_frontend.fake_quant.grid import Gradients, Grid, check_call, check_scale
 from torch_frontend.fake_quant.kernels import choose_kernels
 
 Dims = Sequence[int | None]
@@ -20,10 +20,9 @@ Dims = Sequence[int | None]
 
 def batch_forward(info: Any, in_dims: Dims, *args: Any) -> tuple[Tensor, int]:
     """vmap rule of fake_quantize: (y with the batch in front, 0)."""
-    grid = Grid(*args[3:])
     x, scale, zero_point = _move_batch_first(info.batch_size, in_dims[:3], args[:3])
-    folded = _FoldedBatch(x, grid)
-    qparams = folded.fold_qparams(scale), folded.fold_qparams(zero_point)
+    folded = _FoldedBatch(x, Grid(*args[3:]))
+    qparams = map(folded.fold_qparams, (scale, zero_point))
     y = torch.ops.onnxq.fake_quantize(folded.fold_batch(x), *qparams, *folded.grid)
     return folded.unfold_batch(y), 0
 
@@ -36,10 +35,9 @@ def batch_backward(
     Each sample of the batch gets its own dscale and dzero_point; a gradient that is not needed has no batch dimension.
     """
     needed = args[4:7]
-    grid = Grid(*args[7:])
     dy, x, scale, zero_point = _move_batch_first(info.batch_size, in_dims[:4], args[:4])
-    folded = _FoldedBatch(x, grid)
-    qparams = folded.fold_qparams(scale), folded.fold_qparams(zero_point)
+    folded = _FoldedBatch(x, Grid(*args[7:]))
+    qparams = map(folded.fold_qparams, (scale, zero_point))
     grads = torch.ops.onnxq.fake_quantize_backward(
         folded.fold_batch(dy), folded.fold_batch(x), *qparams, *needed, *folded.grid
     )
@@ -172,7 +170,7 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # the backward op has no gradient of its own: a second derivative is an error, not zero
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> Gradients:
         needed = ctx.needs_input_grad[:3]
         grads = torch.ops.onnxq.fake_quantize_backward(
             dy, *ctx.saved_tensors, *needed, *ctx.settings

@@ -17,7 +17,7 @@ gradient of the scale NaN; infinities saturate. A scale that is not above 0 make
 import torch
 from torch import Tensor
 
-from torch_frontend.fake_quant.grid import Grid, Needed, spread_over, sum_groups
+from torch_frontend.fake_quant.grid import Gradients, Grid, Needed, spread_over, sum_groups
 
 
 def compute_forward(x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid) -> Tensor:
@@ -35,7 +35,7 @@ def compute_backward(
     zero_point: Tensor,
     grid: Grid,
     needed: Needed = (True, True, True),
-) -> tuple[Tensor | None, ...]:
+) -> Gradients:
     """Return (dx, dscale, dzero_point), each like the tensor it belongs to, None where not needed. Sums in float64."""
     values, steps, zero = align_operands(x, scale, zero_point, grid)
     slope = dy.to(values.dtype)
@@ -66,7 +66,7 @@ def align_operands(
     x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(x, scale, rounded zero point) in the type of the arithmetic, shaped to broadcast."""
-    width = torch.float64 if x.dtype == torch.float64 else torch.float32
+    width = torch.promote_types(x.dtype, torch.float32)
     # ONNX stores the scale of float16 tensors as float16.
     stored = scale.to(torch.float16) if x.dtype == torch.float16 else scale
     stored = stored.where(scale > 0, torch.nan)

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from onnxq.numerics import SumOrders
 from onnxq.numerics.weights import MOST, SumOrder
 from torch_frontend.fake_quant import reference
-from torch_frontend.fake_quant.grid import Grid
+from torch_frontend.fake_quant.grid import Gradients, Grid, TensorPair
 
 # One index tensor per axis, for advanced indexing.
 At = tuple[Tensor, ...]
@@ -75,7 +75,7 @@ class _KeepSums(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> Gradients:
         x, scale, zero_point, sign, *where = ctx.saved_tensors
         needed = ctx.needs_input_grad[:3]
         at = tuple(where)
@@ -142,7 +142,7 @@ def _find_overflows(
     return both, found, sign[over].repeat(2)
 
 
-def keep_sums(codes: Tensor, aims: Tensor, orders: Sequence[SumOrder]) -> tuple[Tensor, Tensor]:
+def keep_sums(codes: Tensor, aims: Tensor, orders: Sequence[SumOrder]) -> TensorPair:
     """Integers that keep every sum, as `onnxq.numerics.limit_sums`, and the signs of the sums that overflowed, else 0.
 
     codes: integers as floats. aims: the real numbers before rounding, in steps. Both of the weight's shape.
@@ -177,7 +177,7 @@ def keep_soft_sums(codes: Tensor, orders: Sequence[SumOrder]) -> Tensor:
 
 def fit_sums(
     first: Tensor, second: Tensor, aim: Tensor, other: Tensor
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+) -> tuple[Tensor, Tensor, TensorPair]:
     """(overflows, sign, neighbours that keep the sum) of each sum, as `onnxq.numerics.round_within_sum`.
 
     first, second: neighbours' integers, as floats. aim, other: the real numbers before rounding. Where a sum does not
@@ -197,7 +197,7 @@ def fit_sums(
     return over, sign, (share * sign, (MOST - share).minimum(most_other) * sign)
 
 
-def split_sums(t: Tensor, order: SumOrder) -> tuple[Tensor, Tensor]:
+def split_sums(t: Tensor, order: SumOrder) -> TensorPair:
     """The first and the second weight of each sum, in two tensors of one shape; views where possible."""
     last = order[-1]
     if _has_views(t.shape, order):

@@ -112,7 +112,7 @@ def lower_layers(model: nn.Module, config: Config, prefix: str = "") -> CallGrap
     prefix: the module's own qualified name, with which sites begin.
     """
     calls = fx.Graph()
-    done: set[int] = set()
+    done = set()
     # A module under several names is one layer; the first name that is not skipped counts.
     for path, module in model.named_modules(remove_duplicate=False):
         full = f"{prefix}.{path}" if prefix else path

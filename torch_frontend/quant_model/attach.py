@@ -17,7 +17,7 @@ from torch_frontend.quantizers import Quantizer, create_quantizer
 from torch_frontend.quantizers.base import Quantizers
 from torch_frontend.quantizers.borrowed import Follower
 from torch_frontend.tracing.leaves import CallsOutside
-from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path, read_stack
+from torch_frontend.tracing.modules import Args, Inputs, Kwargs, make_unique_path, read_stack
 from torch_frontend.tracing.names import name_input
 from torch_frontend.tracing.signature import CHECKS
 from torch_frontend.tracing.values import use_eval_mode
@@ -100,8 +100,8 @@ def swap_layers(model: nn.Module, pairs: Iterable[Pair], config: Config, known: 
 
     known: quantizers of weights that calls outside of layers read, by site; layers of these weights share them.
     """
-    layers: dict[int, nn.Module] = {}
-    shared: dict[object, Quantizer] = {}
+    layers = {}
+    shared = {}
     for pair in pairs:
         # A layer that is called twice has two pairs.
         if not pair.layer or id(old := model.get_submodule(pair.layer)) in layers:
@@ -134,7 +134,7 @@ INPUTS = "input_quantizers"
 _BY_HAND = {"add": "Add", "mul": "Mul", "matmul": "MatMul", "cat": "Cat"}
 
 
-def quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
+def quantize_inputs(module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
     """Forward pre-hook: quantize the module's data arguments by its `input_quantizers`."""
     values = list(args)
     named = dict(kwargs)

@@ -76,7 +76,7 @@ def keep_bound(quantizer: Quantizer) -> None:
 
 def check_qparams(quantizers: Iterable[Quantizer]) -> None:
     """Raise CalibrationError naming the sites without legal qparams: none, NaN, inf, or a scale not above 0."""
-    wrong: list[OnnxqError] = []
+    wrong = []
     for quantizer in quantizers:
         if quantizer.disabled_reason is None and not isinstance(quantizer, Dynamic):
             try:

@@ -189,7 +189,7 @@ def _run_twice(
     """Add every layer's outputs in the float and in the quantized model, call by call."""
 
     def run() -> dict[str, list[Any]]:
-        outputs: defaultdict[str, list[Any]] = defaultdict(list)
+        outputs = defaultdict(list)
         result = _run_watched(
             model,
             layers,

@@ -19,7 +19,7 @@ from onnxq.numerics import SumOrder, SumOrders, needs_bound, qparams_from_range,
 from onnxq.sites import Names, NameSet, Role, drop_repeats
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
-from torch_frontend.fake_quant.grid import explain_misfit
+from torch_frontend.fake_quant.grid import TensorPair, explain_misfit
 from torch_frontend.quantizers.specs import (
     axis_of,
     block_size_of,
@@ -302,7 +302,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         stored = QParams(scale, np.rint(zero).astype(np.int32), self.origin)
         return check_qparams(stored, self.spec, self.site, self.target)
 
-    def dequantized_range(self) -> tuple[Tensor, Tensor]:
+    def dequantized_range(self) -> TensorPair:
         """(lowest, highest) value that can be represented, of the shape of `qparams`."""
         scale, zero = shape_numbers(self._read_qparams(), self.spec)
         zero = zero.round()  # learned zero points lie between integers
@@ -365,7 +365,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
             **how,
         )
 
-    def _read_qparams(self) -> tuple[Tensor, Tensor]:
+    def _read_qparams(self) -> TensorPair:
         """(scale, zero point). Raises CalibrationError naming the site before calibration."""
         scale = self.scale
         zero = self.zero_point
@@ -416,9 +416,8 @@ class Quantizer(AncestorQuantizer, nn.Module):
 
     def forget_marker(self) -> None:
         """Remove the buffers of `prepare_marker`."""
-        for name in ("scale", "zero_point", "weight"):
-            if f"marked_{name}" in self._buffers:
-                delattr(self, f"marked_{name}")
+        for name in [name for name in self._buffers if name.startswith("marked_")]:
+            delattr(self, name)
 
     # -- plumbing ----------------------------------------------------------------------------------------------
 
@@ -466,11 +465,10 @@ class Quantizer(AncestorQuantizer, nn.Module):
             if slot in loaded:
                 if tensor is None or tensor.shape != loaded[slot].shape:
                     self.put(slot, loaded[slot].detach().clone().to(self._anchor.device))
-            elif loaded and slot not in self.optional:
-                setattr(self, slot, None)
-                missing.append(prefix + slot)
             elif loaded or metadata:
                 setattr(self, slot, None)
+                if loaded and slot not in self.optional:
+                    missing.append(prefix + slot)
         super()._load_from_state_dict(state, prefix, *rest)
         if loaded:
             # Statistics from before belong to other qparams.

@@ -139,7 +139,7 @@ def learn_unit(
     """
     roundings = unit.weights
     # Of activations to learn here: the quantizer's learned slots, or a uniform one's scale.
-    moving: list[tuple[Quantizer, Tensor]] = []
+    moving = []
     for quantizer in unit.owned if settings.activation_lr else ():
         ready = quantizer.active and quantizer.calibrated and not quantizer.frozen
         if ready and not quantizer.role.is_weight:

@@ -134,7 +134,7 @@ def as_adaround(quantizer: Quantizer) -> AdaRound | None:
 def _make_learnable(model: nn.Module) -> list[Refusal]:
     """Replace every weight quantizer that is not disabled by an AdaRound; Refusals for those that cannot be one."""
     # One quantizer that several layers share becomes one AdaRound.
-    by_id: dict[int, AdaRound | None] = {}
+    by_id = {}
     refusals = []
     # A list, since children are replaced on the way.
     for parent in list(model.modules()):
@@ -169,7 +169,7 @@ def _make_learnable(model: nn.Module) -> list[Refusal]:
 
 def _collect_batches(data: Iterable[Any], samples: int) -> list[Inputs]:
     """Arguments of the first `samples` samples, batch by batch; the last batch is cut."""
-    batches: list[Inputs] = []
+    batches = []
     for batch in list_batches(data):
         inputs = as_inputs(batch)
         tensors = [

@@ -23,7 +23,7 @@ from torch_frontend.qmodules import find_entry
 from torch_frontend.qmodules.registry import GROUPS
 from torch_frontend.quant_model import Follower
 from torch_frontend.quantizers import AdaRound, Quantizer, quantizers_of
-from torch_frontend.tracing.modules import Inputs, find_module
+from torch_frontend.tracing.modules import Args, Inputs, Kwargs, find_module
 from torch_frontend.tracing.names import find_constants, is_plain, read_name, read_op
 from torch_frontend.tracing.values import bind_inputs
 
@@ -211,7 +211,7 @@ class Regions:
         return read
 
 
-Caught = list[tuple[tuple[Any, ...], Tensor]]
+Caught = list[tuple[Args, Tensor]]
 
 
 @dataclass(eq=False)
@@ -253,9 +253,9 @@ def module_unit(model: nn.Module, name: str) -> Unit:
 
     def catch(inputs: Inputs) -> Caught:
         caught: Caught = []
-        pending: list[tuple[Any, ...]] = []
+        pending: list[Args] = []
 
-        def note_inputs(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def note_inputs(_: nn.Module, args: Args, kwargs: Kwargs) -> None:
             flat, layout = tree.tree_flatten((args, kwargs))
             if not layouts:
                 layouts.append(layout)

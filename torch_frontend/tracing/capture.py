@@ -25,7 +25,7 @@ from onnxq.sites import Refusal, Refusals
 from torch_frontend.qmodules import copy_shallowly
 from torch_frontend.tracing.aten import convert_calls, read_aten_name
 from torch_frontend.tracing.leaves import CallsOutside, IsLeaf, LeafCall, insert_leaves, mark_leaves
-from torch_frontend.tracing.modules import Inputs, Kwargs, make_unique_path, name_arguments
+from torch_frontend.tracing.modules import Args, Inputs, Kwargs, make_unique_path, name_arguments
 from torch_frontend.tracing.signature import CHECKS, read_sizes, require_default, restore_signature
 from torch_frontend.tracing.simplify import ATTENTION_DROPOUT, DROPOUTS, is_write
 from torch_frontend.tracing.tracer import (
@@ -398,7 +398,7 @@ def _inline_body(
     graph: fx.Graph,
     node: fx.Node,
     body: fx.Node,
-    inputs: tuple[Any, ...],
+    inputs: Args,
     *,
     detached: bool,
 ) -> None:

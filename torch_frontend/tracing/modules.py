@@ -11,12 +11,13 @@ _MISSING: Any = nn.Module()
 
 # Of a call, by the names of its parameters.
 Kwargs = dict[str, Any]
+Args = tuple[Any, ...]
 
 
 class Inputs(NamedTuple):
     """The arguments of one call of a model."""
 
-    args: tuple[Any, ...]
+    args: Args
     kwargs: Kwargs
 
     def run_model(self, model: nn.Module) -> Any:

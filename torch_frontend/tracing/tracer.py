@@ -26,7 +26,7 @@ from onnxq.sites import Names, NameSet, Refusal, Refusals
 from torch_frontend.qmodules import find_entry
 from torch_frontend.tracing.attention import TRACEABLE_FORMS, make_traceable
 from torch_frontend.tracing.batch_norms import compare_batch_norms
-from torch_frontend.tracing.modules import Kwargs, find_module, run_call
+from torch_frontend.tracing.modules import Args, Kwargs, find_module, run_call
 from torch_frontend.tracing.signature import find_fixed_arguments, require_default
 from torch_frontend.tracing.values import keep_buffers, keep_modes, use_eval_mode
 
@@ -246,7 +246,7 @@ class Tracer(fx.Tracer):
         known = self.example.list_items(obj, self.scope.module_path)
         return super().iter(obj) if known is None else known
 
-    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: Kwargs) -> Any:
+    def call_module(self, m: nn.Module, forward: Any, args: Args, kwargs: Kwargs) -> Any:
         """As fx, with the traceable form of torch's transformer modules; remembers the innermost module that failed."""
         if self.example.running:
             return forward(*args, **kwargs)

@@ -85,7 +85,7 @@ def record_shapes(model: fx.GraphModule, inputs: Inputs) -> None:
 
 def compare_outputs(model: nn.Module, graph: fx.GraphModule, inputs: Inputs) -> str | None:
     """Reason why a captured graph is not the model, or None: both are run in eval mode on the same inputs."""
-    outputs: list[list[Tensor]] = []
+    outputs = []
     for module in (model, graph):
         with use_eval_mode(module), keep_buffers(module), torch.random.fork_rng():
             torch.manual_seed(0)

@@ -126,7 +126,7 @@ class OpenVinoEngine(engine.Engine):
 
     def read_kernels(self, model: ModelLike, folder: Path) -> engine.Kernels:
         """The layers of the runtime graph in the order they run, constants and ends aside."""
-        listed = json.loads((folder / _KERNELS).read_text(encoding="utf-8"))
+        listed = json.loads((folder / _KERNELS).read_bytes())
         layers = (row for row in listed["layers"] if row["kind"] not in _ENDS)
         index = get_index(model)
         return tuple(

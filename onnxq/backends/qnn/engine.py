@@ -295,7 +295,7 @@ class NodeNames:
 
 
 def _read_record(folder: Path) -> JsonObject:
-    record: JsonObject = json.loads((folder / TRACE).read_text(encoding="utf-8"))
+    record: JsonObject = json.loads((folder / TRACE).read_bytes())
     return record
 
 

@@ -66,7 +66,7 @@ def find_package() -> Path | None:
 
 def read_version(package: Path) -> str:
     """The release of the package in a folder."""
-    return str(json.loads((package / "package.json").read_text(encoding="utf-8"))["version"])
+    return str(json.loads((package / "package.json").read_bytes())["version"])
 
 
 def explain_absence() -> CauseAndFix | None:

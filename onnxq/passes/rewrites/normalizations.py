@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from onnxq.arrays import Array, Array64, Axes, Shape, as_float64, is_float
-from onnxq.graph import GraphIndex, NodeRef, NodeRefs
+from onnxq.graph import GraphIndex, MaybeNode, NodeRef, NodeRefs
 from onnxq.numerics.rounding import round_to_type
 from onnxq.passes.base import RunContext
 from onnxq.passes.journal import PassReport
@@ -226,7 +226,7 @@ def _inside(index: GraphIndex, root: NodeRef) -> tuple[_Centred, float, list[Nod
     return _Centred(base, axes, (centre,)), epsilon[0], [*nodes, difference, squared]
 
 
-def _match_square(index: GraphIndex, tensor: MaybeTensor) -> NodeRef | None:
+def _match_square(index: GraphIndex, tensor: MaybeTensor) -> MaybeNode:
     """The node that squares its first input, if one makes the tensor."""
     square = index.find_onnx_producer(tensor, "Pow", "Mul")
     if square is None:
