@@ -290,7 +290,7 @@ class Engine:
     # Operators without an int8 kernel.
     no_kernel: Names = ()
     # Pairs whose worth lies elsewhere than in a kernel that reads their integers, by the rule that placed them.
-    purposes: Causes = _NOTHING
+    purposes: Mapping[str, str] = _NOTHING
     # Files of a build -> their names in the user's folder.
     saved: Mapping[str, str] = MappingProxyType({LOG: "build.log", ENGINE: "model.engine"})
 

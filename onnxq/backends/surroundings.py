@@ -10,7 +10,7 @@ from dataclasses import replace
 from onnxq.backends.base import REMEDY, Candidate, Exclusion, PlacementRule, Reason
 from onnxq.graph import LAYOUT_OPS, Graph, MaybeNode, NodeRef
 from onnxq.graph.base import counts_in_floats
-from onnxq.sites import Causes, MaybeTensor, NameSet, TensorId
+from onnxq.sites import MaybeTensor, NameSet, TensorId
 
 # Widths that a byte stores.
 BYTE_WIDTHS = (2, 3, 4, 5, 6, 7, 8)
@@ -18,7 +18,7 @@ BYTE_WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 ATTENTION = ("Attention", "com.microsoft.MultiHeadAttention", "com.microsoft.GroupQueryAttention")
 _FUSED = f"its weight lies in an operator of ONNX Runtime's own: {REMEDY}"
 # Operators that ONNX Runtime's optimizer makes of products with constant weights.
-FUSED_PRODUCTS: Causes = {
+FUSED_PRODUCTS: Mapping[str, str] = {
     f"com.microsoft.{name}": _FUSED
     for name in (
         "Attention",

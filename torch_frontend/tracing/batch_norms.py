@@ -121,7 +121,7 @@ def _find_owner(root: nn.Module, tensors: Mapping[str, fx.Node]) -> _BatchNorm |
     return owner if isinstance(owner, _BatchNorm) else None
 
 
-def _explain_function(root: nn.Module, node: fx.Node, tensors: Kwargs) -> str | None:
+def _explain_function(root: nn.Module, node: fx.Node, tensors: dict[str, Any]) -> str | None:
     """Reason why a call stays a function, in the mode it was traced in; None if a module computes the same."""
     mode = _read_mode(node)
     if not isinstance(mode, bool) or not tensors:
