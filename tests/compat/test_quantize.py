@@ -211,15 +211,11 @@ def test_float8_answers_that_onnx_runtime_loses_are_said(body: str, half: bool, 
     assert check.optimized
     # As scales in float32, those of convolutions do not vanish.
     assert done.report.float_types is None
+    floats = [{"x": sample["x"].astype(np.float32)} for sample in samples]
+    sessions = map(onnxruntime.InferenceSession, (proto.SerializeToString(), tmp_path / "q.onnx"))
     one, other = (
         np.stack([session.run(None, sample)[0] for sample in given]).astype(np.float64)
-        for session, given in (
-            (
-                onnxruntime.InferenceSession(proto.SerializeToString()),
-                [{"x": x["x"].astype(np.float32)} for x in samples],
-            ),
-            (onnxruntime.InferenceSession(tmp_path / "q.onnx"), samples),
-        )
+        for session, given in zip(sessions, (floats, samples), strict=True)
     )
     reached = 10 * np.log10(np.sum(one**2) / np.sum((one - other) ** 2))
     lost = reached < check.sqnr_db[0] - 5

@@ -79,14 +79,11 @@ def test_the_form_of_a_value_comes_from_its_type() -> None:
         ("profile.by", "", ()),
         ("profile.by", "site, node,site", ("site", "node")),
         ("profile.by", ",segment,", ("segment",)),
-        ("data.memory_limit", "512MB", 512_000_000),
         ("data.memory_limit", "1.5GiB", 3 * 2**29),
         ("data.memory_limit", " 1 gb", 10**9),
         ("data.memory_limit", "64k", 64_000),
         ("accuracy.min_sqnr", "-3.5", -3.5),
         ("diff.engines", "trt, ort,trt", ("trt", "ort")),
-        ("prove.timeout", "2m", 120),
-        ("accuracy.max_drop", "1%", "1%"),
     ],
 )
 def test_text_of_the_command_line_is_read_by_the_field(path: str, text: str, value: object) -> None:

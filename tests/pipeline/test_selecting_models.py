@@ -119,9 +119,8 @@ def test_the_summary_and_the_document_tell_both() -> None:
 
 
 def test_a_wish_is_met_by_the_values_and_the_rows_that_match() -> None:
-    report = quantize("detector", min_sqnr=25).report
-    assert report.promotion.met
-    assert report.promotion.steps == ()
+    promotion = quantize("detector", min_sqnr=25).report.promotion
+    assert (promotion.met, promotion.steps) == (True, ())
 
 
 def test_the_operator_behind_a_choice_that_costs_most_is_promoted() -> None:

@@ -194,20 +194,17 @@ def test_a_result_that_is_not_shown_is_not_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "verbose", "text"),
+    ("lines", "verbose", "between", "text"),
     [
-        ([], False, ""),
-        (["a", "b"], False, "a\nb"),
-        (["a", "b", "c", "d"], False, "a\nb\nand 2 more; `verbose=True` lists them all"),
-        (["a", "b", "c", "d"], True, "a\nb\nc\nd"),
+        ("", False, "\n", ""),
+        ("ab", False, "\n", "a\nb"),
+        ("abcd", False, "\n", "a\nb\nand 2 more; `verbose=True` lists them all"),
+        ("abcd", True, "\n", "a\nb\nc\nd"),
+        ("abcd", False, ", ", "a, b, and 2 more; `verbose=True` lists them all"),
     ],
 )
-def test_lines_beyond_the_usual_are_counted(lines: list[str], verbose: bool, text: str) -> None:
-    assert join_lines(lines, verbose, 2).plain == text
-
-
-def test_names_stand_in_one_line() -> None:
-    assert join_lines("abcd", False, 3, ", ").plain == "a, b, c, and 1 more; `verbose=True` lists them all"
+def test_lines_beyond_the_usual_are_counted(lines: str, verbose: bool, between: str, text: str) -> None:
+    assert join_lines(lines, verbose, 2, between).plain == text
 
 
 # It clears the screen and begins a line of its own, which CI systems take for a command.

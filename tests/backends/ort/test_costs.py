@@ -299,16 +299,10 @@ def test_efficientnet_starts_in_float_and_keeps_its_other_depthwise_in_int8() ->
     assert all(sides[3:])
 
 
-def test_a_small_resnet_leaves_only_its_stem_in_float() -> None:
-    chain = [
-        conv(1, 16, 3, (28, 28)),
-        *(conv(16, 16, 3, (28, 28)) for _ in range(4)),
-        conv(16, 32, 3, (28, 28), stride=2),
-    ]
+def test_a_small_resnet_leaves_only_its_stem_in_float_and_a_late_inverted_residual_nothing() -> None:
+    layers = [conv(16, 16, 3, (28, 28))] * 4
+    chain = [conv(1, 16, 3, (28, 28)), *layers, conv(16, 32, 3, (28, 28), stride=2)]
     assert best_sides(chain, tail=True) == (False, True, True, True, True, True)
-
-
-def test_a_late_inverted_residual_is_int8_throughout() -> None:
     chain = [conv(192, 1152, 1, (7, 7)), depthwise(1152, 5, (7, 7)), conv(1152, 192, 1, (7, 7))]
     assert best_sides(chain, tail=True) == (True, True, True)
 
