@@ -4,16 +4,9 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxq.backends import surroundings
 from onnxq.backends.base import Candidate
-from onnxq.backends.surroundings import (
-    find_attention,
-    find_attention_cut,
-    find_backbone,
-    find_residual,
-    list_computed_inputs,
-    measure_distances,
-    multiplies_activations,
-)
+from onnxq.backends.surroundings import find_attention, find_attention_cut, list_computed_inputs, measure_distances
 from onnxq.graph import GraphIndex
 from onnxq.sites import TensorId
 from tests.codes.kit import model
@@ -57,7 +50,7 @@ def block(body: str, operands: str) -> GraphIndex:
 def test_the_convolution_behind_a_tensor(body: str, tensor: str, conv: str | None) -> None:
     shaped = body.replace("shape)", "k)")
     text = BLOCK.replace("float low", "int64[4] k = {{1, 8, 6, 6}}, float low").format(MAP, shaped, "s, z")
-    assert find_backbone(index(text), TensorId(tensor)) == conv
+    assert surroundings.find_backbone(index(text), TensorId(tensor)) == conv
 
 
 @pytest.mark.parametrize(
@@ -84,7 +77,7 @@ def test_the_convolution_behind_a_tensor(body: str, tensor: str, conv: str | Non
 )
 def test_the_skip_branch_of_a_residual_block(body: str, operands: str, skip: int | None) -> None:
     found = block(body, operands)
-    residual = find_residual(Candidate(found.find_node("y"), found, {}))
+    residual = surroundings.find_residual(Candidate(found.find_node("y"), found, {}))
     assert (None if residual is None else residual[0]) == skip
 
 
@@ -131,7 +124,7 @@ def test_the_two_products_of_attention(between: str, operands: str, found: bool)
 @pytest.mark.parametrize(("op", "both"), [("MatMul(x, x)", True), ("MatMul(x, w)", False), ("Mul(x, x)", False)])
 def test_products_of_two_activations(op: str, both: bool) -> None:
     graph = index(f"g (float[8,8] x) => (float[8,8] y) <float[8,8] w> {{ y = {op} }}")
-    assert multiplies_activations(graph, graph.find_node("y")) is both
+    assert surroundings.multiplies_activations(graph, graph.find_node("y")) is both
     assert find_attention(graph, graph.find_node("y")) is None
 
 

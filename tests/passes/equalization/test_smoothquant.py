@@ -167,13 +167,10 @@ def test_outliers_are_smoothed_and_the_best_alpha_wins() -> None:
     assert s.argsort()[-2:].tolist() in ([3, 17], [17, 3])
 
 
-def test_the_formula() -> None:
+def test_the_formula_and_dead_channels_keep_their_size() -> None:
     weights = [np.array([[1.0, -4.0], [9.0, 0.0]], F), np.array([[2.0], [1.0]], F)]
     s = smoothquant.compute_smoothing(np.array([8.0, 2.0]), weights, 0.5)
     np.testing.assert_allclose(s[0] / s[1], np.sqrt(8 / 4) / np.sqrt(2 / 9), rtol=1e-6)
-
-
-def test_dead_channels_keep_their_size() -> None:
     s = smoothquant.compute_smoothing(np.array([0.0, 4.0, 1.0, 2.0]), [np.array([[1.0], [1.0], [1.0], [0.0]], F)], 0.5)
     assert s[0] == s[3] == 1.0
     np.testing.assert_allclose(s[1:3], [np.sqrt(2), np.sqrt(0.5)], rtol=1e-6)
@@ -218,14 +215,9 @@ def dataset(x: np.ndarray, proto: onnx.ModelProto = MODEL, **more: Any) -> Datas
 
 
 def observe(
-    channels: dict[TensorId, int],
-    samples: Dataset,
-    proto: onnx.ModelProto = MODEL,
-    batch: int | None = None,
-    memory_limit: int | None = None,
-    **options: Any,
+    channels: dict[TensorId, int], samples: Dataset, proto: Any = MODEL, batch: int | None = None, **options: Any
 ) -> Any:
-    ctx = replace(make_context(samples, data={"batch": batch}), memory_limit=memory_limit)
+    ctx = replace(make_context(samples, data={"batch": batch}), memory_limit=options.pop("memory_limit", None))
     return observe_channels(ctx, proto, channels, samples, "", **options)
 
 

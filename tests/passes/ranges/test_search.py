@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -269,17 +270,12 @@ POOLING = ("Conv", "GlobalAveragePool")
 
 
 def quantize_pooled(
-    count: int,
-    ops: tuple[str, ...] = POOLING,
-    text: str = POOLED,
-    effort: str = "fast",
-    skip: tuple[str, ...] = (),
-    **asked: float,
+    count: int, ops: tuple[str, ...] = POOLING, text: str = POOLED, skip: tuple[str, ...] = (), **asked: Any
 ) -> tuple[Plan, float]:
     """The plan with these operators for so many samples, and how far p reaches in them."""
     x = np.random.default_rng(0).standard_normal((count, 32, 4, 4)).astype(np.float32)
     rules = tuple(Rule(op=op, set={"quantize": True}) for op in ops)
-    config = Config(rules=rules, effort=effort, skip=("cross_layer_equalization", *skip))
+    config = Config(rules=rules, effort=asked.pop("effort", "fast"), skip=("cross_layer_equalization", *skip))
     p = np.einsum("nchw,oc->nohw", x, WEIGHTS["w0"][:, :, 0, 0]).mean((2, 3))
     return quantize(parse(text, **WEIGHTS), {"x": x}, config, holdout=0, **asked).plan, float(p.max() - p.min())
 

@@ -12,18 +12,8 @@ from onnxq.backends.ort.rules import find_sum_order
 from onnxq.config import TensorConfig
 from onnxq.graph import GraphIndex, name_nodes
 from onnxq.numerics import SumOrder
-from onnxq.passes.rounding.gptq_core import (
-    POSITIONS_PER_COLUMN,
-    RIDGES,
-    choose_ridge,
-    correct_bias,
-    damp_moments,
-    factor_hessian,
-    find_partner_columns,
-    layer_error,
-    may_refit,
-    refit_weight,
-)
+from onnxq.passes.rounding import gptq_core
+from onnxq.passes.rounding.gptq_core import choose_ridge, correct_bias, damp_moments, factor_hessian, layer_error
 from onnxq.passes.rounding.low_bit_core import FACTORS, descend_values, shrink_moments
 from onnxq.passes.rounding.operators import Operator, list_operators
 from onnxq.passes.rounding.second_moments import Accumulator, Moments
@@ -223,9 +213,9 @@ def test_refit_undoes_what_can_be_undone() -> None:
     cov = x[0].T @ x[0] / 5000
     moments = Moments(0.25 * cov[None], 0.5 * cov[None], x.mean(1), y.mean(1), 5000)
     w = rng.standard_normal((1, 3, 4)).astype(np.float32)
-    assert may_refit(moments)
-    np.testing.assert_allclose(refit_weight(w, moments, ridge=1e-9), 2 * w, rtol=1e-5)
-    assert not may_refit(Moments(moments.h, moments.c, moments.mean_x, moments.mean_y, 59))
+    assert gptq_core.may_refit(moments)
+    np.testing.assert_allclose(gptq_core.refit_weight(w, moments, ridge=1e-9), 2 * w, rtol=1e-5)
+    assert not gptq_core.may_refit(Moments(moments.h, moments.c, moments.mean_x, moments.mean_y, 59))
 
 
 def halves(factor: tuple[float, float], noise: float, count: int = 4000) -> tuple[Moments, Moments]:
@@ -243,17 +233,17 @@ def halves(factor: tuple[float, float], noise: float, count: int = 4000) -> tupl
 
 def test_a_refit_must_help_samples_it_did_not_see() -> None:
     w = np.random.default_rng(6).standard_normal((1, 3, 6)).astype(np.float32)
-    assert choose_ridge(w, *halves((0.5, 0.5), 0.1)) == min(RIDGES)
+    assert choose_ridge(w, *halves((0.5, 0.5), 0.1)) == min(gptq_core.RIDGES)
     assert choose_ridge(w, *halves((0.5, 2.0), 0.1)) is None
-    assert choose_ridge(w, *halves((0.5, 0.5), 0.1, count=6 * POSITIONS_PER_COLUMN // 2 - 1)) is None
+    assert choose_ridge(w, *halves((0.5, 0.5), 0.1, count=6 * gptq_core.POSITIONS_PER_COLUMN // 2 - 1)) is None
 
 
 def test_the_ridge_grows_where_there_is_little_to_learn_from() -> None:
     w = np.random.default_rng(6).standard_normal((1, 3, 6)).astype(np.float32)
     chosen = [choose_ridge(w, *halves((0.9, 0.9), 0.1, count=count)) for count in (100, 200, 1000)]
-    assert chosen == [0.1, 0.03, min(RIDGES)]
+    assert chosen == [0.1, 0.03, min(gptq_core.RIDGES)]
     # Weaker ones, which lose, do not hide that the strongest gains.
-    assert choose_ridge(w, *halves((0.8, 0.8), 0.5, count=100)) == max(RIDGES)
+    assert choose_ridge(w, *halves((0.8, 0.8), 0.5, count=100)) == max(gptq_core.RIDGES)
 
 
 def test_a_bias_follows_samples_only_as_far_as_they_agree() -> None:
@@ -445,5 +435,5 @@ def test_partner_columns_are_those_that_share_a_sum_in_every_row(name: str) -> N
     slow = slow_partners(one, order)
     for g, group in enumerate(one.to_rows(flat)):
         for r, row in enumerate(group):
-            found = find_partner_columns(row, one.weight.shape, order)
+            found = gptq_core.find_partner_columns(row, one.weight.shape, order)
             assert found.tolist() == slow[g][r] == slow[0][0]
