@@ -13,24 +13,9 @@ from onnxq.pipeline.configuration import make_config
 from onnxq.report.terminal import TextView
 from tests.cli.kit import CONTEXT, find_command, run
 
-COMMANDS = {
-    "quantize": Command.QUANTIZE,
-    "plan": Command.PLAN,
-    "apply": Command.APPLY,
-    "diff": Command.DIFF,
-    "prove": Command.PROVE,
-    "profile": Command.PROFILE,
-    "import-calibration": Command.IMPORT,
-    "annotate-bits": Command.ANNOTATE,
-    "bench": Command.BENCH,
-    "calibrate": Command.QUANTIZE,
-    "variants": Command.VARIANTS,
-    "perplexity": Command.PERPLEXITY,
-    "report": Command.REPORT,
-    "search": Command.SEARCH,
-    "convert": Command.CONVERT,
-    "import-weights": Command.IMPORT_WEIGHTS,
-}
+NAMES = "quantize plan apply diff prove profile bench variants perplexity report search convert import-weights"
+COMMANDS = {name: Command[name.replace("-", "_").upper()] for name in NAMES.split()}
+COMMANDS |= {"import-calibration": Command.IMPORT, "annotate-bits": Command.ANNOTATE, "calibrate": Command.QUANTIZE}
 # Its arguments, for each command that has some.
 ARGUMENTS = {
     **{name: ["m.onnx"] for name in cli.list_commands(CONTEXT)},
@@ -50,66 +35,58 @@ REQUIRED = {
 }
 # A word and its value for options of plain types.
 PLAIN: dict[object, tuple[list[str], object]] = {int: (["3"], 3), float: (["0.5"], 0.5), str: (["a"], "a")}
+# Words that are their own value, by the path of the field, and by the name of an option that is no field.
+WORDS = """
+    target=trt accuracy.metric=a.py:f accuracy.max_drop=1% prove.engine=tensorrt report.engine=tensorrt
+    prove.compute_capability=8.9 bench.engine=ort bench.compute_capability=8.9 variants.metric=a.py:f
+    variants.max_drop=0.01 runtime.provider=cpu runtime.soc=SM8650 runtime.htp_arch=75 output.compiled=c.onnx
+    search.precisions=float,w8a8
+"""
+OWN_WORDS = """
+    data=s.npz out=out plan=p.json model=n.onnx applied=n.q.onnx kind=aimet-1.0 beside=n.json sidecar=n.json
+    shard=2/8 record=p.html to=trt config=ort-int8-mse
+"""
+
+
+def read_words(words: str) -> dict[str, tuple[list[str], object]]:
+    return {name: ([word], word) for name, _, word in (pair.partition("=") for pair in words.split())}
+
+
 # The same for options of other types, and for values that mean more, by the path of the field.
 GIVEN: dict[str, tuple[list[str], object]] = {
+    **read_words(WORDS),
     "trust": (["my.yaml"], ("my.yaml",)),
-    "target": (["trt"], "trt"),
     "budget": (["90s"], 90),
     "weight_bits_budget": (["8.5"], 8.5),
-    "accuracy.metric": (["a.py:f"], "a.py:f"),
-    "accuracy.max_drop": (["1%"], "1%"),
     "diff.engines": (["ort,trt"], ("ort", "trt")),
     "diff.load": (["r.json"], ("r.json",)),
-    "prove.engine": (["tensorrt"], "tensorrt"),
-    "report.engine": (["tensorrt"], "tensorrt"),
-    "prove.compute_capability": (["8.9"], "8.9"),
     "prove.require": (["float16", "MatMul*"], (("float16", "MatMul*"),)),
     "prove.require_int8": (["Conv"], ("Conv",)),
     "prove.forbid": (["float32"], ("float32",)),
     "prove.shapes": (["x:1x3,2x3,4x3"], ("x:1x3,2x3,4x3",)),
     "prove.timeout": (["2m"], 120),
     "profile.by": (["site,node"], ("site", "node")),
-    "bench.engine": (["ort"], "ort"),
-    "bench.compute_capability": (["8.9"], "8.9"),
     "bench.shapes": (["x:1x3"], ("x:1x3",)),
     "bench.seconds": (["5"], 5),
     "bench.timeout": (["5m"], 300),
     "variants.only": (["q8,q4"], ("q8", "q4")),
-    "variants.metric": (["a.py:f"], "a.py:f"),
-    "variants.max_drop": (["0.01"], "0.01"),
     "perplexity.generate": (["0"], 0),
     "data.memory_limit": (["512MB"], 512_000_000),
     "verify.holdout": (["0"], 0),
     "runtime.libraries": (["a.so"], ("a.so",)),
     "runtime.plugins": (["a.so"], ("a.so",)),
-    "runtime.provider": (["cpu"], "cpu"),
     "fix": (["batch=1"], ("batch=1",)),
-    "runtime.soc": (["SM8650"], "SM8650"),
-    "runtime.htp_arch": (["75"], "75"),
     "prove.max_partitions": (["1"], 1),
-    "output.compiled": (["c.onnx"], "c.onnx"),
     "search.max_size": (["2MB"], 2_000_000),
     "search.max_latency": (["2.5"], 2.5),
-    "search.precisions": (["float,w8a8"], "float,w8a8"),
 }
 # The same for options that are no fields, by their names in the functions of commands.
 OWN_GIVEN: dict[str, tuple[list[str], object]] = {
-    "data": (["s.npz"], "s.npz"),
-    "out": (["out"], "out"),
-    "plan": (["p.json"], "p.json"),
-    "model": (["n.onnx"], "n.onnx"),
-    "applied": (["n.q.onnx"], "n.q.onnx"),
-    "kind": (["aimet-1.0"], "aimet-1.0"),
-    "beside": (["n.json"], "n.json"),
-    "sidecar": (["n.json"], "n.json"),
+    **read_words(OWN_WORDS),
     "given": (["Conv*=4"], (("Conv*", 4),)),
-    "shard": (["2/8"], "2/8"),
     "archs": (["sm_90"], ("sm_90",)),
     "top": (["3"], 3),
-    "record": (["p.html"], "p.html"),
-    "to": (["trt"], "trt"),
     "fail_if": (["sqnr_db<30"], ("sqnr_db<30",)),
-    "config": (["ort-int8-mse"], "ort-int8-mse"),
     "settings": (["weights.bits=4"], ("weights.bits", 4)),
 }
 # Options that mean something beside others alone.

@@ -10,22 +10,7 @@ from rich.console import Group
 
 from onnxq.report import terminal
 from onnxq.report.columns import Text
-from onnxq.report.terminal import (
-    TextView,
-    format_bytes,
-    format_decibel,
-    format_milliseconds,
-    format_scale,
-    format_seconds,
-    format_warning,
-    join_lines,
-    make_sheet,
-    make_table,
-    print_renderable,
-    print_result,
-    render_parts,
-)
-from onnxq.report.terminal import write_stream as write_text
+from onnxq.report.terminal import TextView, join_lines, make_sheet, make_table, print_renderable
 from onnxq.sites import Caution
 from onnxq.wording import use_translation
 from tests.report.kit import Terminal, printed
@@ -102,48 +87,48 @@ def test_a_sheet_indents_its_contents_as_one_column() -> None:
 
 def test_a_warning_has_its_code_and_the_words_of_its_reader() -> None:
     warning = Caution("W101", "give `data=…`")
-    assert format_warning(warning).plain == "warning[W101]: give `data=…`"
+    assert terminal.format_warning(warning).plain == "warning[W101]: give `data=…`"
     with use_translation(lambda text: text.replace("`data=…`", "--data")):
-        assert format_warning(warning).plain == "warning[W101]: give --data"
+        assert terminal.format_warning(warning).plain == "warning[W101]: give --data"
 
 
 def test_letters_that_a_stream_cannot_encode_become_question_marks() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
-    write_text("names… ×2\n", stream)
+    terminal.write_stream("names… ×2\n", stream)
     assert raw.getvalue() == b"names? ?2\n"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (format_bytes(0), "0 B"),
-        (format_bytes(999), "999 B"),
-        (format_bytes(1000), "1.0 kB"),
-        (format_bytes(99_940), "99.9 kB"),
-        (format_bytes(99_950), "100 kB"),
-        (format_bytes(999_499), "999 kB"),
-        (format_bytes(18_600_000), "18.6 MB"),
-        (format_bytes(999_960_000), "1.0 GB"),
-        (format_bytes(2 * 10**12), "2000 GB"),
-        (format_decibel(16.54), "16.5 dB"),
-        (format_decibel(-3.0), "-3.0 dB"),
-        (format_decibel(float("inf")), "exact"),
-        (format_decibel(float("-inf")), "-inf dB"),
-        (format_decibel(float("nan")), "n/a"),
-        (format_milliseconds(0.3051), "0.305 ms"),
-        (format_milliseconds(5.312), "5.31 ms"),
-        (format_milliseconds(120.4), "120 ms"),
-        (format_milliseconds(0.0), "n/a"),
-        (format_milliseconds(float("nan")), "n/a"),
-        (format_seconds(0.44), "0.4 s"),
-        (format_seconds(9.96), "10 s"),
-        (format_seconds(12.4), "12 s"),
-        (format_seconds(59.4), "59 s"),
-        (format_seconds(59.6), "1 min 00 s"),
-        (format_seconds(185), "3 min 05 s"),
-        (format_scale(0.02, 0.02), "0.02"),
-        (format_scale(2.1e-4, 9.8e-3), "0.00021..0.0098"),
+        (terminal.format_bytes(0), "0 B"),
+        (terminal.format_bytes(999), "999 B"),
+        (terminal.format_bytes(1000), "1.0 kB"),
+        (terminal.format_bytes(99_940), "99.9 kB"),
+        (terminal.format_bytes(99_950), "100 kB"),
+        (terminal.format_bytes(999_499), "999 kB"),
+        (terminal.format_bytes(18_600_000), "18.6 MB"),
+        (terminal.format_bytes(999_960_000), "1.0 GB"),
+        (terminal.format_bytes(2 * 10**12), "2000 GB"),
+        (terminal.format_decibel(16.54), "16.5 dB"),
+        (terminal.format_decibel(-3.0), "-3.0 dB"),
+        (terminal.format_decibel(float("inf")), "exact"),
+        (terminal.format_decibel(float("-inf")), "-inf dB"),
+        (terminal.format_decibel(float("nan")), "n/a"),
+        (terminal.format_milliseconds(0.3051), "0.305 ms"),
+        (terminal.format_milliseconds(5.312), "5.31 ms"),
+        (terminal.format_milliseconds(120.4), "120 ms"),
+        (terminal.format_milliseconds(0.0), "n/a"),
+        (terminal.format_milliseconds(float("nan")), "n/a"),
+        (terminal.format_seconds(0.44), "0.4 s"),
+        (terminal.format_seconds(9.96), "10 s"),
+        (terminal.format_seconds(12.4), "12 s"),
+        (terminal.format_seconds(59.4), "59 s"),
+        (terminal.format_seconds(59.6), "1 min 00 s"),
+        (terminal.format_seconds(185), "3 min 05 s"),
+        (terminal.format_scale(0.02, 0.02), "0.02"),
+        (terminal.format_scale(2.1e-4, 9.8e-3), "0.00021..0.0098"),
     ],
 )
 def test_numbers_at_the_edges_of_their_units(text: str, expected: str) -> None:
@@ -164,7 +149,7 @@ def test_numbers_at_the_edges_of_their_units(text: str, expected: str) -> None:
 def test_warnings_are_seen_in_every_form(view: dict[str, bool], out: str, err: str, loud: bool) -> None:
     streams = io.StringIO(), io.StringIO()
     shown = TextView(**view, stream=streams[0], errors=streams[1])  # type: ignore[arg-type]
-    print_result(shown, lambda: "{}\n", [Text("the result")], iter([Text("mind this")] if loud else []))
+    terminal.print_result(shown, lambda: "{}\n", [Text("the result")], iter([Text("mind this")] if loud else []))
     wanted = (out, err) if loud else (out.replace("mind this\n", ""), "")
     assert (streams[0].getvalue(), streams[1].getvalue()) == wanted
 
@@ -179,7 +164,7 @@ def test_a_text_is_plain_and_shown_nowhere_else_in_notebooks_and_under_force_col
     stream = io.StringIO()
     print_renderable(Text("the result " * 20, style="bold"), stream, None)
     assert stream.getvalue() == "the result " * 19 + "the result\n"
-    assert "the result" in render_parts([Text("the result")])
+    assert "the result" in terminal.render_parts([Text("the result")])
 
 
 def test_a_result_that_is_not_shown_is_not_made() -> None:
@@ -189,7 +174,7 @@ def test_a_result_that_is_not_shown_is_not_made() -> None:
 
     for view in ({"quiet": True}, {"as_json": True}):
         stream = io.StringIO()
-        print_result(TextView(**view, stream=stream), lambda: "{}", parts(), [])  # type: ignore[arg-type]
+        terminal.print_result(TextView(**view, stream=stream), lambda: "{}", parts(), [])  # type: ignore[arg-type]
         assert stream.getvalue() == ("{}" if "as_json" in view else "")
 
 
@@ -216,7 +201,7 @@ def test_names_are_escaped_in_every_part(monkeypatch: pytest.MonkeyPatch) -> Non
         Text(EVIL, EVIL, style="bold").join_text(EVIL, style="dim"),
         make_table((EVIL, "b"), [(EVIL, EVIL)], names=(EVIL,), fold=("b",)),
         make_sheet([(EVIL, Text(EVIL)), ("c", join_lines([EVIL] * 3, False, 2))]),
-        format_warning(Caution("W101", EVIL)),
+        terminal.format_warning(Caution("W101", EVIL)),
     )
     monkeypatch.setenv("TERM", "xterm-256color")
     for stream, width in ((io.StringIO(), 200), (Terminal(), 200), (Terminal(), 30)):

@@ -18,6 +18,7 @@ from onnxq.config import Config
 CPU_COSTS = find_target("ort").costs
 
 VNNI, AVX2 = CPU_COSTS["vnni"], CPU_COSTS["avx2"]
+Shape = tuple[int, ...]
 sizes = st.integers(1, 64)
 kinds = st.sampled_from(list(CPU_COSTS.values()))
 each_kind = pytest.mark.parametrize("cpu", CPU_COSTS.values(), ids=CPU_COSTS)
@@ -39,22 +40,14 @@ def dequantize_us(elements: int | None, cpu: CpuCosts = VNNI, *, to_conv: bool =
 
 
 def conv(
-    cin: int,
-    cout: int,
-    k: int | tuple[int, ...],
-    size: tuple[int, ...],
-    *,
-    group: int = 1,
-    stride: int = 1,
-    batch: int = 1,
-    activation: str = "Relu",
+    cin: int, cout: int, k: int | Shape, size: Shape, *, group: int = 1, stride: int = 1, activation: str = "Relu"
 ) -> OpCase:
     """A Conv with "same" padding; `size` is the map it reads."""
     kernel = (k,) * len(size) if isinstance(k, int) else k
     return OpCase(
         op_type="Conv",
-        inputs=((batch, cin, *size),),
-        output=(batch, cout, *(-(-dim // stride) for dim in size)),
+        inputs=((1, cin, *size),),
+        output=(1, cout, *(-(-dim // stride) for dim in size)),
         weight=(cout, cin // group, *kernel),
         group=group,
         kernel=kernel,
