@@ -19,7 +19,7 @@ from onnxq.numerics import SumOrder, SumOrders, needs_bound, qparams_from_range,
 from onnxq.sites import Names, NameSet, Role, drop_repeats
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
-from torch_frontend.fake_quant.grid import TensorPair, explain_misfit
+from torch_frontend.fake_quant.grid import explain_misfit
 from torch_frontend.quantizers.specs import (
     axis_of,
     block_size_of,
@@ -302,7 +302,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
         stored = QParams(scale, np.rint(zero).astype(np.int32), self.origin)
         return check_qparams(stored, self.spec, self.site, self.target)
 
-    def dequantized_range(self) -> TensorPair:
+    def dequantized_range(self) -> tuple[Tensor, Tensor]:
         """(lowest, highest) value that can be represented, of the shape of `qparams`."""
         scale, zero = shape_numbers(self._read_qparams(), self.spec)
         zero = zero.round()  # learned zero points lie between integers
@@ -365,7 +365,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
             **how,
         )
 
-    def _read_qparams(self) -> TensorPair:
+    def _read_qparams(self) -> tuple[Tensor, Tensor]:
         """(scale, zero point). Raises CalibrationError naming the site before calibration."""
         scale = self.scale
         zero = self.zero_point
