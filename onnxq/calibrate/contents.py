@@ -70,13 +70,14 @@ def sketch_tensors(
     """
     index = get_index(model)
     wanted = [t for t in list_float_tensors(index) if not t.scope and (only is None or t in only)]
-    sketches = _sketch_constants(index, only)
     taps = Taps(model, wanted)
+    sketches = {}
     batch = Batch(make_feeds(feeds), 0, 1)
     for group in taps.form_groups([batch]) if wanted else ():
         for _, tensor, value in taps.run(group, [batch], lambda run: [run.feeds]):
             sketches[tensor] = sketch_values(value)
-    return sketches
+    # Last: a model that does not run needs none.
+    return _sketch_constants(index, only) | sketches
 
 
 def _sketch_constants(

@@ -16,7 +16,6 @@ from onnxq.wording import join_names, show_as_summary
 
 # Names that a text lists where there are more.
 _SHOWN = 4
-_FLOAT_FILE = "use them with what `onnxq convert` of the quantized file to `float` writes, not with the original"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,10 @@ class ExportedScales:
             cautions.append(Caution("W144", f"{len(self.uncovered)} float tensors {text}: {shown}"))
         if self.scaled:
             shown = join_names(self.scaled, _SHOWN)
-            text = f"the numbers are of a model whose channels are scaled at {shown}: {_FLOAT_FILE}"
+            text = (
+                f"the numbers are of a model whose channels are scaled at {shown}: use them with what `onnxq convert` "
+                "of the quantized file to `float` writes, not with the original"
+            )
             cautions.append(Caution("W151", text))
         return tuple(cautions)
 

@@ -42,7 +42,7 @@ def choose_effort(motif: Motif, mode: str) -> str:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("motif", [
     # ONNX Runtime 1.24 does not load quantized branches that it inlines ("HasExternalDataInMemory").
-    pytest.param(motif, marks=[pytest.mark.recent_ort] * (motif.name == "branch_by_shape"), id=motif.name)
+    pytest.param(motif, marks=pytest.mark.recent_ort if motif.name == "branch_by_shape" else (), id=motif.name)
     for motif in MOTIFS if motif.since <= NEWEST
 ])  # fmt: skip
 def test_a_motif_between_products(motif: Motif, mode: str, tmp_path: Path) -> None:

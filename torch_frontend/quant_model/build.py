@@ -97,7 +97,7 @@ def _trace_network(
     return symbolic if isinstance(captured, Untraceable) else captured
 
 
-def refuse_compiled(model: nn.Module) -> None:
+def check_float_module(model: nn.Module) -> None:
     """Raise ModelError for what is no module, has no forward in Python or hides it, or is quantized already."""
     if isinstance(model, torch.jit.ScriptModule):
         cause = "is TorchScript, which has no modules to quantize"

@@ -24,7 +24,7 @@ from torch_frontend.qmodules import WeightQuantized, copy_with_tensors
 from torch_frontend.quant_model import bn_tuning, calibrate, profile
 from torch_frontend.quant_model.ancestor import AncestorNames, read_switches, rename_backend
 from torch_frontend.quant_model.attach import INPUTS, WEIGHT
-from torch_frontend.quant_model.build import build_quantized, refuse_compiled
+from torch_frontend.quant_model.build import build_quantized, check_float_module
 from torch_frontend.quant_model.float_state import PartialStateWarning, find_float_names
 from torch_frontend.quant_model.mermaid import draw_mermaid
 from torch_frontend.quant_model.state import (
@@ -68,7 +68,7 @@ class QuantModel(AncestorNames, Exportable):
     ) -> None:
         super().__init__()
         self.quant_config = _load_config(config, target)
-        refuse_compiled(model)
+        check_float_module(model)
         with warnings.catch_warnings():
             # torch's own, of copies of exported modules.
             warnings.simplefilter("ignore", FutureWarning)
@@ -363,7 +363,8 @@ class QuantModel(AncestorNames, Exportable):
         """
         restored = json.loads(bytes(state.cpu().numpy()))
         own = self._list_specs()
-        for site, spec in restored.get("specs", {}).items():  # states of before have none
+        # States of before have none.
+        for site, spec in restored.get("specs", {}).items():
             if restored["state"] != State.FLOAT.value and spec != own.get(site, spec):
                 cause = f"its scales are for {spec}, and the model is configured for {own[site]}"
                 fix = "configure it as the state, or load weights alone and calibrate"

@@ -46,18 +46,6 @@ class AncestorQuantizer:
     """The switches of a quantizer under Sparsebit's names."""
 
     enabled: bool
-    spec: QuantSpec
-    site: str
-    target: str
-    slots: ClassVar[Names]
-
-    def set_bit(self, bit: int) -> None:
-        """Quantize to other bits, whose scales are still to come. Raises ConfigError for bits that the target lacks."""
-        spec = replace(self.spec, bits=bit)
-        check_spec(spec, self.site, self.target)
-        self.spec = spec
-        for slot in self.slots:
-            setattr(self, slot, None)
 
     def enable_quant(self) -> None:
         """Set `enabled`."""
@@ -202,6 +190,16 @@ class Quantizer(AncestorQuantizer, nn.Module):
     def axis(self) -> int | None:
         """Axis of the channels or blocks; None per tensor."""
         return axis_of(self.spec)
+
+    def set_bit(self, bit: int) -> None:
+        """Quantize to other bits, whose scales are still to come. Raises ConfigError for bits that the target lacks."""
+        spec = replace(self.spec, bits=bit)
+        check_spec(spec, self.site, self.target)
+        self.spec = spec
+        for slot in self.slots:
+            setattr(self, slot, None)
+        # They make scales of the bits they were begun with.
+        self._statistics = None
 
     def bind_sums(self, order: SumOrder, data: Quantizer) -> None:
         """Keep the weight's 16-bit sums of this order while `data` quantizes the other factor of its products.

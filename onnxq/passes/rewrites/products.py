@@ -238,8 +238,10 @@ def part_stacks(edit: Edit, node: NodeRef) -> Iterator[str]:
     deep = len(dims) >= stack.ndim
     # Axes in front of that of the matrices, where it stands right before the rows.
     front = max(len(dims) - 3, 0)
-    if (axes == [front] and dims[front] == 1) if deep else (len(dims), stack.ndim) == (2, 3):
-        # The same rows for all, as for the heads of an attention: one matrix with the columns of all.
+    # The same rows for all, as for the heads of an attention.
+    alike = axes == [front] and dims[front] == 1 if deep else (len(dims), stack.ndim) == (2, 3)
+    if alike:
+        # One matrix with the columns of all.
         edit.set_constant(node.make_edge(1), np.hstack([*matrices]))
         shape = edit.make_reshape(node, (*[_SAME] * front, _REST, *stack.shape[-3::2]))
         edit.append(

@@ -158,9 +158,11 @@ def test_copies_and_pickles(name: str) -> None:
 
 def test_other_bits_take_the_scales_away() -> None:
     quantizer = kit.four_bits("lsq")
+    quantizer.observe(kit.weight())
     quantizer.set_bit(8)
     with pytest.raises(CalibrationError, match="has no scale yet"):
         quantizer.qparams()
+    assert quantizer.observations() is None
 
 
 def test_freezing_stops_the_numbers_only() -> None:
