@@ -145,14 +145,14 @@ PartKeys = dict[str, str]
 class ObserveTask:
     """Some samples, and the observers that look at each tensor of a model.
 
-    modules: those that define the observers. lay_out: as of `Taps`.
+    modules: those that define the observers. many: as of `Taps`.
     """
 
     model: SharedModel
     readers: Readers
     modules: Names
     samples: SharedSamples
-    lay_out: bool
+    many: bool
     batch: int | None
     memory_limit: int | None
 
@@ -163,12 +163,12 @@ def observe_in_chunks(
     watch: Watch,
     dataset: Dataset,
     *,
-    lay_out: bool,
+    many: bool,
     batch: int | None,
     memory_limit: int | None,
     progress: Progress,
 ) -> None:
-    """Update every observer of `watch` that reads a tensor, as `observe_samples` does. lay_out: as of `Taps`."""
+    """Update every observer of `watch` that reads a tensor, as `observe_samples` does. many: as of `Taps`."""
     readers = freeze_readers(watch, proto)
     modules = tuple(
         sorted({type(watch.observers[want]).__module__ for _, wants in readers for want in wants})
@@ -180,8 +180,8 @@ def observe_in_chunks(
             samples = share_samples(crew, dataset, positions)
             title = f"calibration on {samples.names[0]}"
             feeds = (feed.digest for feed in samples.feeds)
-            key = hash_run("observe", model.digest, repr(readers), str(lay_out), *feeds)
-            observe = ObserveTask(model, readers, modules, samples, lay_out, batch, memory_limit)
+            key = hash_run("observe", model.digest, repr(readers), str(many), *feeds)
+            observe = ObserveTask(model, readers, modules, samples, many, batch, memory_limit)
             pieces.append(WorkPiece(title, observe, key))
         chunks = crew.map(
             observe_chunk, pieces, on_done=lambda piece: task.advance(len(piece.task.samples.feeds))
@@ -198,7 +198,7 @@ def observe_chunk(task: ObserveTask) -> list[Observer]:
             import_module(module)
     watch = make_watch(task.readers)
     tensors = tuple(tensor for tensor, _ in task.readers)
-    taps = _open_taps(task.model, tensors, task.memory_limit, task.lay_out)
+    taps = _open_taps(task.model, tensors, task.memory_limit, task.many)
     if taps.tensors:
         observe_samples(taps, watch, task.samples.open(), batch=task.batch, progress=silent)
     return [watch.observers[want] for want in list_wants(task.readers)]
@@ -259,8 +259,8 @@ def split_evenly(items: Sequence[int], most: int) -> list[Sequence[int]]:
 
 # Sessions are kept from one chunk to the next.
 @lru_cache(maxsize=1)
-def _open_taps(model: SharedModel, tensors: Group, memory_limit: int | None, lay_out: bool) -> Taps:
-    return Taps(open_model(model), tensors, memory_limit, lay_out=lay_out)
+def _open_taps(model: SharedModel, tensors: Group, memory_limit: int | None, many: bool) -> Taps:
+    return Taps(open_model(model), tensors, memory_limit, many=many)
 
 
 # Of the file; raised when its form changes.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from onnxq.calibrate import parts
 from onnxq.calibrate.constants import Numbers, bias_numbers, find_tensor, weight_numbers
 from onnxq.calibrate.parts import Part, Want, Watch
-from onnxq.calibrate.taps import LEAST_LAID_OUT, Taps
+from onnxq.calibrate.taps import MANY, Taps
 from onnxq.data import Dataset
 from onnxq.errors import PlanError
 from onnxq.graph import GraphIndex, ModelLike, get_index
@@ -89,9 +89,9 @@ def _observe_tensors(
     progress: Progress,
 ) -> Refusals:
     """Update the observers of tensors by samples, of `total` in all. Returns why some tensors cannot be observed."""
-    lay_out = total >= LEAST_LAID_OUT
+    many = total >= MANY
     tensors = [tensor for tensor, _ in parts.freeze_readers(watch, proto)]
-    taps = Taps(proto, tensors, memory_limit, lay_out=lay_out)
+    taps = Taps(proto, tensors, memory_limit, many=many)
     if not taps.tensors:
         return taps.refusals
     if crew is None or crew.plain:
@@ -102,7 +102,7 @@ def _observe_tensors(
             proto,
             watch,
             samples,
-            lay_out=lay_out,
+            many=many,
             batch=batch,
             memory_limit=memory_limit,
             progress=progress,

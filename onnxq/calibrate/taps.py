@@ -10,9 +10,12 @@ from onnxq.arrays import Array, ArrayDict, Shape, part_by_size
 from onnxq.data import Batch
 from onnxq.errors import ModelError
 from onnxq.graph import ModelLike, get_index
+from onnxq.graph.light import is_large_model
+from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memory
 from onnxq.runtime.tap import lay_out_convolutions
 from onnxq.sites import TensorId
+from onnxq.workers import count_threads
 
 Group = tuple[TensorId, ...]
 Signature = tuple[tuple[str, Shape], ...]
@@ -33,22 +36,22 @@ _WORTH_TRIMMING = 2**25
 _SHARE = 32
 _IN_ALL = 2**28
 # Samples from which on laying convolutions out pays: that takes as long as a dozen runs, and each takes half the time.
-LEAST_LAID_OUT = 64
+MANY = 24
 
 
 class _Runner:
-    """One tapped session. worth: bytes of a run after which memory is given back."""
+    """One tapped session. worth: bytes of a run after which memory is given back. threads: of the session."""
 
-    def __init__(self, tapped: Tapped, worth: int) -> None:
+    def __init__(self, tapped: Tapped, worth: int, threads: int) -> None:
         self._outputs = tapped.outputs
         self._worth = worth
         self._untrimmed = 0
         # NOTE: without optimizations a tensor's bits do not depend on what else is tapped or on the batch.
-        self._session = Session(tapped.proto, optimize=False, arena=False)
+        self._session = Session(tapped.proto, optimize=False, arena=False, threads=threads)
 
-    def values(self, batch: Batch, singles: Singles) -> Iterator[tuple[TensorId, Array]]:
-        """The values of the tensors, each released by this object as it is yielded."""
-        for outputs in self._run_batch(batch, singles):
+    def release_values(self, results: Iterable[ArrayDict]) -> Iterator[tuple[TensorId, Array]]:
+        """The values of the tensors in the results of `run_batch`, each released as it is yielded."""
+        for outputs in results:
             size = sum(value.nbytes for value in outputs.values())
             self._untrimmed += size
             for tensor, name in self._outputs.items():
@@ -62,26 +65,23 @@ class _Runner:
                 self._untrimmed = 0
                 trim_memory()
 
-    def _run_batch(self, batch: Batch, singles: Singles) -> Iterator[ArrayDict]:
+    def run_batch(self, batch: Batch, singles: Singles) -> Iterable[ArrayDict]:
+        """The outputs of the batch, or of its samples one by one, which run as they are read."""
         names = list(self._outputs.values())
-        # A Reshape inside may have the size of one sample, whatever the inputs declare.
-        if batch.count > 1:
-            try:
-                whole = self._session.run(batch.feeds, names)
-            except ModelError:
-                pass
-            else:
-                yield whole
-                return
-        for feeds in singles(batch) if batch.count > 1 else (batch.feeds,):
-            yield self._session.run(feeds, names)
+        try:
+            return [self._session.run(batch.feeds, names)]
+        except ModelError:
+            # A Reshape inside may have the size of one sample, whatever the inputs declare.
+            if batch.count == 1:
+                raise
+            return (self._session.run(feeds, names) for feeds in singles(batch))
 
 
 class Taps:
     """The tapped runs of one model. refusals: the tensors that cannot be made outputs, with the reason.
 
-    memory_limit: bytes of the tapped values of one run, 1 GiB by default; the memory of the model itself comes on top.
-    lay_out: run the model of `lay_out_convolutions`.
+    memory_limit: bytes of the tapped values at a time, 1 GiB by default; the memory of the model itself comes on top.
+    many: run the model of `lay_out_convolutions`, and several batches side by side where the limit lets them.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Taps:
         tensors: Sequence[TensorId],
         memory_limit: int | None = None,
         *,
-        lay_out: bool = False,
+        many: bool = False,
     ) -> None:
         self._proto = proto
         self._index = get_index(proto)
@@ -99,9 +99,12 @@ class Taps:
         self.refusals = whole.refusals
         self.tensors = tuple(whole.outputs)
         # Used by the first runner of all tensors, then released: it is of a model that is not laid out.
-        self._whole = None if lay_out else whole
+        self._whole = None if many else whole
         # The model that is run; made when first needed.
-        self._run_model = None if lay_out else proto
+        self._run_model = None if many else proto
+        # Batches at a time, each on its share of the cores: operators of most networks are too small for all of them.
+        self._most_runs = share_cores(count_threads() or 1) if many and not is_large_model(proto) else 1
+        self._runs = 1
         # Bytes of each tensor, by the shapes of the inputs.
         self._sizes: dict[Signature, TensorSizes] = {}
         self._shapes: Shapes | None = None
@@ -113,8 +116,11 @@ class Taps:
 
         batches: the largest of the first ones decides.
         """
-        first = islice(batches, _LOOK_AHEAD)
-        return self._pack_tensors(self.tensors, max(first, key=_count_values))
+        largest = max(islice(batches, _LOOK_AHEAD), key=_count_values)
+        size = max(sum(self._find_sizes(largest).values()), 1)
+        # Results wait for the observers: of as many runs as go on, and of one more.
+        self._runs = max(min(self._most_runs, self._limit // size - 1), 1)
+        return self._pack_tensors(self.tensors, largest)
 
     def run(
         self, group: Group, batches: Iterable[Batch], singles: Singles
@@ -129,12 +135,20 @@ class Taps:
             self._open = None
             self._open = group, self._open_runner(group)
         main = self._open[1]
-        for batch in batches:
-            parts = self._pack_tensors(group, batch)
-            for part in parts:
-                runner = main if len(parts) == 1 else self._open_runner(part)
-                for tensor, value in runner.values(batch, singles):
-                    yield batch, tensor, value
+
+        def list_runs() -> Iterator[tuple[Batch, _Runner]]:
+            for batch in batches:
+                parts = self._pack_tensors(group, batch)
+                for part in parts:
+                    yield batch, main if len(parts) == 1 else self._open_runner(part)
+
+        def run_batch(item: tuple[Batch, _Runner]) -> tuple[Batch, _Runner, Iterable[ArrayDict]]:
+            batch, runner = item
+            return batch, runner, runner.run_batch(batch, singles)
+
+        for batch, runner, results in map_in_threads(run_batch, list_runs(), threads=self._runs):
+            for tensor, value in runner.release_values(results):
+                yield batch, tensor, value
 
     def _open_runner(self, group: Group) -> _Runner:
         tapped = self._whole
@@ -143,11 +157,13 @@ class Taps:
             if self._run_model is None:
                 self._run_model = lay_out_convolutions(self._proto)
             tapped = tap_tensors(self._run_model, group, only=True)
-        return _Runner(tapped, min(_WORTH_TRIMMING, self._limit // _SHARE))
+        worth = min(_WORTH_TRIMMING, self._limit // _SHARE)
+        return _Runner(tapped, worth, count_threads() or share_cores(self._runs))
 
     def _pack_tensors(self, group: Group, batch: Batch) -> list[Group]:
         sizes = self._find_sizes(batch)
-        parts = part_by_size([sizes[tensor] for tensor in group], self._limit)
+        at_a_time = self._runs + 1 if self._runs > 1 else 1
+        parts = part_by_size([sizes[tensor] for tensor in group], self._limit // at_a_time)
         return [group[part] for part in parts]
 
     def _find_sizes(self, batch: Batch) -> Mapping[TensorId, int]:

@@ -19,7 +19,7 @@ from onnxq.errors import ModelError, suggest_names
 from onnxq.graph import FLOAT_TENSORS, GraphIndex, LightModel, ModelLike, get_index
 from onnxq.graph.identity import hash_graph
 from onnxq.graph.light import bare_proto, find_provider, is_large_model, rebuild
-from onnxq.graph.names import choose_name, list_names
+from onnxq.graph.names import choose_name, list_names, name_nodes
 from onnxq.graph.scopes import iterate_subgraphs, join_scope, list_defined, walk_graphs
 from onnxq.graph.storage import omit_weights, restore_weights
 from onnxq.graph.subgraph import remove_unneeded
@@ -111,7 +111,10 @@ def lay_out_convolutions(model: ModelLike) -> ModelLike:
         return model
     tensors = [TensorId(name) for node in nodes for name in node.output if name]
     try:
-        return optimize_graph(tap_tensors(model, tensors, only=True).proto, fuse_pairs=False)
+        # ORT writes out a HardSwish as nodes without names.
+        return name_nodes(
+            optimize_graph(tap_tensors(model, tensors, only=True).proto, fuse_pairs=False)
+        )
     except ModelError:
         return model
 

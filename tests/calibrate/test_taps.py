@@ -59,7 +59,7 @@ def _residual() -> onnx.ModelProto:
     return model(
         """g (float[N,16,9,9] x) => (float[N,16,8,8] y) {
             [c0] a = Conv<pads = [1,1,1,1]>(x, v, u) [r0] b = Relu(a) [c1] c = Conv<pads = [1,1,1,1]>(b, w, u)
-            [add] d = Add(c, b) [r1] e = Relu(d) [c2] f = Conv<pads = [1,1,1,1]>(e, v, u) [sum] g = Add(e, f)
+            [add] d = Add(c, b) [r1] e = HardSwish(d) [c2] f = Conv<pads = [1,1,1,1]>(e, v, u) [sum] g = Add(e, f)
             [pool] y = AveragePool<kernel_shape = [2,2]>(g) }""",
         **{name: value.astype(np.float32) for name, value in arrays.items()},
     )
@@ -70,7 +70,7 @@ def test_a_tensor_has_the_same_bits_in_the_layout_of_the_cpu_whatever_else_is_ta
     data = dataset(residual, np.random.default_rng(7).standard_normal((6, 16, 9, 9)).astype(np.float32))
 
     def observe(wanted: list[TensorId], limit: int, batch: int) -> dict[TensorId, bytes]:
-        tapped, values = taps.Taps(residual, wanted, limit, lay_out=True), dict.fromkeys(wanted, b"")
+        tapped, values = taps.Taps(residual, wanted, limit, many=True), dict.fromkeys(wanted, b"")
         for group in tapped.form_groups(data.batches(batch)):
             for _, tensor, value in tapped.run(group, data.batches(batch), data.split_batch):
                 values[tensor] += value.tobytes()
@@ -84,7 +84,7 @@ def test_a_tensor_has_the_same_bits_in_the_layout_of_the_cpu_whatever_else_is_ta
 
 
 def test_parts_of_many_samples_are_laid_out_as_their_whole() -> None:
-    residual, count = _residual(), taps.LEAST_LAID_OUT
+    residual, count = _residual(), taps.MANY
     rows = np.random.default_rng(7).standard_normal((count, 16, 9, 9)).astype(np.float32)
     data, sites = dataset(residual, rows), plan(*(site(name) for name in "abcdefgy"))
     part = observe_part(residual, sites, data, range(count))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.calibrate.taps import LEAST_LAID_OUT, Taps
+from onnxq.calibrate.taps import MANY, Taps
 from onnxq.config import Config, Rule, RuleSet, match_names
 from onnxq.data import Dataset, read_mask
 from onnxq.errors import OnnxqError, PlanError
@@ -50,7 +50,7 @@ def observe_channels(
     """
     if not axes:
         return {}
-    taps = Taps(proto, list(axes), ctx.memory_limit, lay_out=len(dataset) >= LEAST_LAID_OUT)
+    taps = Taps(proto, list(axes), ctx.memory_limit, many=len(dataset) >= MANY)
     if not taps.tensors:
         return {}
     batch = ctx.config.data.batch
