@@ -5,11 +5,12 @@ the whole range is not kept, and accuracy can drop suddenly with a percentile (V
 So all of them are candidates, and the error behind the operator that reads the tensor decides.
 """
 
+from __future__ import annotations
+
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import onnx
@@ -149,20 +150,26 @@ def choose_ranges(
             continue
         for edge in site.find_readers(index):
             readers[edge.node].append((edge.index, site))
-    errors = _RangeErrors(index, list(samples), list(judges))
-    left = Counter(site.site for read in readers.values() for _, site in read)
-    with progress("choosing ranges", len(readers)) as task:
-        for node in index.nodes:
-            if node.name in readers:
-                # A tensor's last reader is told so: behind it the errors of its candidates are complete.
-                for k, site in readers[node.name]:
-                    left[site.site] -= 1
-                    errors.add_reader(node, k, site, last=not left[site.site])
-                task.advance()
-    chosen = {site: choose_candidate(noises, _PRESENT) for site, noises in errors.errors.items()}
+    search = _RangeSearch(index, list(samples), list(judges))
+    counts = Counter(site.site for read in readers.values() for _, site in read)
+
+    def open_readers() -> Iterator[_Reader]:
+        with progress("choosing ranges", len(readers)) as task:
+            for node in index.nodes:
+                if node.name in readers:
+                    for k, site in readers[node.name]:
+                        yield from search.open_reader(node, k, site, only=counts[site.site] == 1)
+                    task.advance()
+
+    errors = defaultdict[Site, dict[str, float]](dict)
+    # Beside the runs of these readers the model goes on to the next, and candidates are made of what they read.
+    for reader, noises in map_in_threads(_Reader.measure_candidates, open_readers()):
+        so_far = errors[reader.site]
+        errors[reader.site] = {name: so_far.get(name, 0.0) + noises[name] for name in noises}
+    chosen = {site: choose_candidate(noises, _PRESENT) for site, noises in errors.items()}
     taken = {site: name for site, name in chosen.items() if name != _PRESENT}
     qparams = {
-        site: replace(errors.candidates[site][name], origin=f"{name}, chosen")
+        site: replace(search.candidates[site][name], origin=f"{name}, chosen")
         for site, name in taken.items()
     }
     return ChosenRanges(replace_ranges(proto, plan, qparams, crew), taken)
@@ -206,8 +213,36 @@ def _drop_padding(feeds: Feeds, values: Array, shape: Shape) -> Array:
     return values if meant is None else values[meant]
 
 
-class _RangeErrors:
-    """The float model on its way through the graph; errors of every candidate so far."""
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """An operator that reads a site. only: no other does. samples: those that errors are measured on."""
+
+    site: Site
+    candidates: Mapping[str, QParams]
+    only: bool
+    samples: Sequence[int]
+    measure_noise: Callable[[QParams, int], float]
+
+    def measure_candidates(self) -> tuple[_Reader, dict[str, float]]:
+        """Itself, and the error of each candidate behind it."""
+
+        def measure_samples(qparams: QParams) -> Iterator[float]:
+            return (self.measure_noise(qparams, sample) for sample in self.samples)
+
+        # With the coarsest step nothing is left of a tensor.
+        signal = sum(measure_samples(_COARSEST))
+        most = np.inf
+        errors = {}
+        for name, qparams in self.candidates.items():
+            errors[name] = relative_noise(measure_samples(qparams), signal, most)
+            if self.only:
+                # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
+                most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
+        return self, errors
+
+
+class _RangeSearch:
+    """The float model on its way through the graph; candidates of every site so far."""
 
     def __init__(self, index: GraphIndex, fitted: list[Feeds], judges: list[Feeds]) -> None:
         self.index = index
@@ -218,10 +253,11 @@ class _RangeErrors:
         again = {int(j) for j in np.linspace(0, self.fitted - 1, min(_AGAIN, self.fitted))}
         self.judges = [*sorted(again), *range(self.fitted, len(self.feeds))]
         self.candidates: dict[Site, dict[str, QParams]] = {}
-        self.errors: dict[Site, dict[str, float]] = {}
 
-    def add_reader(self, node: NodeRef, k: int, site: SitePlan, *, last: bool) -> None:
-        """Add the error of each candidate at this reader of the site. last: no other reader will follow."""
+    def open_reader(
+        self, node: NodeRef, k: int, site: SitePlan, *, only: bool
+    ) -> Iterator[_Reader]:
+        """Input k of a node, behind which the site's candidates are compared; none where there is nothing to choose."""
         tensor = self.index.find_input(node, k)
         if tensor is None or site.qparams is None:
             return
@@ -244,22 +280,11 @@ class _RangeErrors:
                 step = float(site.qparams.scale)
                 ranges |= find_candidates(meant, site.spec, site.bound, step)
             self.candidates[site.site] = ranges
-            self.errors[site.site] = dict.fromkeys(ranges, 0.0)
         candidates = self.candidates[site.site]
-        errors = self.errors[site.site]
-        if len(candidates) < 2:
-            return
-        judged = self._choose_values(node, k, values)
-        measure_noise = self._open_reader(node, k, site.spec, judged)
-        # With the coarsest step nothing is left of a tensor.
-        signal = sum(map_in_threads(partial(measure_noise, _COARSEST), judged))
-        most = np.inf
-        for name, qparams in candidates.items():
-            noises = map_in_threads(partial(measure_noise, qparams), judged)
-            errors[name] += relative_noise(noises, signal, most - errors[name])
-            if last:
-                # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
-                most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
+        if len(candidates) > 1:
+            judged = self._choose_values(node, k, values)
+            measure_noise = self._make_measure(node, k, site.spec, judged)
+            yield _Reader(site.site, candidates, only, list(judged), measure_noise)
 
     def _choose_values(self, node: NodeRef, k: int, values: Sequence[Array]) -> JudgedValues:
         """The values that errors come from: all of the samples that reach the ends of the range, for there clipping
@@ -277,7 +302,7 @@ class _RangeErrors:
             chosen[j] = (value, 1.0) if whole else _take_band(node, value, place / len(judged))
         return chosen
 
-    def _open_reader(
+    def _make_measure(
         self, node: NodeRef, k: int, spec: QuantSpec, judged: JudgedValues
     ) -> Callable[[QParams, int], float]:
         """The function that measures a pair at input k of a node: squares of what it changes a sample's output by.
