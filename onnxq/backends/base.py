@@ -377,7 +377,7 @@ class Target:
     def list_sum_orders(self, node: NodeRef, shape: Shape) -> SumOrders:
         """The orders in which the kernels of all its engines read a node's weight."""
         orders = (part.sum_order(node, shape) for part in self.parts or (self,))
-        return drop_repeats(order for order in orders if order is not None)
+        return drop_repeats(filter(None, orders))
 
     def rule_for(self, candidate: Candidate) -> tuple[PlacementRule | None, Unquantized | None]:
         """The rule that quantizes this node, or the reason why none does; (None, None): no rule is for its operator."""

@@ -208,8 +208,8 @@ class CpuCosts:
         """Time of one node, float and int8. One without an int8 kernel costs its float time plus a pair."""
         weight = case.weight or ()
         if case.op_type == "LSTM" and len(weight) == costs.LSTM_RANK:
-            return _compute_lstm_cost(case, weight, self)
-        if case.op_type == "Conv" and weight:
+            cost = _compute_lstm_cost(case, self)
+        elif case.op_type == "Conv" and weight:
             cost = conv_cost(case, weight, self)
         elif case.op_type == "ConvTranspose" and weight:
             cost = _compute_transposed_cost(case, weight, self)
@@ -288,7 +288,7 @@ def _compute_linear_cost(case: OpCase, weight: Shape, cpu: CpuCosts, stream: flo
     return Cost(float_us, int8_us)
 
 
-def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
+def _compute_lstm_cost(case: OpCase, cpu: CpuCosts) -> Cost:
     """DynamicQuantizeLSTM."""
 
     def multiply(part: OpCase) -> Cost:
@@ -301,8 +301,7 @@ def _compute_lstm_cost(case: OpCase, weight: Shape, cpu: CpuCosts) -> Cost:
         quantize_ns = cpu.pairs.q_ns + cpu.pairs.dynamic_ns
         return costs.complete_step(cost, part, quantize_ns, slow=cpu.slow_state)
 
-    cost = costs.sum_lstm(case, multiply, step)
-    return Cost(cost.float_us, cost.int8_us * cpu.int8_network)
+    return costs.sum_lstm(case, multiply, step)
 
 
 def name_kind(case: OpCase) -> str:

@@ -80,9 +80,10 @@ def _list_folders() -> dict[str, EntryPoint]:
     return {name: EntryPoint(name, f"onnxq.backends.{name}:BACKEND", GROUP) for name in names}
 
 
-def list_names() -> list[str]:
-    """The names of all backends, those of other packages too."""
-    return sorted({*BACKENDS, *_list_folders(), *entry_points(group=GROUP).names})
+def list_names(*, foreign: bool = True) -> list[str]:
+    """The names of onnxq's own backends and those that a program added; foreign: those of other packages, too."""
+    others = entry_points(group=GROUP).names if foreign else ()
+    return sorted({*BACKENDS, *_list_folders(), *others})
 
 
 def list_runnable() -> list[str]:
@@ -90,7 +91,7 @@ def list_runnable() -> list[str]:
 
     Onnxq's own have their engines in a module `engine`. They are not loaded for it: the help of commands lists these.
     """
-    own = sorted({*BACKENDS, *_list_folders()})
+    own = list_names(foreign=False)
     folder = Path(__file__).parent
     names = [
         name
@@ -104,8 +105,7 @@ def list_runnable() -> list[str]:
 
 def list_backends(*, foreign: bool = False) -> Iterator[Backend]:
     """Onnxq's own backends and those that a program added; foreign: then those of other packages that can be loaded."""
-    own = sorted({*BACKENDS, *_list_folders()})
-    for name in drop_repeats([*own, *(list_names() if foreign else ())]):
+    for name in drop_repeats([*list_names(foreign=False), *list_names(foreign=foreign)]):
         try:
             backend = load_backend(name)
         except ConfigError:  # whoever names it is told

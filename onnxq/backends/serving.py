@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +31,27 @@ _LOADING = 600.0
 Answer = Callable[[Feeds], Mapping[str, Any]]
 
 
+@dataclass(eq=False)
 class ServedRunner:
     """A Runner of a built model. seconds: of its last run there."""
 
-    def __init__(self, name: str, folder: Path, ask: building.Ask, inputs: NameSet) -> None:
-        self.name = name
-        self.seconds = 0.0
-        self._folder = folder
-        self._ask = ask
-        self._inputs = inputs
+    name: str
+    folder: Path
+    ask: building.Ask
+    inputs: NameSet
+    seconds: float = 0.0
 
     def infer(self, feeds: Feeds) -> RunValues:
         """One sample: arrays by name. Raises ModelError where the engine fails, or takes too long."""
-        given = {name: value for name, value in feeds.items() if name in self._inputs}
-        write_value(self._folder / FEEDS, given)
-        reply = json.loads(self._ask(_RUNNING, ""))
+        given = {name: value for name, value in feeds.items() if name in self.inputs}
+        write_value(self.folder / FEEDS, given)
+        reply = json.loads(self.ask(_RUNNING, ""))
         if "error" in reply:
             raise ModelError(
                 self.name, f"the engine cannot run the model: {reply['error']}", code="Q115"
             )
         self.seconds = reply["seconds"]
-        answers: RunValues = read_value(self._folder / ANSWERS)
+        answers: RunValues = read_value(self.folder / ANSWERS)
         return answers
 
 
@@ -118,7 +118,7 @@ def time_in_child(engine: Engine, models: Mapping[str, TimedModel], timing: Timi
             result = building.read_result(folder) or {"failed": building.describe_death(code)}
         except subprocess.TimeoutExpired as error:
             result = {"failed": f"timing did not end within {error.timeout:g} s"}
-    result = {"times": {}, "reasons": {}, **result}
+    result = {"failed": "", "times": {}, "reasons": {}, **result}
     if not result["times"]:
         cause = result["failed"] or "; ".join(drop_repeats(result["reasons"].values()))
         raise VerificationError(

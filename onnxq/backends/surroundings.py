@@ -233,10 +233,11 @@ def find_attention_cut(c: Candidate) -> MaybeTensor:
             return result if any(_reaches_product(index, reader) for reader in readers) else None
         if len(readers) != 1 or index.is_output(at) or not readers[0].outputs[0]:
             return None
-        biased = readers[0].op_type == "Add" and len(list_computed_inputs(index, readers[0])) == 1
-        if not biased and readers[0].op_type not in _MOVES:
+        reader = readers[0]
+        biased = reader.op_type == "Add" and len(list_computed_inputs(index, reader)) == 1
+        if not biased and reader.op_type not in _MOVES:
             return None
-        at = readers[0].result
+        at = reader.result
         result = at if biased else result
     return None
 

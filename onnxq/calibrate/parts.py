@@ -45,6 +45,10 @@ class Want:
     observer: ObserverSpec
     quant: QuantSpec
 
+    def create_observer(self) -> Observer:
+        """An observer that has seen nothing."""
+        return create_observer(self.observer, self.quant)
+
 
 @dataclass(eq=False)
 class Watch:
@@ -55,14 +59,14 @@ class Watch:
 
     def add(self, want: Want, tensor: TensorId) -> None:
         """Update the observer of `want` with the values of `tensor`."""
-        self.observers.setdefault(want, create_observer(want.observer, want.quant))
+        self.observers.setdefault(want, want.create_observer())
         wants = self.readers.setdefault(tensor, [])
         if want not in wants:
             wants.append(want)
 
     def add_constant(self, want: Want, value: Array) -> None:
         """Update the observer of `want` with a constant, once. NaN in it marks what is absent, as -inf does."""
-        observer = self.observers.setdefault(want, create_observer(want.observer, want.quant))
+        observer = self.observers.setdefault(want, want.create_observer())
         _update_observer(observer, np.fmax(value, -np.inf))
 
 
@@ -213,7 +217,7 @@ def merge_observers(
     """
     for want, other in zip(wants, others, strict=True):
         if isinstance(other, Mapping):
-            fresh = create_observer(want.observer, want.quant)
+            fresh = want.create_observer()
             restore_object(fresh, other)
             other = fresh
         watch.observers[want].merge(other)
@@ -408,7 +412,7 @@ def join_parts(parts: Sequence[Part]) -> Part:
     samples that two of them hold.
     """
     first = parts[0]
-    watch = Watch({want: create_observer(want.observer, want.quant) for want in first.wants})
+    watch = Watch({want: want.create_observer() for want in first.wants})
     samples: dict[int, str] = {}
     for part in parts:
         check_keys(part, first.keys, first.source)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import ModelProto, helper
 
-from onnxq.backends import Target
-from onnxq.backends import find_target as engine_of
+from onnxq.backends import Target, find_target
 from onnxq.calibrate.contents import note_contents
 from onnxq.config import DEFAULT_TARGET
 from onnxq.errors import ModelError
@@ -61,7 +60,7 @@ def strip_markers(
     bits or fewer in a 4-bit type where the target accepts one. `onnxq.apply` carries the plan out.
     Raises ModelError naming a site that is lost in the graph or unknown, or whose numbers are not constant or wrong.
     """
-    engine = engine_of(target, mode)
+    engine = find_target(target, mode)
     # Before markers are removed: they keep weights from being folded, and so in the shape that is quantized.
     proto = fold_constants(inline_functions(name_nodes(load_model(model).proto)))
     index = GraphIndex(infer_shapes(proto))

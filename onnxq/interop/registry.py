@@ -33,12 +33,11 @@ _PICKLED = (b"PK\x03\x04", b"\x80")
 
 def find_format(name: str) -> ImportFormat:
     """The format of this name. Raises CalibrationError, with the nearest names, where there is none."""
-    names = [row.name for row in FORMATS]
-    if name not in names:
-        raise CalibrationError(
-            f"format {name!r}", "is not known", suggest_names(name, names), code="Q516"
-        )
-    return FORMATS[names.index(name)]
+    by_name = {row.name: row for row in FORMATS}
+    if name not in by_name:
+        fix = suggest_names(name, by_name)
+        raise CalibrationError(f"format {name!r}", "is not known", fix, code="Q516")
+    return by_name[name]
 
 
 def read_scales(source: AnyPath, kind: str = "") -> ScaleTable:

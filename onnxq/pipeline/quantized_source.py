@@ -190,10 +190,9 @@ def _store_floats(
 
 def _read_codes(index: GraphIndex, node: NodeRef, site: SitePlan) -> Array | None:
     """The integers of a weight, which a tool may have left as the floats in front of its pair, and of a Clip in it."""
-    maker = index.maker(node)
-    # Its bounds are those of the site's spec.
-    maker = index.maker(maker) if maker is not None and maker.op_type == "Clip" else maker
-    stored = index.input_value(node if maker is None else maker, 0)
+    # The bounds of a Clip are those of the site's spec.
+    maker = index.maker(index.maker(node, 0, "Clip") or node)
+    stored = index.input_value(maker or node, 0)
     if stored is None or site.qparams is None or maker is None or maker.op_type != QUANTIZE:
         return stored
     return quantize(stored, site.qparams, site.spec)

@@ -210,7 +210,7 @@ class CallGraph(Graph):
 
     def list_consumers(self, t: MaybeTensor) -> Edges:
         """Every node input that reads the tensor."""
-        return () if t is None else tuple(self._consumers.get(t.name, ()))
+        return () if t is None else tuple(self._consumers[t.name])
 
     def is_output(self, t: MaybeTensor) -> bool:
         """True when the module returns the tensor."""

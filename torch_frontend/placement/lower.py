@@ -117,8 +117,8 @@ def lower_layers(model: nn.Module, config: Config, prefix: str = "") -> CallGrap
     for path, module in model.named_modules(remove_duplicate=False):
         full = f"{prefix}.{path}" if prefix else path
         entry = find_layer(module) if path else None
-        if entry is not None and id(module) not in done and not _is_skipped(config, full):
-            done.add(id(module))
+        if entry is not None and module not in done and not _is_skipped(config, full):
+            done.add(module)
             add_layer_call(calls, path, CallName(full, entry=entry))
     lowering = _Lowering(model, config, alone=True)
     for node in calls.nodes:

@@ -156,12 +156,11 @@ def plan_pairs(graph: CallGraph, requests: CallRequests, *, sized: bool) -> Pair
     leaders = _find_leaders(problem)
     choice = choose_ops(problem, attention=config.attention == "quantized", sized=sized)
     placement = Placer(problem, choice.chosen).place()
-    kernels = map(problem.engine.without_kernel, graph.nodes)
     reasons = [
         *graph.reasons,
         *choice.reasons,
         *problem.ops.reasons,
-        *(reason for reason in kernels if reason is not None),
+        *filter(None, map(problem.engine.without_kernel, graph.nodes)),
     ]
     # The person knows modules, not the nodes that their calls become.
     paths = {node.name: node.path for node in graph.nodes}
@@ -219,7 +218,7 @@ def _make_activation(
     if site.consumers is not None:
         # An argument may be read by several nodes, and some nodes read no argument of the call.
         arguments = (graph.arguments.get((edge.node, edge.index)) for edge in site.consumers)
-        readers = list(dict.fromkeys(argument for argument in arguments if argument is not None))
+        readers = list(dict.fromkeys(filter(None, arguments)))
     return Pair(
         name,
         Role.ACTIVATION,

@@ -33,7 +33,7 @@ def parameter_groups(
             "lr must be above 0, the others not below",
             code="Q318",
         )
-    learned = {}
+    learned: dict[nn.Parameter, None] = {}
     for quantizer in quantizers_of(module):
         if quantizer.learned and quantizer.active and not quantizer.calibrated:
             raise CalibrationError(
@@ -42,14 +42,14 @@ def parameter_groups(
                 "calibrate before making the optimizer",
                 code="Q508",
             )
-        learned |= {id(p): p for p in quantizer.parameters(recurse=False)}
+        learned |= dict.fromkeys(quantizer.parameters(recurse=False))
     # Tied parameters are listed once by module.parameters().
-    rest = [p for p in module.parameters() if id(p) not in learned and p.requires_grad]
+    rest = [p for p in module.parameters() if p not in learned and p.requires_grad]
     groups = (
         ("weights", [p for p in rest if p.ndim > 1], lr, weight_decay),
         ("biases and norms", [p for p in rest if p.ndim <= 1], lr, 0.0),
         # Scales are far below 1, and so must be their steps.
-        ("qparams", list(learned.values()), lr / 10 if qparam_lr is None else qparam_lr, 0.0),
+        ("qparams", list(learned), lr / 10 if qparam_lr is None else qparam_lr, 0.0),
     )
     return [
         {"name": n, "params": p, "lr": rate, "weight_decay": decay}

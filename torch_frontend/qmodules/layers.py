@@ -179,14 +179,14 @@ def copy_shallowly(module: nn.Module) -> nn.Module:
     return shallow
 
 
-def copy_module_tree(model: nn.Module, memo: dict[int, nn.Module] | None = None) -> nn.Module:
-    """A copy of the module tree with the same tensors. memo: id of a module -> its copy."""
+def copy_module_tree(model: nn.Module, memo: dict[nn.Module, nn.Module] | None = None) -> nn.Module:
+    """A copy of the module tree with the same tensors. memo: module -> its copy."""
     memo = {} if memo is None else memo
-    if id(model) not in memo:
-        memo[id(model)] = shallow = copy_shallowly(model)
+    if model not in memo:
+        memo[model] = shallow = copy_shallowly(model)
         for name, child in shallow._modules.items():
             shallow._modules[name] = None if child is None else copy_module_tree(child, memo)
-    return memo[id(model)]
+    return memo[model]
 
 
 def copy_with_tensors(model: nn.Module) -> nn.Module:
@@ -221,15 +221,15 @@ def multiply_weight_norms(model: nn.Module) -> tuple[nn.Module, list[str]]:
         return model, []
     tree = copy_module_tree(model)
     layers = map(tree.get_submodule, paths)
-    replace_modules(tree, {id(layer): _make_plain(layer) for layer in layers})
+    replace_modules(tree, {layer: _make_plain(layer) for layer in layers})
     return tree, paths
 
 
-def replace_modules(model: nn.Module, others: Mapping[int, nn.Module]) -> None:
-    """Put other modules in the place of some, in place, by the ids of these; one under two names stays one."""
+def replace_modules(model: nn.Module, others: Mapping[nn.Module, nn.Module]) -> None:
+    """Put other modules in the place of these, in place; one under two names stays one."""
     for path, module in list(model.named_modules(remove_duplicate=False)):
-        if id(module) in others:
-            model.set_submodule(path, others[id(module)])
+        if module in others:
+            model.set_submodule(path, others[module])
 
 
 def _has_weight_norm(module: nn.Module) -> bool:

@@ -104,11 +104,11 @@ def swap_layers(model: nn.Module, pairs: Iterable[Pair], config: Config, known: 
     shared = {}
     for pair in pairs:
         # A layer that is called twice has two pairs.
-        if not pair.layer or id(old := model.get_submodule(pair.layer)) in layers:
+        if not pair.layer or (old := model.get_submodule(pair.layer)) in layers:
             continue
-        layers[id(old)] = layer = swap_class(old)
+        layers[old] = layer = swap_class(old)
         # Tied weights are one Parameter in several layers; with one spec they share a quantizer.
-        key = (id(layer._parameters["weight"]), pair.spec, pair.quantizer)
+        key = (layer._parameters["weight"], pair.spec, pair.quantizer)
         if key not in shared:
             quantizer = known.get(pair.site)
             fits = quantizer is not None and quantizer.spec == pair.spec

@@ -129,11 +129,12 @@ def fold_tuned(
     """Fold batch norms into their layers; scales are multiplied with the weights. how, rule: for the decisions."""
     decisions = []
     for layer, norm in pairs:
-        factor, _ = compute_factors(model.get_submodule(str(norm.target)))
+        path = str(norm.target)
+        factor, _ = compute_factors(model.get_submodule(path))
         quantizer = fold_call(model, norm, layer)._modules.get("weight_quantizer")
         if isinstance(quantizer, Quantizer) and quantizer.calibrated:
             quantizer.load_qparams(_scale_qparams(quantizer, factor.cpu().numpy()))
-        decisions.append(Decision(str(norm.target), f"{how} and folded into {layer.target}", rule))
+        decisions.append(Decision(path, f"{how} and folded into {layer.target}", rule))
     model.graph.lint()
     model.recompile()
     for _, norm in pairs:

@@ -125,10 +125,8 @@ def _simplify_traced(traced: Traced) -> _Network:
         node.type = None  # annotations may be strings, which a pickled graph cannot import
     model = fx.GraphModule(root, traced.graph, type(root).__name__)
     # GraphModule creates the parents of the modules it copies, in train mode; layers keep theirs.
-    own = {id(module) for module in root.modules()}
-    for module in model.modules():
-        if id(module) not in own:
-            module.training = root.training
+    for module in set(model.modules()).difference(root.modules()):
+        module.training = root.training
     norms = replace_batch_norms(model, root)
     simplify_graph(model)
     return _Network(traced, model, tuple(norms))

@@ -106,7 +106,7 @@ class LayerwiseCalibration(fx.Interpreter):
         super().__init__(model)
         self.activations = activations
         quantizers = quantizers_of(model)
-        self.leaders = {id(q.leader) for q in quantizers if isinstance(q, Follower)}
+        self.leaders = {q.leader for q in quantizers if isinstance(q, Follower)}
         self.inputs: list[Iterator[Any]] = []
         for quantizer in quantizers:
             quantizer.observing = False
@@ -135,7 +135,7 @@ class LayerwiseCalibration(fx.Interpreter):
         ]
         if (module := find_module(self.module, n)) is not None:
             self._calibrate_module(module, arguments)
-        return [getattr(self, n.op)(n.target, args, kwargs) for args, kwargs in arguments]
+        return [getattr(self, n.op)(n.target, *values) for values in arguments]
 
     def _calibrate_module(self, module: nn.Module, arguments: list[Any]) -> None:
         """Calibrate a quantizer, or those inside a module that was not traced, on these arguments."""
@@ -146,7 +146,7 @@ class LayerwiseCalibration(fx.Interpreter):
         inside = [
             q for q in quantizers_of(module) if not q.role.is_weight and q.disabled_reason is None
         ]
-        fresh = [q for q in inside if not isinstance(q, Follower) and id(q) not in self.leaders]
+        fresh = [q for q in inside if not isinstance(q, Follower) and q not in self.leaders]
         for quantizer in fresh:
             quantizer.observing = True
         for args, kwargs in arguments if fresh else ():

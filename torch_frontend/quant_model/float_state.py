@@ -44,17 +44,15 @@ class FloatNames:
     places: dict[str, Names] = field(default_factory=dict)
     folds: dict[str, _Refold] = field(default_factory=dict)
 
-    def note_folds(self, converted: nn.Module, known: Mapping[int, Names]) -> None:
-        """Record the layers that hold a batch norm since the last call. known: id of a tensor -> its float names."""
+    def note_folds(self, converted: nn.Module, known: Mapping[Tensor, Names]) -> None:
+        """Record the layers that hold a batch norm since the last call. known: tensor -> its float names."""
         for path, layer in converted.named_modules():
             folded = layer.__dict__.pop("folded", None)
             if isinstance(folded, Folded):
                 # The tensors are the float model's own, which folding kept: identity
                 # finds their names.
-                tensors = {
-                    key: id(tensor) for key, tensor in folded.tensors.items() if tensor is not None
-                }
-                names = {key: known[tensor] for key, tensor in tensors.items() if tensor in known}
+                tensors = folded.tensors.items()
+                names = {key: known[tensor] for key, tensor in tensors if tensor in known}
                 self.folds[path] = _Refold(names, folded.eps)
         there = _read_tensors(converted)
         self.places = {
@@ -66,12 +64,10 @@ class FloatNames:
     def _is_folded(self, own: str) -> bool:
         return own.rpartition(".")[0] in self.folds
 
-    def find_own(self, converted: nn.Module) -> dict[int, Names]:
-        """Id of each tensor of the converted module -> its float names."""
+    def find_own(self, converted: nn.Module) -> dict[Tensor, Names]:
+        """Each tensor of the converted module -> its float names."""
         tensors = _read_tensors(converted)
-        return {
-            id(tensor): self.places[own] for own, tensor in tensors.items() if own in self.places
-        }
+        return {tensor: self.places[own] for own, tensor in tensors.items() if own in self.places}
 
     def find_float_keys(self, keys: Iterable[str]) -> set[str]:
         """The keys of a float model's state among these; none where they are the converted model's own."""
@@ -130,13 +126,13 @@ class FloatNames:
 def find_float_names(source: nn.Module, converted: nn.Module) -> FloatNames:
     """The float names of a converted module. source: the module that was converted, as it was named then."""
     tensors = _read_tensors(source)
-    by_id: defaultdict[int, Names] = defaultdict(tuple)
+    by_tensor: defaultdict[Tensor, Names] = defaultdict(tuple)
     for name, tensor in tensors.items():
-        by_id[id(tensor)] += (name,)
+        by_tensor[tensor] += (name,)
     float_names = FloatNames(frozenset(tensors))
-    float_names.note_folds(converted, by_id)
+    float_names.note_folds(converted, by_tensor)
     for own, tensor in _read_tensors(converted).items():
-        names = by_id.get(id(tensor), ())
+        names = by_tensor[tensor]
         # Of tied weights a checkpoint may hold one; its own name comes first.
         if names and not float_names._is_folded(own):
             float_names.places[own] = tuple(sorted(names, key=lambda name, own=own: name != own))

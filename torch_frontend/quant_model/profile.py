@@ -124,10 +124,8 @@ class _PairedRun(fx.Interpreter):
         return plain, value if self.mode == "cumulative" else plain
 
     def _run_node_in(self, n: fx.Node, which: int) -> Any:
-        args, kwargs = (
-            fx.map_arg(part, lambda s: self.env[s][which]) for part in (n.args, n.kwargs)
-        )
-        return getattr(self, n.op)(n.target, args, kwargs)
+        arguments = fx.map_arg((n.args, n.kwargs), lambda s: self.env[s][which])
+        return getattr(self, n.op)(n.target, *arguments)
 
     def _is_quantized(self, node: fx.Node, module: nn.Module) -> bool:
         """True for a layer with active quantizers inside it or directly in front of it."""

@@ -30,7 +30,7 @@ STEPS = {
     "quantization_error": _NUMBERS,
     "batchnorm_tuning": (State.CALIBRATED, State.QUANTIZED),
     # Freezing twice is harmless.
-    "freeze": (State.CALIBRATED, State.QUANTIZED, State.FROZEN, State.EXPORTED),
+    "freeze": _NUMBERS,
     "export": _NUMBERS,
 }
 # The fix of the error, by the state in which a step is refused.

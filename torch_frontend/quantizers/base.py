@@ -19,7 +19,7 @@ from onnxq.numerics import SumOrder, SumOrders, needs_bound, qparams_from_range,
 from onnxq.sites import Names, NameSet, Role, drop_repeats
 from onnxq.spec import ObserverSpec, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
-from torch_frontend.fake_quant.grid import explain_misfit
+from torch_frontend.fake_quant.grid import TensorPair, explain_misfit
 from torch_frontend.quantizers.specs import (
     axis_of,
     block_size_of,
@@ -363,7 +363,7 @@ class Quantizer(AncestorQuantizer, nn.Module):
             **how,
         )
 
-    def _read_qparams(self) -> tuple[Tensor, Tensor]:
+    def _read_qparams(self) -> TensorPair:
         """(scale, zero point). Raises CalibrationError naming the site before calibration."""
         scale = self.scale
         zero = self.zero_point

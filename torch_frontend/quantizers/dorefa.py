@@ -35,8 +35,8 @@ from torch_frontend.quantizers.statistics import Statistics, WeightRange
 class FixedScale(WeightRange):
     """The scale 1 / (2**k - 1) for every group; only the shape of the observed tensor counts."""
 
-    def __init__(self, spec: QuantSpec, scale: float, site: str) -> None:
-        super().__init__(spec, ObserverSpec(), site)
+    def __init__(self, spec: QuantSpec, scale: float) -> None:
+        super().__init__(spec, ObserverSpec())
         self.scale = scale
 
     def qparams(self) -> QParams:
@@ -108,11 +108,7 @@ class DoReFa(Quantizer):
 
     def statistics(self) -> Statistics:
         """A collector of the weight's shape: the scale is known, the number of channels is not."""
-        return (
-            FixedScale(self.spec, self.step, self.site)
-            if self.role.is_weight
-            else LeastValue(self.step)
-        )
+        return FixedScale(self.spec, self.step) if self.role.is_weight else LeastValue(self.step)
 
     def load_qparams(self, qparams: QParams) -> None:
         """Use these qparams. Raises CalibrationError unless they are DoReFa's fixed ones."""

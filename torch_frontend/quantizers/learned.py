@@ -222,7 +222,7 @@ class LSQPlus(LSQ):
     def make_paper_statistics(self) -> Statistics:
         """Three sigma for weights, least squared error for activations."""
         if self.role.is_weight:
-            return ThreeSigma(self.spec, ObserverSpec(), self.site)
+            return ThreeSigma(self.spec, ObserverSpec())
         return ActivationRange(self.spec, ObserverSpec("mse"), self.site)
 
     def make_slots(self, scale: Tensor, zero_point: Tensor) -> dict[str, Tensor]:

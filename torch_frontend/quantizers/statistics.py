@@ -102,7 +102,6 @@ class WeightRange:
         self,
         spec: QuantSpec,
         observer: ObserverSpec,
-        site: str,
         orders: Sequence[numerics.SumOrder] = (),
     ) -> None:
         self.spec = spec
@@ -149,5 +148,5 @@ def range_statistics(
 ) -> Statistics:
     """Collector of the observer's range for an activation or a weight. orders: the 16-bit sums that a weight keeps."""
     if role.is_weight:
-        return WeightRange(spec, observer, site, orders)
+        return WeightRange(spec, observer, orders)
     return ActivationRange(spec, observer, site)

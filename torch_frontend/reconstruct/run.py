@@ -71,19 +71,19 @@ def reconstruct(
     if settings.activation_lr is None:
         settings = replace(settings, activation_lr=METHODS[method])
     done: list[UnitResult] = []
-    learned: dict[int, str] = {}
+    learned: dict[AdaRound, str] = {}
     # First to last: a unit's inputs come from units that are learned.
     with use_eval_mode(model), override_switches(quantizers_of(model), True):
         for index, unit in enumerate(units):
             own = unit.weights
             # A weight that two units share has one rounding, learned in the first.
-            again = [quantizer for quantizer in own if id(quantizer) in learned]
+            again = [quantizer for quantizer in own if quantizer in learned]
             for quantizer in again:
-                reason = f"{unit.name} reads it too; it was learned in {learned[id(quantizer)]}"
+                reason = f"{unit.name} reads it too; it was learned in {learned[quantizer]}"
                 refusals.append(Refusal(quantizer.site, reason, rule="shared", code="R110"))
             if not own or again:
                 continue
-            learned.update((id(quantizer), unit.name) for quantizer in own)
+            learned |= dict.fromkeys(own, unit.name)
             place = (index, len(units))
             with UnitCache(settings.cache_bytes) as cache:
                 _fill_cache(cache, model, unit, batches, floats=qdrop > 0)
@@ -134,7 +134,7 @@ def as_adaround(quantizer: Quantizer) -> AdaRound | None:
 def _make_learnable(model: nn.Module) -> list[Refusal]:
     """Replace every weight quantizer that is not disabled by an AdaRound; Refusals for those that cannot be one."""
     # One quantizer that several layers share becomes one AdaRound.
-    by_id = {}
+    substitutes = {}
     refusals = []
     # A list, since children are replaced on the way.
     for parent in list(model.modules()):
@@ -145,9 +145,9 @@ def _make_learnable(model: nn.Module) -> list[Refusal]:
                 or child.disabled_reason is not None
             ):
                 continue
-            if id(child) not in by_id:
-                by_id[id(child)] = as_adaround(child)
-                if by_id[id(child)] is None:
+            if child not in substitutes:
+                substitutes[child] = as_adaround(child)
+                if substitutes[child] is None:
                     why = f"{child.name} does not round to nearest"
                     refusals.append(
                         Refusal(
@@ -158,7 +158,7 @@ def _make_learnable(model: nn.Module) -> list[Refusal]:
                             "R110",
                         )
                     )
-            if (learnable := by_id[id(child)]) is not None:
+            if (learnable := substitutes[child]) is not None:
                 setattr(parent, name, learnable)
     if not any(isinstance(child, AdaRound) for child in quantizers_of(model)):
         raise CalibrationError(

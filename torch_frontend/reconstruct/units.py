@@ -315,12 +315,12 @@ def graph_unit(model: fx.GraphModule, region: Region) -> Unit:
 
     # Quantizers inside are its own whose readers are all inside, and that nothing outside calls or follows: a leader's
     # qparams are also its followers'; learning them here would change other units.
-    shared = {id(q.leader) for q in quantizers_of(model) if isinstance(q, Follower)}
+    shared = {q.leader for q in quantizers_of(model) if isinstance(q, Follower)}
     for node in model.graph.nodes:
         module = find_module(model, node)
         if module is not None and not (node in inside and inside.issuperset(node.users)):
-            shared.update(map(id, quantizers_of(module)))
-    own = [q for q in quantizers_of(part) if id(q) not in shared and not isinstance(q, Follower)]
+            shared.update(quantizers_of(module))
+    own = [q for q in quantizers_of(part) if q not in shared and not isinstance(q, Follower)]
     return Unit(name, part, catch, part, own)
 
 

@@ -121,7 +121,7 @@ def _find_owner(root: nn.Module, tensors: Mapping[str, fx.Node]) -> _BatchNorm |
     return owner if isinstance(owner, _BatchNorm) else None
 
 
-def _explain_function(root: nn.Module, node: fx.Node, tensors: dict[str, Any]) -> str | None:
+def _explain_function(root: nn.Module, node: fx.Node, tensors: Kwargs) -> str | None:
     """Reason why a call stays a function, in the mode it was traced in; None if a module computes the same."""
     mode = _read_mode(node)
     if not isinstance(mode, bool) or not tensors:
@@ -224,8 +224,8 @@ def _explain_conflict(model: fx.GraphModule, node: fx.Node, source: fx.Node) -> 
     if explain_unconvertible(layer) is not None:
         return "the layer's weight is computed"
     # A tied weight must not be scaled for one of its layers.
-    holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
-    if any(holders[id(p)] > 1 for p in (layer.weight, layer.bias) if p is not None):
+    holders = Counter(p for _, p in model.named_parameters(remove_duplicate=False))
+    if any(holders[p] > 1 for p in (layer.weight, layer.bias) if p is not None):
         return "the layer's weight is another layer's too"
     # BatchNorm1d normalizes axis 1, which is a Linear's feature axis only for [N, features].
     if isinstance(layer, nn.Linear):

@@ -195,7 +195,7 @@ def _capture_graph(
     root: a shallow copy of the model, with the constants of its forward.
     """
     # torch.export takes a tensor that is given twice for one input.
-    inputs = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
+    inputs = pytree.tree_map_only(Tensor, Tensor.clone, inputs)
     failures: list[Exception] = []
     # Sizes that may differ from call to call first; some models have only fixed ones.
     for batch, dynamic in ((_widen_batch(inputs), True), (inputs, True), (inputs, False)):
@@ -446,12 +446,12 @@ def _follow_device(graph: fx.Graph) -> None:
     device = tensors[0].meta["val"].device
     with graph.inserting_after(inputs[-1]):
         follow = graph.call_function(getattr, (tensors[0], "device"))
-
-    def replace(value: Any) -> Any:
-        return follow if isinstance(value, torch.device) and value == device else value
-
     for node in graph.nodes:
-        node.args, node.kwargs = pytree.tree_map(replace, (node.args, node.kwargs))
+        node.args, node.kwargs = pytree.tree_map_only(
+            torch.device,
+            lambda value: follow if value == device else value,
+            (node.args, node.kwargs),
+        )
 
 
 def _register_constants(root: nn.Module, graph: fx.Graph, module: Any) -> None:

@@ -2,7 +2,7 @@
 
 import inspect
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -164,9 +164,7 @@ def _read_signature(info: Any) -> inspect.Signature:
     )
 
 
-def _list_inputs(
-    signature: inspect.Signature, bound: Mapping[str, Any]
-) -> list[tuple[str, Any, Any]]:
+def _list_inputs(signature: inspect.Signature, bound: Kwargs) -> list[tuple[str, Any, Any]]:
     """(name, value in the exported graph, default) of every argument; `empty` where there is none."""
     empty = inspect.Parameter.empty
     inputs: list[tuple[str, Any, Any]] = []

@@ -95,9 +95,7 @@ class Example:
             name = str(node.target)
             default = node.args[0] if node.args else () if name.startswith("*") else _UNKNOWN
             return self.given.get(name.lstrip("*"), default)
-        args, kwargs = (
-            fx.map_arg(part, lambda n: n.meta[_FAKE]) for part in (node.args, node.kwargs)
-        )
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta[_FAKE])
         module = find_module(root, node)
         # In training mode a batch norm would write into its averages.
         with nullcontext() if module is None else use_eval_mode(module):

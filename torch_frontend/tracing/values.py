@@ -167,9 +167,8 @@ def compute_constant(model: fx.GraphModule, node: Any) -> Any:
     """The value of a node that depends on parameters alone, without quantization."""
     if not isinstance(node, fx.Node):
         return node
-    args, kwargs = (
-        fx.map_arg(part, lambda n: compute_constant(model, n)) for part in (node.args, node.kwargs)
-    )
+    parts = (node.args, node.kwargs)
+    args, kwargs = fx.map_arg(parts, lambda n: compute_constant(model, n))
     if isinstance(find_module(model, node), Quantizer):
         return args[0]
     with torch.no_grad():

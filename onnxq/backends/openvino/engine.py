@@ -225,15 +225,14 @@ def _read_info(layer: Any, key: str) -> str:
 def _describe_tensor(value: Any) -> JsonObject:
     maker = value.get_node()
     port = value.get_index()
-    types, layouts = (
-        _read_info(maker, key).split(",") for key in ("outputPrecisions", "outputLayouts")
-    )
+    words = (_read_info(maker, key).split(",") for key in ("outputPrecisions", "outputLayouts"))
+    # One word stands for all ports where they are of one type.
+    dtype, layout = (each[min(port, len(each) - 1)] for each in words)
     shape = value.get_partial_shape()
     return {
         "name": maker.get_friendly_name(),
-        # One word stands for all ports where they are of one type.
-        "dtype": types[min(port, len(types) - 1)],
-        "layout": layouts[min(port, len(layouts) - 1)],
+        "dtype": dtype,
+        "layout": layout,
         "shape": [dim.get_length() if dim.is_static else -1 for dim in shape]
         if shape.rank.is_static
         else [],
@@ -280,7 +279,7 @@ def _time_built(job: JsonObject, folder: Path) -> JsonObject:
         except Exception as error:  # the others are timed
             reasons[name] = _shorten_message(error)
     times = measure_rounds(blocks, rounds=job["rounds"], seconds=job["seconds"], precision=0.0)
-    return {"device": detect_cpu(), "failed": "", "times": times, "reasons": reasons}
+    return {"device": detect_cpu(), "times": times, "reasons": reasons}
 
 
 def _make_block(request: Any, feeds: Any) -> Block:

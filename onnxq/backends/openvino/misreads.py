@@ -293,20 +293,22 @@ def _explain_misread_data(c: Candidate) -> Reason:
     takes the factors of other channels.
     """
     parts = list(_walk_joined(c))
-    kind = parts[-1].node.op_type if parts else ""
+    if not parts:
+        return None
+    *between, last = parts
+    kind = last.node.op_type
     if kind in _EXTREMES:
         return f"OpenVINO computes a pair wrongly behind a {kind}"
     if kind == "Concat" and c.node.op_type != "Conv":
-        return _explain_concat(parts[-1], passed=len(parts) > 1)
-    between = parts[:-1]
+        return _explain_concat(last, passed=bool(between))
     if kind == "MatMul" and between and between[-1].node.op_type == "Add":
         # Its bias.
         between = between[:-1]
     factors = map(_find_factor, between)
     scaled = any(factor is not None and factor.size > 1 for factor in factors)
-    if scaled and kind.startswith("Reduce") and _drops_channels(parts[-1]):
+    if scaled and kind.startswith("Reduce") and _drops_channels(last):
         return "OpenVINO computes a pair wrongly behind a mean and factors of channels"
-    if scaled and kind in _MATRIX_PRODUCTS and _is_chain(c, parts[-1], between):
+    if scaled and kind in _MATRIX_PRODUCTS and _is_chain(c, last, between):
         return (
             "OpenVINO computes a pair wrongly, in one thread, "
             "behind a small product and factors or summands of channels"

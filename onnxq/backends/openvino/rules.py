@@ -155,16 +155,17 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     Convolutions: input channels of one tap; an odd one is added alone, so that kernels of one channel a group are
     exact. Measured on 2026.4 with weights of two positions.
     """
-    if node.op_type in ("Conv", "ConvTranspose") and len(shape) > 2:
+    rank = len(shape)
+    if node.op_type in ("Conv", "ConvTranspose") and rank > 2:
         into, out = (1, 0) if node.op_type == "Conv" else (0, 1)
         # A flat order would let a sum cross from one tap to the next where channels are odd.
-        taps = range(2, len(shape))
+        taps = range(2, rank)
         if shape[into] % 2:
             return ((out, *taps), into) if shape[into] > 1 else None
         return (out, *taps, into)
-    if node.op_type == "Gemm" and len(shape) == 2:
+    if node.op_type == "Gemm" and rank == 2:
         return (0, 1) if node.is_transposed else (1, 0)
-    return (1, 0) if node.op_type == "MatMul" and len(shape) == 2 else None
+    return (1, 0) if node.op_type == "MatMul" and rank == 2 else None
 
 
 def _check_tensors(rule: PlacementRule, c: Candidate) -> Reason:

@@ -179,7 +179,7 @@ _TABLES = (
 
 # The first row that accepts a spec gives the warning, so those without one come before.
 CAPABILITIES = (
-    _activation(bits=(8,), storage=("uint8", "int8")),
+    _activation(storage=("uint8", "int8")),
     # DynamicQuantizeLinear makes no other type.
     _activation(
         ops=("Gemm", "MatMul", "LSTM"), storage=("uint8",), symmetric=(False,), dynamic=(True,)
@@ -291,15 +291,16 @@ def find_sum_order(node: NodeRef, shape: Shape) -> SumOrder | None:
     channel per group has an exact kernel, and other operators' weights are multiplied as float or uint8. Measured on
     onnxruntime 1.31.
     """
-    if node.op_type in CONVS and len(shape) > 2:
+    rank = len(shape)
+    if node.op_type in CONVS and rank > 2:
         exact = shape[1] == 1 and shape[0] == node.groups
-        return None if exact else (0, *range(2, len(shape)), 1)
-    if node.op_type == "LSTM" and len(shape) == 3:
+        return None if exact else (0, *range(2, rank), 1)
+    if node.op_type == "LSTM" and rank == 3:
         # [directions, rows, features]: each direction is a matrix, and they share the scale of a row.
         return ((1, 0), 2)
-    if node.op_type in _GEMMS and len(shape) == 2:
+    if node.op_type in _GEMMS and rank == 2:
         return (0, 1) if node.is_transposed else (1, 0)
-    if node.op_type in _MATRICES and len(shape) == 2:
+    if node.op_type in _MATRICES and rank == 2:
         return (1, 0)
     return None
 

@@ -241,7 +241,7 @@ class TrtEngine(Engine):
             times = measure_rounds(
                 blocks, rounds=job["rounds"], seconds=job["seconds"], precision=0.0
             )
-        return {"device": cuda.name, "failed": "", "times": times, "reasons": reasons}
+        return {"device": cuda.name, "times": times, "reasons": reasons}
 
 
 class RtxEngine(TrtEngine):

@@ -39,8 +39,7 @@ def _check_two_operands(c: Candidate) -> Reason:
 
 
 def _check_softmax(c: Candidate) -> Reason:
-    maker = c.index.maker(c.node)
-    if maker is not None and maker.op_type in ("Add", "Sub", "Where"):
+    if c.index.maker(c.node, 0, "Add", "Sub", "Where") is not None:
         return "reads scores that may be masked with -inf, which no range holds"
     return check_data(c)
 
@@ -82,14 +81,13 @@ RULES = (
 _capability = partial(
     Capability, bits=(2, 3, 4, 5, 6, 7, 8, 16), granularity=(PerTensor, PerChannel)
 )
-_BYTES = ("int8", "uint8")
-_WIDER = (*_BYTES, "int16", "uint16", "int4", "uint4")
+_WIDER = (*Capability.storage, "int16", "uint16", "int4", "uint4")
 _blocks = partial(_capability, role=Role.WEIGHT, granularity=(PerTensor, PerChannel, PerBlock))
 
 CAPABILITIES = (
-    _capability(role=Role.ACTIVATION, storage=_BYTES),
-    _capability(role=Role.OUTPUT, storage=_BYTES),
-    _capability(role=Role.WEIGHT, storage=_BYTES),
+    _capability(role=Role.ACTIVATION),
+    _capability(role=Role.OUTPUT),
+    _capability(role=Role.WEIGHT),
     # Types and blocks that ONNX has from opset 21 on.
     _capability(role=Role.ACTIVATION, storage=_WIDER, opset=21),
     _capability(role=Role.OUTPUT, storage=_WIDER, opset=21),

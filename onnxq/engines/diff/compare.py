@@ -301,7 +301,7 @@ class _Comparison:
                 node = self.index.find_producer(TensorId(name))
                 worst = self.sums.tallies.find_worst_sample(name, error.run)
                 points[error.run] = make_point(
-                    error, name, node, Counterpart(name, None), self.sums.steps[name], worst
+                    error, name, node, Counterpart(name), self.sums.steps[name], worst
                 )
                 if layers.layers:
                     label = next(run.label for run in self.runs if run.name == error.run)
@@ -386,7 +386,7 @@ class _Comparison:
             with self.engines.progress(f"bisecting the failure ({label_run(run)})") as task:
                 parts = self._cut_parts(0)
                 for tensor in find_named_tensors(self.index, error):
-                    end = Counterpart(tensor, None)
+                    end = Counterpart(tensor)
                     found = PieceSearch(
                         parts, end, run, engine, task.advance, failing=True
                     ).find_piece()

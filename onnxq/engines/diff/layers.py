@@ -41,7 +41,7 @@ class Counterpart:
     """A tensor of the quantized file that stands for a matched one: by name, with its level if it may hold integers."""
 
     tensor: str
-    level: Level | None
+    level: Level | None = None
 
     def read(self, values: Arrays, level: Level | None = None) -> Array | None:
         """Its real values in a run; None when the run lacks it. level: of its integers there, where it is another."""
@@ -118,7 +118,7 @@ def match_tensors(float_index: GraphIndex, index: GraphIndex) -> tuple[MatchedTe
                 and maker.op_type in ("Relu", "Clip")
                 and node.op_type != maker.op_type
             )
-            own = [] if levels and cut else [Counterpart(name, None)]
+            own = [] if levels and cut else [Counterpart(name)]
             found.append(MatchedTensor(name, node, reference, (*own, *levels)))
     return tuple(found)
 

@@ -80,8 +80,6 @@ class Engines:
     skipped: list[Refusal] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     failed: dict[str, OnnxqError] = field(default_factory=dict)
-    # Found when first needed: it takes a pass over all samples.
-    _shapes: Profile = field(default_factory=dict)
 
     @contextmanager
     def open_runners(self, *, alone: bool) -> Iterator[list[Runner]]:
@@ -104,6 +102,11 @@ class Engines:
             if len(runners) == 1 and alone:
                 raise next(iter(self.failed.values()), None) or explain_absence(self.skipped[0])
             yield runners
+
+    @cached_property
+    def _shapes(self) -> Profile:
+        """The sizes of all samples; it takes a pass over them."""
+        return list_shapes(self.index, self.dataset.samples())
 
     @cached_property
     def _planned(self) -> list[Backend]:
@@ -178,12 +181,10 @@ class Engines:
         self, name: str, place: str, stack: ExitStack, *, inner: bool = False
     ) -> Runner:
         """A backend's runner, of an engine built in a folder of this name."""
-        # One engine for all samples, so it must take the smallest and the largest.
-        if not self._shapes:
-            self._shapes = list_shapes(self.index, self.dataset.samples())
         folder = self.folder / name / place
         folder.mkdir(parents=True, exist_ok=True)
         engine = _find_local(name).with_options(self.config.runtime)
+        # One engine for all samples, so it must take the smallest and the largest.
         job = Job(shapes=self._shapes, plugins=self.config.runtime.plugins, debug_tensors=inner)
         return stack.enter_context(
             engine.open_runner(name, fix_noise(self.index.model), job, folder)

@@ -1,6 +1,6 @@
 """Kernels against the model: the type of every heavy node, and whether the integers of every pair reach a kernel."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ def judge_model(
     """One proof for every heavy node and every pair of the model, in its order."""
     by_node = _group_by_node(kernels)
     nodes = tuple(
-        _judge_node(node, by_node.get(node.name, ()), reasons) for node in find_heavy_nodes(index)
+        _judge_node(node, by_node[node.name], reasons) for node in find_heavy_nodes(index)
     )
     notes = read_notes(inspection.model)
     judge = _PairJudge(index, notes, by_node, reasons, {one.node: one for one in nodes})
@@ -37,7 +37,7 @@ def count_types(index: GraphIndex, kernels: Kernels, words: KernelWords) -> Numb
     types = Counter[str]()
     for node in find_heavy_nodes(index):
         if node.op_type in PRODUCTS:
-            types[NodeWork(node.op_type, by_node.get(node.name, ()), words).type] += 1
+            types[NodeWork(node.op_type, by_node[node.name], words).type] += 1
     return tuple(types.most_common())
 
 
@@ -52,7 +52,7 @@ def judge_sums(
     found = []
     for weight in find_saturating(index, sums):
         if index.find_node(weight.node).op_type in PRODUCTS:
-            work = NodeWork(weight.op, by_node.get(weight.node, ()), words)
+            work = NodeWork(weight.op, by_node[weight.node], words)
             # A kernel that computes in float, or takes signed data, has no sum that could overflow.
             if work.type != UNSEEN:
                 weight = replace(weight, exact=_describe_exact(work))
@@ -105,12 +105,12 @@ def _describe_exact(work: NodeWork) -> str:
     return "computed as int8 by int8" if signed and not work.words.shifts else ""
 
 
-def _group_by_node(kernels: Kernels) -> dict[str, Kernels]:
-    """The kernels that have a part in each node."""
-    by_node: dict[str, Kernels] = {}
+def _group_by_node(kernels: Kernels) -> defaultdict[str, Kernels]:
+    """The kernels that have a part in each node; () of a node in which none has."""
+    by_node: defaultdict[str, Kernels] = defaultdict(tuple)
     for kernel in kernels:
         for name in kernel.nodes:
-            by_node[name] = (*by_node.get(name, ()), kernel)
+            by_node[name] += (kernel,)
     return by_node
 
 
@@ -148,14 +148,14 @@ class _PairJudge:
 
     index: GraphIndex
     notes: Notes
-    by_node: Mapping[str, Kernels]
+    by_node: defaultdict[str, Kernels]
     reasons: Reasons
     proven: Mapping[str, NodeProof]
 
     def judge_pair(self, pair: PairInfo) -> SiteProof:
         """The proof of one pair: which of its readers take its integers in."""
         readers = self._find_readers(pair)
-        own = self.by_node.get(pair.lookup or pair.dequantize, ())
+        own = self.by_node[pair.lookup or pair.dequantize]
         verdicts = {reader: self._takes_integers(pair, reader) for reader in readers}
         if not readers:  # the pair stands before a model output: integers must come that far
             verdicts["the model's output"] = (
@@ -194,7 +194,7 @@ class _PairJudge:
 
     def _takes_integers(self, pair: PairInfo, reader: str) -> bool | None:
         """True when the reader takes the integers in, False when it reads floats, None when neither can be seen."""
-        reading = self.by_node.get(reader, ())
+        reading = self.by_node[reader]
         if pair.lookup:
             return any(_reads_low(kernel, pair) for kernel in reading) if reading else None
         proof = self.proven.get(reader)
@@ -205,7 +205,7 @@ class _PairJudge:
             types = {name.removeprefix("u") for name in (proof.stored, pair.storage)}
             return set(proof.computed) <= set(LOW) or (pair.role.is_weight and len(types) == 1)
         # A kernel that does nothing but dequantize says nothing about the reader, unless there is no other.
-        own = self.by_node.get(pair.dequantize, ())
+        own = self.by_node[pair.dequantize]
         mine = [kernel for kernel in own if not _only_dequantizes(kernel, pair)] or list(own)
         near = [kernel for kernel in reading if kernel in mine]
         seen = near or mine or reading
@@ -224,7 +224,7 @@ class _PairJudge:
 
     def _pass_on(self, pair: PairInfo) -> bool | None:
         """True where integers are written and no kernel dequantizes them; None where neither can be seen."""
-        kernels = self.by_node.get(pair.quantize, ())
+        kernels = self.by_node[pair.quantize]
         written = (tensor for kernel in kernels for tensor in kernel.outputs)
         return True if any(is_low(tensor.dtype) for tensor in written) else None
 

@@ -155,9 +155,8 @@ class Reasons:
 
     def _read_type(self, pair: PairInfo) -> str:
         """The type that the pair is stored in; a byte where a Cast unpacks it in front of the DequantizeLinear."""
-        maker = self.index.maker(self.index.find_node(pair.dequantize)) if pair.dequantize else None
-        unpacked = maker is not None and maker.op_type == "Cast"
-        return find_numpy_storage(pair.storage) if unpacked else pair.storage
+        unpacked = self.index.maker(self.index.named.get(pair.dequantize), 0, "Cast")
+        return pair.storage if unpacked is None else find_numpy_storage(pair.storage)
 
     def _find_pair(self, node: NodeRef, k: int) -> PairInfo | None:
         """The pair in front of an input, seen through operators that only move data."""
@@ -173,8 +172,8 @@ class Reasons:
 
     def _find_channel_axes(self, node: NodeRef, k: int) -> Indices | None:
         """Axes that mean a weight's channels; None when the weight is moved on the way, or unknown."""
-        maker = self.index.maker(node, k)
-        if maker is None or maker.op_type != DEQUANTIZE:
+        maker = self.index.maker(node, k, DEQUANTIZE)
+        if maker is None:
             return None
         if node.op_type == "Gemm":
             return (0, -2) if node.is_transposed else (1, -1)
