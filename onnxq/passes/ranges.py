@@ -5,12 +5,11 @@ the whole range is not kept, and accuracy can drop suddenly with a percentile (V
 So all of them are candidates, and the error behind the operator that reads the tensor decides.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -26,7 +25,7 @@ from onnxq.graph import LAYOUT_OPS, GraphIndex, ModelLike, NodeRef, ensure_opset
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, qparams_from_range
-from onnxq.numerics.machine import map_in_threads, share_cores
+from onnxq.numerics.machine import count_cores, map_in_threads, share_cores
 from onnxq.observers.histogram import WHOLE, find_candidates
 from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
 from onnxq.passes.journal import MEASURED, PassReport, list_replaced, report_changes
@@ -104,6 +103,11 @@ _AGAIN = 12
 _POSITIONS = 1 << 12
 # By sample: the values that an error is measured on, and how many times they count.
 JudgedValues = dict[int, tuple[Array, float]]
+# Readers whose errors are measured at a time: the values that they are measured on are held.
+_AT_A_TIME = 4
+NoiseMeasure = Callable[[QParams, int], float]
+# The run that returns a site, and the error of each of its candidates behind a reader.
+ErrorsRun = Callable[[], tuple[Site, dict[str, float]]]
 # Everything is 0 in such steps.
 _COARSEST = QParams(as_float32(2.0**100), as_int32(0))
 
@@ -151,21 +155,21 @@ def choose_ranges(
         for edge in site.find_readers(index):
             readers[edge.node].append((edge.index, site))
     search = _RangeSearch(index, list(samples), list(judges))
-    counts = Counter(site.site for read in readers.values() for _, site in read)
+    reads = [(node, *read) for node in index.nodes for read in readers.get(node.name, ())]
+    counts = Counter(site.site for *_, site in reads)
 
-    def open_readers() -> Iterator[_Reader]:
-        with progress("choosing ranges", len(readers)) as task:
-            for node in index.nodes:
-                if node.name in readers:
-                    for k, site in readers[node.name]:
-                        yield from search.open_reader(node, k, site, only=counts[site.site] == 1)
-                    task.advance()
+    def open_readers() -> Iterator[ErrorsRun]:
+        with progress("choosing ranges", len(reads)) as task:
+            for node, k, site in reads:
+                yield from search.open_reader(node, k, site, only=counts[site.site] == 1)
+                task.advance()
 
-    errors = defaultdict[Site, dict[str, float]](dict)
-    # Beside the runs of these readers the model goes on to the next, and candidates are made of what they read.
-    for reader, noises in map_in_threads(_Reader.measure_candidates, open_readers()):
-        so_far = errors[reader.site]
-        errors[reader.site] = {name: so_far.get(name, 0.0) + noises[name] for name in noises}
+    errors: dict[Site, dict[str, float]] = {}
+    # Beside the runs of some readers the model goes on to the next, and candidates are made of what they read.
+    threads = min(count_cores(), _AT_A_TIME)
+    for key, noises in map_in_threads(lambda run: run(), open_readers(), threads=threads):
+        earlier = errors.get(key, {})
+        errors[key] = {name: noises[name] + earlier.get(name, 0.0) for name in noises}
     chosen = {site: choose_candidate(noises, _PRESENT) for site, noises in errors.items()}
     taken = {site: name for site, name in chosen.items() if name != _PRESENT}
     qparams = {
@@ -213,34 +217,6 @@ def _drop_padding(feeds: Feeds, values: Array, shape: Shape) -> Array:
     return values if meant is None else values[meant]
 
 
-@dataclass(frozen=True, eq=False)
-class _Reader:
-    """An operator that reads a site. only: no other does. samples: those that errors are measured on."""
-
-    site: Site
-    candidates: Mapping[str, QParams]
-    only: bool
-    samples: Sequence[int]
-    measure_noise: Callable[[QParams, int], float]
-
-    def measure_candidates(self) -> tuple[_Reader, dict[str, float]]:
-        """Itself, and the error of each candidate behind it."""
-
-        def measure_samples(qparams: QParams) -> Iterator[float]:
-            return (self.measure_noise(qparams, sample) for sample in self.samples)
-
-        # With the coarsest step nothing is left of a tensor.
-        signal = sum(measure_samples(_COARSEST))
-        most = np.inf
-        errors = {}
-        for name, qparams in self.candidates.items():
-            errors[name] = relative_noise(measure_samples(qparams), signal, most)
-            if self.only:
-                # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
-                most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
-        return self, errors
-
-
 class _RangeSearch:
     """The float model on its way through the graph; candidates of every site so far."""
 
@@ -256,8 +232,8 @@ class _RangeSearch:
 
     def open_reader(
         self, node: NodeRef, k: int, site: SitePlan, *, only: bool
-    ) -> Iterator[_Reader]:
-        """Input k of a node, behind which the site's candidates are compared; none where there is nothing to choose."""
+    ) -> Iterator[ErrorsRun]:
+        """The run for input k of a node, which reads the site; none where there is no choice. only: no other does."""
         tensor = self.index.find_input(node, k)
         if tensor is None or site.qparams is None:
             return
@@ -280,11 +256,25 @@ class _RangeSearch:
                 step = float(site.qparams.scale)
                 ranges |= find_candidates(meant, site.spec, site.bound, step)
             self.candidates[site.site] = ranges
-        candidates = self.candidates[site.site]
-        if len(candidates) > 1:
+        if len(self.candidates[site.site]) > 1:
             judged = self._choose_values(node, k, values)
             measure_noise = self._make_measure(node, k, site.spec, judged)
-            yield _Reader(site.site, candidates, only, list(judged), measure_noise)
+            yield partial(self._measure_errors, site.site, measure_noise, list(judged), only=only)
+
+    def _measure_errors(
+        self, site: Site, measure_noise: NoiseMeasure, samples: Sequence[int], *, only: bool
+    ) -> tuple[Site, dict[str, float]]:
+        # With the coarsest step nothing is left of a tensor.
+        signal = sum(measure_noise(_COARSEST, sample) for sample in samples)
+        most = np.inf
+        errors = {}
+        for name, qparams in self.candidates[site].items():
+            noises = (measure_noise(qparams, sample) for sample in samples)
+            errors[name] = relative_noise(noises, signal, most)
+            if only:
+                # Whoever passes this cannot win any more: the present one comes first, and has to be beaten by far.
+                most = min(most, errors[name] * (WORTH if name == _PRESENT else 1.0))
+        return site, errors
 
     def _choose_values(self, node: NodeRef, k: int, values: Sequence[Array]) -> JudgedValues:
         """The values that errors come from: all of the samples that reach the ends of the range, for there clipping
@@ -304,7 +294,7 @@ class _RangeSearch:
 
     def _make_measure(
         self, node: NodeRef, k: int, spec: QuantSpec, judged: JudgedValues
-    ) -> Callable[[QParams, int], float]:
+    ) -> NoiseMeasure:
         """The function that measures a pair at input k of a node: squares of what it changes a sample's output by.
 
         All of it is one run of ONNX Runtime, beside which another thread computes; between sums of numpy, threads wait
@@ -410,7 +400,9 @@ def find_scarce_sites(ctx: SampledContext, state: PlacedState) -> frozenset[Site
     scarce = {
         site.site: site.group
         for site in plan.sites
-        if _is_whole(site) and 0 < _count_channel_positions(state, index, site) < enough
+        # The range is that of all values.
+        if is_observed(site) and site.spec.has_one_scale and site.observer.name == WHOLE
+        if 0 < _count_channel_positions(state, index, site) < enough
     }
     shared = {site.group for site in plan.all_sites if site.site not in scarce} - {""}
     return frozenset(site for site, group in scarce.items() if group not in shared)
@@ -427,12 +419,6 @@ def _count_channel_positions(state: PlacedState, index: GraphIndex, site: SitePl
     readers = index.readers(tensor)
     convolved = any(reader.op_type in ("Conv", "ConvTranspose") for reader in readers)
     return math.prod(shape) // shape[1 if convolved or len(shape) == 4 else -1]
-
-
-def _is_whole(site: SitePlan) -> bool:
-    """True for an activation whose range is that of all its values."""
-    whole = site.spec.has_one_scale and site.observer.name == WHOLE
-    return whole and is_observed(site)
 
 
 NAME = "ranges"
