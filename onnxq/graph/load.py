@@ -103,6 +103,9 @@ def load_model(source: ModelSource, *, lazy: bool = False, attribute: str = "") 
             cause = "its data lies in another file, which a ModelProto cannot find"
             raise ModelError(f"tensor {tensor.name!r}", cause, "give the path", code="Q106")
         size = proto.ByteSize()
+    elif not isinstance(source, (str, os.PathLike)):
+        fix = "give a path or an onnx.ModelProto (`.model_proto` of what torch.onnx.export returns)"
+        raise ModelError("the model", f"is of type {type(source).__name__}", fix, code="Q101")
     else:
         path = Path(source)
         subject = str(path)
