@@ -16,8 +16,7 @@ from onnxq.arrays import Array, Floats, Shape, are_finite, as_float32, hash_part
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.graph import FLOAT_TENSORS, LAYOUT_OPS, GraphIndex, NodeRef, is_large_model
 from onnxq.graph.storage import Spool, StoredArray
-from onnxq.numerics import bias_qparams, floor_weight_scale, weight_qparams
-from onnxq.numerics.rounding import dequantize, quantize
+from onnxq.numerics import bias_qparams, dequantize, floor_weight_scale, quantize, weight_qparams
 from onnxq.numerics.weights import fake_quant_weight, find_saturating_sums, quantize_weight
 from onnxq.plan import SitePlan
 from onnxq.progress import Progress, silent

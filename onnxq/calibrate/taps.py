@@ -9,8 +9,7 @@ import onnx
 from onnxq.arrays import Array, ArrayDict, Shape, part_by_size
 from onnxq.data import Batch
 from onnxq.errors import ModelError
-from onnxq.graph import ModelLike, get_index
-from onnxq.graph.light import is_large_model
+from onnxq.graph import ModelLike, get_index, is_large_model
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memory
 from onnxq.runtime.tap import lay_out_convolutions
@@ -103,7 +102,9 @@ class Taps:
         # The model that is run; made when first needed.
         self._run_model = None if many else proto
         # Batches at a time, each on its share of the cores: operators of most networks are too small for all of them.
-        self._most_runs = share_cores(count_threads() or 1) if many and not is_large_model(proto) else 1
+        self._most_runs = (
+            share_cores(count_threads() or 1) if many and not is_large_model(proto) else 1
+        )
         self._runs = 1
         # Bytes of each tensor, by the shapes of the inputs.
         self._sizes: dict[Signature, TensorSizes] = {}

@@ -10,9 +10,8 @@ from onnxq.engines.diff.model import LABELS, OFF, ON
 from onnxq.engines.prove.proof import UNSEEN
 from onnxq.errors import ConfigError, VerificationError
 from onnxq.passes.journal import Promotion
-from onnxq.pipeline import ModelSource, quantize_model
+from onnxq.pipeline import ModelSource, Result, quantize_model, write_result
 from onnxq.pipeline.configuration import Configuration, OutputPath, Overrides, open_run
-from onnxq.pipeline.finalize import Result, write_result
 from onnxq.pipeline.record import write_run
 from onnxq.progress import Progress, silent
 from onnxq.report import Report, Text, make_verdict, warn_synthetic

@@ -39,9 +39,8 @@ from onnxq.pipeline.prepared import count_existing, list_preparations
 from onnxq.plan import PlacementMethod, Plan, to_json
 from onnxq.planner import weigh_forced
 from onnxq.progress import Progress, count_items, silent
-from onnxq.report import sentences
+from onnxq.report import format_count, sentences
 from onnxq.report.model import EngineCheck, LatencyRatio, Report
-from onnxq.report.terminal import format_count
 from onnxq.runtime import Rest, UnknownOperatorError, detect_cpu, find_front
 from onnxq.sites import Caution, Cautions, Lines, Names
 from onnxq.wording import format_counts, show_as_summary

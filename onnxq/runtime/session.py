@@ -16,8 +16,7 @@ from onnx import ModelProto
 from onnxq.arrays import ArrayDict, Arrays
 from onnxq.errors import ConfigError, DataError, MissingDependencyError, ModelError, suggest_names
 from onnxq.files import AnyPath, ScratchFolder
-from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, save_model
-from onnxq.graph.convert import fix_noise
+from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, fix_noise, save_model
 from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_nodes
 from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes

@@ -19,8 +19,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from onnxq.sites import Names
-from torch_frontend.qmodules import copy_shallowly, explain_unconvertible
-from torch_frontend.qmodules.registry import register_targets
+from torch_frontend.qmodules import copy_shallowly, explain_unconvertible, register_targets
 from torch_frontend.tracing.modules import (
     Kwargs,
     call_module,

@@ -21,9 +21,7 @@ from onnxq.backends import engine
 from onnxq.backends.base import WEIGHTED_OPS
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job, Kernel, Tensor
 from onnxq.backends.serving import FEEDS, Answer, answer_samples, serve_model, time_in_child
-from onnxq.graph import ModelLike, get_index
-from onnxq.graph.base import Graph
-from onnxq.graph.scopes import walk_graphs
+from onnxq.graph import Graph, ModelLike, get_index, walk_graphs
 from onnxq.runtime import detect_cpu, summarize_rounds
 from onnxq.runtime.timing import Block, count_block_runs, measure_rounds, time_runs
 from onnxq.sites import EngineOptions, JsonObject, Names, drop_repeats

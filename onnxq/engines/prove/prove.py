@@ -46,10 +46,9 @@ from onnxq.engines.saturation import SaturationCost, measure_saturation
 from onnxq.engines.shapes import demand_sizes, make_profile, warn_guesses
 from onnxq.errors import ConfigError, OnnxqError, OutputError, suggest_names
 from onnxq.files import ScratchFolder, prepare_folder
-from onnxq.graph import ModelLike, ModelSource, add_libraries, infer_shapes, save_model
+from onnxq.graph import GraphIndex, ModelLike, ModelSource, add_libraries, infer_shapes, save_model
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.convert import inline_functions
-from onnxq.graph.index import GraphIndex
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.graph.qoperators import INTEGER_OPERATORS
 from onnxq.progress import Progress, silent
