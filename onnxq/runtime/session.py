@@ -325,7 +325,7 @@ def _holds_float8(model: AnyModel) -> bool:
     return any(tensor.data_type in _FLOAT8 for tensor in model.graph.initializer)
 
 
-def _hand_over_weights(model: AnyModel, options: Any) -> tuple[ModelProto | AnyPath, list[Any]]:
+def _hand_over_weights(model: AnyModel, options: Any) -> tuple[AnyModel, list[Any]]:
     """The model as a whole or with its stubs in ORT's hands; the returned values must live as long as the session."""
     if isinstance(model, (str, Path)):
         return model, []
@@ -333,6 +333,9 @@ def _hand_over_weights(model: AnyModel, options: Any) -> tuple[ModelProto | AnyP
     if not isinstance(model, LightModel):
         return model, []
     proto, arrays = refer_to_files(model)
+    if count_model_bytes(proto) >= _LARGE:
+        # Of types that numpy does not pack: all of it goes through a file.
+        return model, []
     # The folder that locations in a model without a path of its own are relative to.
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", _ROOT)
     # ORT drops initializers that nothing reads before it looks for these.
@@ -345,13 +348,13 @@ def _hand_over_weights(model: AnyModel, options: Any) -> tuple[ModelProto | AnyP
 
 
 @contextmanager
-def _open_source(model: ModelProto | AnyPath) -> Iterator[bytes | str]:
+def _open_source(model: AnyModel) -> Iterator[bytes | str]:
     """The model as ORT takes it: bytes, a path, or for models too large for protobuf a file that is removed again."""
     if isinstance(model, (str, Path)):
         if not os.path.isfile(model):
             raise ModelError(str(model), "there is no such file", code="Q101")
         yield str(model)
-    elif count_model_bytes(model) < _LARGE:
+    elif isinstance(model, ModelProto) and count_model_bytes(model) < _LARGE:
         yield bytes(model.SerializeToString())
     else:
         with ScratchFolder() as folder:

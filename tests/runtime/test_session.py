@@ -3,7 +3,7 @@
 import ctypes
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxq.errors import DataError, MissingDependencyError, ModelError
-from onnxq.graph import ValueInfo
+from onnxq.graph import ModelLike, ValueInfo, bare_proto, strip_weights
 from onnxq.numerics import machine
 from onnxq.runtime import Session, trim_memory
 from onnxq.runtime import session as session_module
@@ -55,13 +55,16 @@ def test_takes_scalars_and_views_that_are_not_contiguous() -> None:
     np.testing.assert_array_equal(found["y"], 2 * X)
 
 
-def test_model_too_large_for_protobuf_goes_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
-    proto = parse_text("g (float[N,4] x) => (float[N,64] y) { [mm] y = MatMul(x, w) }")
+@pytest.mark.parametrize("hold", [bare_proto, strip_weights])
+def test_model_too_large_for_protobuf_goes_through_a_file(
+    hold: Callable[[onnx.ModelProto], ModelLike], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = np.random.default_rng(0).standard_normal((4, 1024)).astype(np.float32)
+    proto = parse_text("g (float[N,4] x) => (float[N,1024] y) { [mm] y = MatMul(x, w) }")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     before = proto.SerializeToString(deterministic=True)
-    monkeypatch.setattr(session_module, "_LARGE", 100)
-    np.testing.assert_allclose(Session(proto).run({"x": X})["y"], X @ weight, rtol=1e-5)
+    monkeypatch.setattr(session_module, "_LARGE", 0)
+    np.testing.assert_allclose(Session(hold(proto)).run({"x": X})["y"], X @ weight, rtol=1e-5)
     assert proto.SerializeToString(deterministic=True) == before
 
 
