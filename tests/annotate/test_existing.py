@@ -106,8 +106,7 @@ CUT = pack(bytes(range(256)) * 9)[:-8]
 
 
 @pytest.mark.parametrize(
-    "text",
-    [None, "", "{", "abcd", CUT, pack(b"[]"), pack(b"\xff"), '{"schema": 1}', '{"schema": 99}', "[]"],
+    "text", [None, "", "{", "abcd", CUT, pack(b"[]"), pack(b"\xff"), '{"schema": 1}', '{"schema": 99}', "[]"]
 )
 def test_a_note_that_is_no_plan_is_none(text: str | None) -> None:
     proto = models.two_widths()

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxq.config import (
-    Config,
-    MultiInput,
-    QuantizerSpec,
-    TensorConfig,
-    read_config,
-)
+from onnxq.config import Config, MultiInput, QuantizerSpec, TensorConfig, read_config
 from onnxq.errors import ConfigError
 from onnxq.sites import Role
 from onnxq.spec import ObserverSpec, PerBlock, PerChannel, PerTensor

@@ -154,12 +154,9 @@ def test_the_wheel_brings_the_cpu_kernels(wheel: Path, installed: Path, tmp_path
     said = _run(installed / "python", "-c", code, cwd=tmp_path, **own)
     if not host._read_features() >= host._V3:
         pytest.skip("this processor is older than the wheel's library")
-    assert Path(said.split()[0]).parent == Path(_find_package(installed, tmp_path)) / "prebuilt"
-
-
-def _find_package(installed: Path, folder: Path) -> str:
     code = "from onnxq.kernels import sources; print(sources.find_folder())"
-    return _run(installed / "python", "-c", code, cwd=folder).strip()
+    package = _run(installed / "python", "-c", code, cwd=tmp_path).strip()
+    assert Path(said.split()[0]).parent == Path(package) / "prebuilt"
 
 
 def test_the_command_works_anywhere(installed: Path, tmp_path: Path) -> None:

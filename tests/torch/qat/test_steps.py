@@ -192,10 +192,7 @@ def test_adapters_are_trained_exported_and_merged() -> None:
     with torch.no_grad():
         wanted[0].weight.add_(0.1)
         answers = wanted(x)
-    config = {
-        "extends": "ort-int4-weights",
-        "rules": [{"node": ["*.down", "*.up"], "set": {"float": True}}],
-    }
+    config = {"extends": "ort-int4-weights", "rules": [{"node": ["*.down", "*.up"], "set": {"float": True}}]}
     model = calibrate(net, config, x)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".up." in name or ".down." in name)

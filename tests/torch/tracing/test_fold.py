@@ -68,13 +68,9 @@ def _tied() -> nn.Module:
     return net
 
 
-def _read_twice(m: nn.Module, x: Tensor) -> Tensor:
-    y = m.layer(x)
-    return m.norm(y) + y
-
-
 UNSAFE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "read twice": (lambda: _After(_conv(), nn.BatchNorm2d(4), _read_twice), (2, 4, 8, 8), "others read"),
+    "read twice": (lambda: _After(_conv(), nn.BatchNorm2d(4), lambda m, x: m.norm(y := m.layer(x)) + y), (2, 4, 8, 8),
+                   "others read"),
     "called twice": (lambda: _After(_conv(), nn.BatchNorm2d(4), lambda m, x: m.norm(m.layer(m.layer(x)))),
                      (2, 4, 8, 8), "more than once"),
     "tied": (_tied, (2, 4, 8, 8), "another layer's too"),
