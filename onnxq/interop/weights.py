@@ -159,10 +159,8 @@ def _list_weights(graph: Graph) -> list[NetworkWeight]:
     for (tensor, axis, _), nodes in readers.items():
         value = graph.find_constant(tensor)
         if value is not None and value.ndim == 2:
-            shape = value.shape
-            weights.append(
-                NetworkWeight(tensor, axis, tuple(nodes), (shape[axis], shape[1 - axis]))
-            )
+            rows = value.T if axis else value
+            weights.append(NetworkWeight(tensor, axis, tuple(nodes), rows.shape))
     return weights
 
 

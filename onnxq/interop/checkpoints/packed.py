@@ -235,9 +235,7 @@ def _read_data(files: CheckpointFiles, name: str, scheme: JsonObject) -> InputSc
         return InputScale(1.0, steps=_TOKEN_STEPS)
     if scale is None:
         return InputScale()
-    return InputScale(
-        float(scale.read_floats().ravel()[0]), int(zero.read().ravel()[0]) if zero else 0
-    )
+    return InputScale(scale.read_floats().item(), zero.read().item() if zero else 0)
 
 
 def _read_compressed_weight(
