@@ -56,7 +56,7 @@ _TOKEN_STEPS = 127.5
 
 def _recognize_gptq(files: CheckpointFiles) -> bool:
     return bool(
-        files.settings.get("quant_method", "gptq" if "bits" in files.settings else "") == "gptq"
+        files.settings.get("quant_method", "gptq" if "desc_act" in files.settings else "") == "gptq"
     )
 
 
