@@ -197,10 +197,12 @@ def _count_kernels(file: ModelSource, request: ProveRequest) -> KernelTypes:
         proof = prove_model(file, request)
     except OnnxqError as error:
         # The one file may be what the engine refuses, which is why it is converted.
-        return KernelTypes(reason=f"not built: {error.fault}".partition("\n")[0])
-    if not proof.built:
-        return KernelTypes(reason=f"{proof.build.state}: {proof.build.reason}".partition("\n")[0])
-    return KernelTypes(count=len(proof.kernels), types=proof.by_op())
+        reason = f"not built: {error.fault}"
+    else:
+        if proof.built:
+            return KernelTypes(count=len(proof.kernels), types=proof.by_op())
+        reason = f"{proof.build.state}: {proof.build.reason}"
+    return KernelTypes(reason=reason.partition("\n")[0])
 
 
 def _write_float(source: QuantizedSource, out: OutputPath, force: bool) -> Conversion:
@@ -267,5 +269,9 @@ def _make_rows(done: Conversion) -> terminal.SheetRows:
 
 
 FORM = ResultFormat[Conversion](
-    make_parts=_make_parts, derive=lambda done: {"applied": done.applied}, hidden="result"
+    make_parts=_make_parts,
+    # Those for an engine stand in the account of its file.
+    list_warnings=lambda done: () if done.applied else done.report.warnings,
+    derive=lambda done: {"applied": done.applied},
+    hidden="result",
 )

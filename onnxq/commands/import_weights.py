@@ -140,8 +140,12 @@ def _choose_form(checkpoint: Checkpoint, overrides: Overrides) -> JsonObject:
     """The overrides of a caller without a configuration, with what suits the checkpoint."""
     # What a caller asks for goes before what suits.
     given = drop_unset(overrides)
-    data = [weight.data for weight in checkpoint.weights if weight.data is not None]
-    mode = "weight-only" if not data else "dynamic" if InputScale() in data else "static"
+    data = {weight.data for weight in checkpoint.weights} - {None}
+    # Products on integers have one scale a column: weights in blocks leave the data float.
+    whole = all(weight.size == weight.shape[1] for weight in checkpoint.weights)
+    mode = "weight-only"
+    if data and whole:
+        mode = "dynamic" if InputScale() in data else "static"
     mode = given.setdefault("mode", mode)
     if mode != "weight-only":
         # Codes are not to be changed, whatever they add up to in 16 bits.

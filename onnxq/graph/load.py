@@ -364,7 +364,7 @@ def _settle_imports(proto: ModelProto) -> Cautions:
     doubled = len(versions) < len(proto.opset_import)
     replace_items(proto.opset_import, [*versions.values(), *added])
     texts = {
-        "a domain was imported in two versions; the last one stays, as ONNX Runtime reads it": doubled,
+        "a domain was imported twice; the last version stays, as ONNX Runtime reads it": doubled,
         f"{', '.join(missing)} was not imported; it is now, as ONNX Runtime reads it": missing,
     }
     return tuple(Caution("W113", text) for text, true in texts.items() if true)

@@ -159,10 +159,8 @@ def _list_weights(graph: Graph) -> list[NetworkWeight]:
     for (tensor, axis, _), nodes in readers.items():
         value = graph.find_constant(tensor)
         if value is not None and value.ndim == 2:
-            shape = value.shape
-            weights.append(
-                NetworkWeight(tensor, axis, tuple(nodes), (shape[axis], shape[1 - axis]))
-            )
+            rows = value.T if axis else value
+            weights.append(NetworkWeight(tensor, axis, tuple(nodes), rows.shape))
     return weights
 
 
@@ -242,10 +240,10 @@ def hash_rows(values: Array) -> Array:
 
 def _compare(source: CheckpointWeight, named: Sequence[NetworkWeight], graph: Graph) -> str:
     """Why a weight of the checkpoint is none of these weights of its name; "" where it is."""
-    values = source.read().dequantize() if named else None
     for weight in named:
+        values = source.read().dequantize()
         own = as_float32(weight.list_rows(graph))
-        if values is None or own.shape != values.shape:
+        if own.shape != values.shape:
             return f"{weight.tensor} has its name, and the shape {own.shape} in the place of {source.shape}"
         error = np.linalg.norm(own - values) / max(float(np.linalg.norm(own)), 1e-30)
         # Written so that NaN, which compares false, counts as far.
@@ -277,6 +275,6 @@ def _split_name(name: str) -> Names:
 
 
 def _are_one(first: Names, other: Names) -> bool:
-    """True where one path ends with the other, which has two parts at least or is the whole of it."""
+    """True where one path ends with the other, which has two parts at least, or all but a wrapper around it."""
     short, long = sorted((first, other), key=len)
-    return bool(short) and long[-len(short) :] == short and (len(short) > 1 or len(long) == 1)
+    return bool(short) and long[-len(short) :] == short and (len(short) > 1 or len(long) <= 2)

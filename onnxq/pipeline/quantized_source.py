@@ -22,6 +22,7 @@ from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS, QUANTIZE, MaybeNode, Node
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.graph.light import bare_proto, copy_proto
+from onnxq.graph.names import name_file
 from onnxq.graph.nbits import read_lookups
 from onnxq.graph.precision.narrow import write_types
 from onnxq.graph.precision.widen import SourceTypes, emulate_types, read_types, widen_model
@@ -74,18 +75,18 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
 
     Raises ModelError for one without pairs, and for operators on integers that are not known.
     """
-    named = inline_functions(name_nodes(read_model(source).proto))
+    # Without the nodes that no output depends on, as genai's builder leaves some: their weights would be nobody's.
+    named = Editor(inline_functions(name_nodes(read_model(source).proto))).finish()
     types = read_types(named)
     wide = widen_model(named) if types.narrow else named
     paired = read_integer_operators(read_lookups(wide) if lookups else wide)
     proto = _drop_dynamic(paired)
     existing = find_existing(proto)
     if existing.view is None:
-        name = source if isinstance(source, str) else "model"
         raise ModelError(
-            name,
-            "has no quantize/dequantize pair",
-            "quantize it: `onnxq quantize`",
+            name_file(source) or "model",
+            "has no quantize/dequantize pair, and no operator on integers that pairs can stand for",
+            "quantize the float model: `onnxq quantize`",
             code="Q125",
         )
     # Names stay, by which numbers are found again; the plan and the bits of the old file do not.
@@ -175,7 +176,8 @@ def _store_floats(
                 edges = index.list_consumers(reader.result)
                 turned.append(replace(turn_site(site), consumers=edges))
                 integers.update(dict.fromkeys(edges, codes.T))
-        names[node.result] = site.site.name if isinstance(site.site, TensorId) else ""
+        if isinstance(site.site, TensorId):
+            names[node.result] = site.site.name
         editor.remove_node(node.name)
         editor.add_initializer(
             node.scope, node.result.name, dequantize(codes, site.qparams, site.spec)
@@ -183,7 +185,7 @@ def _store_floats(
     # The floats that a tool quantized go with their pair, and leave their name.
     editor.remove_unused()
     for tensor, name in names.items():
-        if name and editor.is_free(name, tensor.scope):
+        if editor.is_free(name, tensor.scope):
             editor.rename_tensor(tensor, name)
     return editor.export(), integers, tuple(turned)
 

@@ -17,7 +17,7 @@ from onnxq.errors import ConfigError, ModelError
 from onnxq.evaluation.accumulator import compute_sqnr
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import TrialModel, measure_models
-from onnxq.graph import ModelLike, attach_weights, emulate_types, load_model
+from onnxq.graph import ModelLike, add_libraries, attach_weights, emulate_types, load_model
 from onnxq.numerics import align_qparams, clip_bounds, fake_quant, qparams_from_range, quantize
 from onnxq.numerics.rounding import shape_scales
 from onnxq.passes.assembly import build_file
@@ -340,6 +340,11 @@ def retarget(
 def _compare(ctx: SampledContext, source: QuantizedSource, made: ModelLike) -> Answers:
     """The answers of both files, on samples that ranges were not made of, where there are any."""
     samples = ctx.data.test
+    host = ctx.config.runtime
+    own, floats = (
+        add_libraries(model, host.libraries, host.provider)
+        for model in (source.proto, source.floats)
+    )
     with ctx.progress("comparing both files", 3 * len(samples)) as task:
         before, after, both = (
             measure_models(
@@ -348,11 +353,7 @@ def _compare(ctx: SampledContext, source: QuantizedSource, made: ModelLike) -> A
                 ctx.crew,
                 task,
             )[0]
-            for model, exact in (
-                (source.proto, source.floats),
-                (made, source.floats),
-                (made, source.proto),
-            )
+            for model, exact in ((own, floats), (made, floats), (made, own))
         )
     return Answers(before.worst_db(), after.worst_db(), both.worst_db(), len(samples))
 

@@ -195,7 +195,7 @@ def test_what_was_float_stays_float(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "to", "config", "said"),
     [
-        ("m.onnx", "trt", None, "no quantize/dequantize pair"),
+        ("m.onnx", "trt", None, "no quantize/dequantize pair, and no operator on integers"),
         ("q.onnx", "ortt", None, "no preset or file"),
         ("q.onnx", "trt", "ort-int8", "the configuration is for 'ort'"),
     ],

@@ -209,6 +209,22 @@ def test_blocks_are_operators_or_pairs_with_the_same_integers(blocks: onnx.Model
     assert list_packed(operators) == list_packed(blocks)
 
 
+def test_weights_that_no_output_depends_on_are_left_out() -> None:
+    dead = "e = DequantizeLinear(v, s, z) u = MatMul(x, e)"
+    text = f"g (float[N,8] x) => (float[N,8] y) {{ {dead} d = DequantizeLinear(w, s, z) y = MatMul(x, d) }}"
+    proto = model(text, w=np.eye(8, dtype=np.int8), v=np.eye(8, dtype=np.int8), s=np.float32(0.5), z=np.int8(0))
+    assert list_ops(onnxq.convert(proto, "float").result.model) == {"MatMul": 1}
+
+
+def test_operators_that_stay_in_a_float_model_are_said() -> None:
+    tool = MatMulNBitsQuantizer(products(), block_size=32, is_symmetric=True)
+    tool.process()
+    proto = tool.model.model
+    add_arrays(proto.graph, z=np.full(96 * 2, 7.5, np.float32))
+    next(node for node in proto.graph.node if node.op_type == "MatMulNBits").input.append("z")
+    assert "W140" in onnxq.summarize(onnxq.convert(proto, "float"))
+
+
 @pytest.mark.parametrize("level", [0, 4])
 def test_operators_compute_on_as_many_bits_as_those_of_the_file(level: int) -> None:
     tool = MatMulNBitsQuantizer(products(), block_size=32, is_symmetric=True, accuracy_level=level)

@@ -155,6 +155,14 @@ def test_names_find_weights_of_the_original_network(tmp_path: Path) -> None:
         onnxq.import_weights(model, folder, overrides=QUICK)
 
 
+def test_a_name_of_one_part_is_found_in_the_module_that_an_export_wraps_around(tmp_path: Path) -> None:
+    tensors, values = kit.gptq("lm_head", *draw(0, 4, N, K, 32), np.arange(K) // 32, 4)
+    folder = kit.write_safetensors(tmp_path / "m.safetensors", tensors, GPTQ)
+    net = make_net({"w": values + np.float32(0.01)})
+    net.graph.node[0].name = "wrapper/lm_head/MatMul"
+    assert [row.by for row in onnxq.import_weights(net, folder, overrides=QUICK).placed] == ["names"]
+
+
 def test_weights_without_a_place_are_an_error_or_are_skipped(tmp_path: Path) -> None:
     _, _, values = make_checkpoint("gptq", tmp_path / "a")
     folder, *_ = make_checkpoint("awq", tmp_path / "b", seed=5)
@@ -290,6 +298,16 @@ def test_data_of_each_run_is_quantized_at_each_run(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(alone.model, x=x), expected, rtol=1e-4, atol=1e-3)
     assert 0 < np.abs(run(one_scale.model, x=x) - expected).max() < 0.05 * np.abs(expected).max()
     assert all("W139" in {warning.code for warning in each.report.warnings} for each in (alone, one_scale))
+
+
+def test_weights_in_blocks_leave_data_float_and_say_so(tmp_path: Path) -> None:
+    codes, scale, _ = draw(0, 4, N, K, 32)
+    tensors, values = kit.packed("m.w", codes, scale, 4, 32)
+    config = compressed(4, input_activations={"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"})
+    folder = kit.write_safetensors(tmp_path / "m.safetensors", tensors, config)
+    found = onnxq.import_weights(make_net({"w": values}), folder, overrides=QUICK)
+    np.testing.assert_array_equal(read_codes(found.model), codes)
+    assert "W139" in {warning.code for warning in found.report.warnings}
 
 
 def test_data_with_one_scale_a_run_has_one(tmp_path: Path) -> None:

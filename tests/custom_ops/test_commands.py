@@ -72,6 +72,12 @@ def test_the_accuracy_passes_run_with_it_and_the_answers_are_those_of_the_operat
     assert np.linalg.norm(after - before) < 0.1 * np.linalg.norm(before)
 
 
+def test_convert_compares_both_files_with_it(quantized: Path, library: Path, tmp_path: Path) -> None:
+    words = (quantized / "model.q.onnx", "--data", quantized / "samples.npz", "--ort-library", library)
+    done = succeed("convert", *words, "--to", "ort", "--no-latency", "--no-kernels", "-o", tmp_path / "again.onnx")
+    assert "against the file that it came from" in done.stdout
+
+
 @pytest.mark.parametrize("command", ["diff", "profile"])
 def test_diff_and_profile(quantized: Path, library: Path, command: str, tmp_path: Path) -> None:
     (tmp_path / "lib.yaml").write_text(f"runtime: {{libraries: [{library}]}}\n")

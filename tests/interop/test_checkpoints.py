@@ -265,6 +265,6 @@ def test_what_is_no_checkpoint_says_what_is_one(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     with pytest.raises(CalibrationError, match="save it as safetensors"):
         open_checkpoint(tmp_path)
-    folder = kit.write_safetensors(tmp_path / "f" / "m.safetensors", {"w": np.ones((2, 2), np.float32)}, None)
-    with pytest.raises(CalibrationError, match="no quantized checkpoint"):
+    folder = kit.write_safetensors(tmp_path / "f" / "m.safetensors", {"w": np.ones((2, 2), np.float32)}, {"bits": 4})
+    with pytest.raises(CalibrationError, match="no quantized checkpoint of a known format: GPTQ"):
         open_checkpoint(folder)

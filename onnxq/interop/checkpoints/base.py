@@ -191,11 +191,12 @@ class InputScale:
 class CheckpointWeight:
     """One quantized weight of a checkpoint, which is read when it is asked for. shape: [rows, columns].
 
-    form: in words, such as "4 bits in blocks of 128".
+    size: columns of a block. form: in words, such as "4 bits in blocks of 128".
     """
 
     name: str
     shape: tuple[int, int]
+    size: int
     form: str
     read: Callable[[], WeightCodes]
     data: InputScale | None = None

@@ -199,7 +199,9 @@ def _read_gguf(files: CheckpointFiles) -> Checkpoint:
             form = f"{kind.name}: {describe_form(kind.bits, kind.size, columns, 'a minimum' if kind.least else '')}"
             read = partial(_read_weight, path, start + offset, (count, columns), kind)
             weights.append(
-                CheckpointWeight(name.removesuffix(".weight"), (count, columns), form, read)
+                CheckpointWeight(
+                    name.removesuffix(".weight"), (count, columns), kind.size, form, read
+                )
             )
     return Checkpoint(str(files.path), "GGUF", tuple(weights), refused)
 

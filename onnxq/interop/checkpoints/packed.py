@@ -56,7 +56,7 @@ _TOKEN_STEPS = 127.5
 
 def _recognize_gptq(files: CheckpointFiles) -> bool:
     return bool(
-        files.settings.get("quant_method", "gptq" if "bits" in files.settings else "") == "gptq"
+        files.settings.get("quant_method", "gptq" if "desc_act" in files.settings else "") == "gptq"
     )
 
 
@@ -85,7 +85,7 @@ def _find_gptq_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
     act_order = "in the order of activations" if files.settings.get("desc_act") else ""
     read = partial(_read_gptq_weight, files, name, bits, size, columns)
     return CheckpointWeight(
-        name, (rows, columns), describe_form(bits, size, columns, act_order), read
+        name, (rows, columns), size, describe_form(bits, size, columns, act_order), read
     )
 
 
@@ -135,7 +135,9 @@ def _find_awq_weight(files: CheckpointFiles, name: str) -> CheckpointWeight:
     groups, rows = scales.shape
     size = find_group_size(name, columns, groups, files.settings.get("group_size"))
     read = partial(_read_awq_weight, files, name, size)
-    return CheckpointWeight(name, (rows, columns), describe_form(_AWQ_BITS, size, columns), read)
+    return CheckpointWeight(
+        name, (rows, columns), size, describe_form(_AWQ_BITS, size, columns), read
+    )
 
 
 def _read_awq_weight(files: CheckpointFiles, name: str, size: int) -> WeightCodes:
@@ -199,7 +201,7 @@ def _find_compressed_weight(files: CheckpointFiles, name: str) -> CheckpointWeig
     words = "" if data is None else "data of each run" if data.scale is None else "static data"
     read = partial(_read_compressed_weight, files, name, bits, size, (rows, columns))
     return CheckpointWeight(
-        name, (rows, columns), describe_form(bits, size, columns, words), read, data
+        name, (rows, columns), size, describe_form(bits, size, columns, words), read, data
     )
 
 
@@ -233,9 +235,7 @@ def _read_data(files: CheckpointFiles, name: str, scheme: JsonObject) -> InputSc
         return InputScale(1.0, steps=_TOKEN_STEPS)
     if scale is None:
         return InputScale()
-    return InputScale(
-        float(scale.read_floats().ravel()[0]), int(zero.read().ravel()[0]) if zero else 0
-    )
+    return InputScale(scale.read_floats().item(), zero.read().item() if zero else 0)
 
 
 def _read_compressed_weight(
@@ -247,7 +247,7 @@ def _read_compressed_weight(
     parts = ("weight_packed", "weight", "weight_zero_point", "weight_g_idx")
     packed, plain, stored, listed = (files.tensors.get(f"{name}.{part}") for part in parts)
     codes = unpack_words(packed.read(), bits, columns) if packed else _raise_signed(plain, middle)
-    zero = np.full((1, 1), middle, np.uint8)
+    zero = np.full((1, groups), middle, np.uint8)
     if stored is not None:
         zero = (
             unpack_words(stored.read().T, bits, rows).T
@@ -255,10 +255,9 @@ def _read_compressed_weight(
             else _raise_signed(stored, middle)
         )
     scale = files.tensors[f"{name}.weight_scale"].read_floats()
-    if scale.ndim < 2:
-        scale = scale.reshape(-1, 1)
-        zero = zero.reshape(-1, 1)
-    scale, zero = (np.broadcast_to(array, (rows, groups)) for array in (scale, zero))
+    scale, zero = (
+        np.broadcast_to(array.reshape(-1, groups), (rows, groups)) for array in (scale, zero)
+    )
     weight = WeightCodes(codes=codes, scale=scale, zero=zero, bits=bits, size=size)
     # -1 stands for columns that were never assigned, which stay where they are.
     if listed is None or (indices := listed.read()).min(initial=0) < 0:

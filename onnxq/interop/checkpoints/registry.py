@@ -56,7 +56,11 @@ def _open(path: Path) -> Checkpoint:
     chosen = next((row for row in CHECKPOINTS if row.recognizes(files)), None)
     if chosen is None:
         method = settings.get("quant_method")
-        held = f"holds weights of {method!r}" if method else "is no quantized checkpoint"
+        held = (
+            f"holds weights of {method!r}"
+            if method
+            else "is no quantized checkpoint of a known format"
+        )
         pickled = any(file.suffix in (".bin", ".pt", ".pth") for file in inside) and not stored
         raise fault(
             path,
