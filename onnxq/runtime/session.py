@@ -19,7 +19,7 @@ from onnxq.files import AnyPath, ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, fix_noise, save_model
 from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_nodes
-from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes
+from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes, load_external
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
 from onnxq.sites import EngineOptions, Names, NameSet, drop_repeats
 from onnxq.workers import count_threads
@@ -400,11 +400,14 @@ def optimize_graph(
     survives them still has its own name and axes. libraries: as of `Session`.
     For looking at, not for shipping: it is bound to the machine. Raises ModelError when ORT refuses the model.
     """
-    if not isinstance(model, (str, Path)):
-        # Stubs would come back in the file, and nobody could read them.
-        model, libraries = attach_weights(model), (*list_libraries(model), *libraries)
     with ScratchFolder() as folder:
         path = folder / "optimized.onnx"
+        if not isinstance(model, (str, Path)):
+            # Stubs would come back in the file, and nobody could read them.
+            model, libraries = attach_weights(model), (*list_libraries(model), *libraries)
+            if count_model_bytes(model) >= _LARGE:
+                save_model(model, folder / "model.onnx", external=True)
+                model = folder / "model.onnx"
         Session(
             model,
             layout=layout,
@@ -414,7 +417,11 @@ def optimize_graph(
             libraries=libraries,
             provider="",
         )
-        return onnx.load(path)
+        optimized = onnx.load(path, load_external_data=False)
+        if isinstance(model, (str, Path)):
+            # Weights that stayed as they were are still where the model's file has them.
+            load_external(optimized, Path(model))
+        return optimized
 
 
 # Of ONNX Runtime's log: warnings and what is worse.

@@ -16,11 +16,11 @@ import pytest
 from onnx import TensorProto
 
 from onnxq.errors import DataError, MissingDependencyError, ModelError
-from onnxq.graph import ModelLike, ValueInfo, bare_proto, strip_weights
+from onnxq.graph import ModelLike, ValueInfo, bare_proto, save_model, strip_weights
 from onnxq.numerics import machine
 from onnxq.runtime import Session, trim_memory
 from onnxq.runtime import session as session_module
-from onnxq.runtime.session import import_onnxruntime, list_faults, make_session_options
+from onnxq.runtime.session import import_onnxruntime, list_faults, make_session_options, optimize_graph
 from tests.networks import parse_text
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4) - 3
@@ -57,7 +57,7 @@ def test_takes_scalars_and_views_that_are_not_contiguous() -> None:
 
 @pytest.mark.parametrize("hold", [bare_proto, strip_weights])
 def test_model_too_large_for_protobuf_goes_through_a_file(
-    hold: Callable[[onnx.ModelProto], ModelLike], monkeypatch: pytest.MonkeyPatch
+    hold: Callable[[onnx.ModelProto], ModelLike], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = np.random.default_rng(0).standard_normal((4, 1024)).astype(np.float32)
     proto = parse_text("g (float[N,4] x) => (float[N,1024] y) { [mm] y = MatMul(x, w) }")
@@ -65,6 +65,11 @@ def test_model_too_large_for_protobuf_goes_through_a_file(
     before = proto.SerializeToString(deterministic=True)
     monkeypatch.setattr(session_module, "_LARGE", 0)
     np.testing.assert_allclose(Session(hold(proto)).run({"x": X})["y"], X @ weight, rtol=1e-5)
+    path = tmp_path / "model.onnx"
+    save_model(proto, path, external=True)
+    for source in (hold(proto), path):
+        (kept,) = optimize_graph(source).graph.initializer
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(kept), weight)
     assert proto.SerializeToString(deterministic=True) == before
 
 
