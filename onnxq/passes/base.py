@@ -42,11 +42,13 @@ class Stage(Enum):
 class RunContext:
     """All that passes may look at besides the state, before there are samples.
 
-    skip: names of passes left out. crew: runs samples and trials. Each field has a default, so that tests give some.
+    skip: names of passes left out. repeated: of those that a plan says have run, which run again without a question.
+    crew: runs samples and trials. Each field has a default, so that tests give some.
     """
 
     config: Config = field(default_factory=Config)
     skip: frozenset[str] = frozenset()
+    repeated: frozenset[str] = frozenset()
     request: AccuracyRequest = field(default_factory=AccuracyRequest)
     budget: TimeBudget = field(default_factory=TimeBudget)
     timers: Timers = field(default_factory=Timers)
@@ -206,11 +208,12 @@ def run_stage(
     for entry in passes:
         if entry.stage is not stage or entry.name in ctx.skip or (hurried and not entry.fast):
             continue
-        if entry.name in skips and not entry.required(ctx, state):
-            continue
-        # Last of the questions: it may look at the whole model.
-        if not entry.applies(ctx, state):
-            continue
+        if entry.name not in ctx.repeated:
+            if entry.name in skips and not entry.required(ctx, state):
+                continue
+            # Last of the questions: it may look at the whole model.
+            if not entry.applies(ctx, state):
+                continue
         timer = ctx.timers.run(entry.name, entry.title)
         share = ctx.budget.limit(entry.name, entry.time_share, ctx.progress)
         with timer, share as progress:

@@ -72,7 +72,8 @@ def load_state(
         ctx = replace(ctx, skip=ctx.skip | {MASKED_ROWS})
     if plan is not None:
         config = change_fields(ctx.config, target=plan.target)
-        ctx = replace(ctx, config=config, skip=list_rewrites().difference(plan.prepare))
+        repeated = frozenset(plan.prepare)
+        ctx = replace(ctx, config=config, skip=list_rewrites() - repeated, repeated=repeated)
     with ctx.progress("reading the model"):
         model = load_model(source, lazy=True)  # type: ignore[arg-type]
         host = ctx.config.runtime

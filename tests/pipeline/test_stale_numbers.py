@@ -231,8 +231,11 @@ def test_more_bits_than_the_opset_has_raise_it(held: dict[str, Any]) -> None:
 
 
 def test_weights_alone_are_checked_without_samples() -> None:
-    plan = onnxq.quantize(residual(), None, "ort-int8-weights", overrides={"latency": False}).plan
-    report = onnxq.apply(residual(), plan).report
+    first = onnxq.quantize(residual(), None, "ort-int8-weights", overrides={"latency": False})
+    # As the plan of a large model.
+    again = onnxq.apply(residual(), replace(first.plan, contents=None))
+    assert again.model.graph == first.model.graph
+    report = onnxq.apply(residual(), first.plan).report
     assert (report.unchecked, report.synthetic, report.latency) == ("", True, None)
     assert min(report.checks[0].sqnr_db) > 30
 
