@@ -25,10 +25,10 @@ from onnxq.evaluation.compare import (
 )
 from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import explain_missing, find_selections
-from onnxq.graph import GraphIndex, ModelLike, bare_proto, get_index, widen_model
+from onnxq.graph import GraphIndex, ModelLike, bare_proto, emulate_types, get_index, widen_model
 from onnxq.graph.identity import index_named
 from onnxq.graph.storage import count_tensor_bytes
-from onnxq.passes import LOST_DB, FloatState, PlannedState, RunContext
+from onnxq.passes import LOST_DB, PlannedState, RunContext
 from onnxq.plan import PlacementMethod, Plan
 from onnxq.planner import EMBEDDING_ROWS, list_weighted
 from onnxq.report.model import LatencyRatio, OpCount, OutputCheck
@@ -161,8 +161,13 @@ def make_checks(
     return tuple(checks)
 
 
-def check_segments(ctx: RunContext, state: FloatState, model: ModelLike) -> ModelCheck:
+def check_segments(ctx: RunContext, state: PlannedState, model: ModelLike) -> ModelCheck:
     """Float and quantized model on a few samples, each segment on the float model's own values; the worst ones."""
+    kinds = {state.types.computes, *state.types.interface.values()}
+    precision = state.plan.precision
+    if TensorProto.BFLOAT16 in kinds or (precision is not None and precision.type == "bfloat16"):
+        # ONNX Runtime has next to no kernels for it, and takes none from numpy; float16 is run as it is.
+        model = emulate_types(model)
     index = get_index(state.named)
     agreement = AgreementSums(find_selections(state.named))
     largest = max(map(count_tensor_bytes, bare_proto(state.named).graph.initializer), default=0)

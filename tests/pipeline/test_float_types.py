@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxq
 from onnxq.commands.results import show
-from onnxq.graph import name_nodes
-from onnxq.graph.precision.widen import emulate_types
+from onnxq.graph import emulate_types, name_nodes
+from onnxq.graph.light import LARGE_BYTES
 from onnxq.plan import KeepReason, from_json, to_json
 from onnxq.runtime import Session
 from tests.backends.graphs import model
@@ -246,7 +246,9 @@ def test_metric_sees_models_in_their_own_types() -> None:
     assert set(seen) == {np.dtype(np.float16)}
 
 
-def test_bfloat16_is_named_and_rounded_as_such() -> None:
+@pytest.mark.parametrize("large", [LARGE_BYTES, 1])
+def test_bfloat16_is_named_and_rounded_as_such(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxq.graph.light.LARGE_BYTES", large)
     result = quantize(convs(), images(), "trt-fp16", high_precision="bfloat16")
     assert types(result.model) == {"BFLOAT16": 3}
     exact = emulate_types(name_nodes(result.model))

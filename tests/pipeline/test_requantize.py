@@ -114,7 +114,7 @@ def test_what_sizes_leave_float_is_told() -> None:
         onnxq.quantize(proto, samples(proto), overrides={"latency": False})
 
 
-def test_a_float_table_is_left_to_quantize() -> None:
+def test_a_float_table_is_left_to_quantize(monkeypatch: pytest.MonkeyPatch) -> None:
     """Model builders write products in 4 bits, and tables in float."""
     text = """g (int64[N,T] ids) => (float[N,T,32] y) {
         x = Gather(table, ids) y = MatMul(x, w) }"""
@@ -128,6 +128,8 @@ def test_a_float_table_is_left_to_quantize() -> None:
     assert len(done.model.SerializeToString()) < len(built.SerializeToString()) - 2 * table.size
     with pytest.raises(onnxq.OnnxqError, match="nothing is left"):
         onnxq.quantize(built, None, "ort-int4-weights", overrides=plain)
+    monkeypatch.setattr("onnxq.graph.light.LARGE_BYTES", 1)
+    assert onnxq.quantize(built, None, "ort-int4-weights", overrides={"latency": False}).plan.sites == done.plan.sites
 
 
 # --- partly quantized

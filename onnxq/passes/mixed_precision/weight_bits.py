@@ -21,7 +21,7 @@ from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.toggled import ConstantSwitches
 from onnxq.evaluation.trials import score_settings
 from onnxq.graph import GraphIndex, ModelLike, ensure_opset, is_large_model, rebuild
-from onnxq.passes.base import Pass, SampledContext, Stage
+from onnxq.passes.base import Pass, RunContext, SampledContext, Stage
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, add_noises
 from onnxq.passes.rounding.layerwise import augment_samples
@@ -303,15 +303,18 @@ _EMBEDDINGS = "embeddings"
 _MARGIN_DB = 3.0
 
 
-def quantize_tables(ctx: SampledContext, state: PlacedState) -> PlacedStep:
+def quantize_tables(ctx: RunContext, state: PlacedState) -> PlacedStep:
     """The plan with tables of embeddings in few bits, and those that nobody asked for where the outputs bear it."""
     plan = state.plan
     tables, reasons = choose_tables(state.problem, state.index, plan.sites)
     after = _add_tables(ctx, state, tables, reasons)
     figures = None
     free = tuple(table for table in tables if not table.named)
-    if free and ctx.config.embeddings == "auto" and plan.calibrated and not ctx.data.synthetic:
-        judge = ctx.data.judge
+    judged = ctx.config.embeddings == "auto" and plan.calibrated
+    # Of large models no samples are run.
+    samples = ctx.samples
+    if free and judged and samples is not None and not samples.synthetic:
+        judge = samples.judge
         before = judge.list_db(state, plan, progress=ctx.progress)
         # The lookups alone: with all of a plan on a handful of samples, chance moves the outputs by more than tables
         # do. all-MiniLM-L6's static plan has 18.5 dB without and 17.7 dB with them on two texts, 19.1 and 19.2 on 200.
@@ -361,7 +364,7 @@ def _explain_loss(tables: Sequence[Table], before: float, after: float) -> list[
 
 
 def _add_tables(
-    ctx: SampledContext,
+    ctx: RunContext,
     state: PlacedState,
     tables: tuple[Table, ...],
     reasons: UnquantizedNodes,
@@ -377,7 +380,7 @@ def _add_tables(
     return replace(state, problem=problem, plan=plan)
 
 
-def _has_tables(ctx: SampledContext, state: PlacedState) -> bool:
+def _has_tables(ctx: RunContext, state: PlacedState) -> bool:
     # A rule may name a table, whatever `embeddings` says of all.
     if not (ctx.config.rules or ctx.config.embeddings != "float"):
         return False
