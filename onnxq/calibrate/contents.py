@@ -74,7 +74,7 @@ def sketch_tensors(
     sketches = {}
     batch = Batch(make_feeds(feeds), 0, 1)
     for group in taps.form_groups([batch]) if wanted else ():
-        for _, tensor, value in taps.run(group, [batch], lambda run: [run.feeds]):
+        for _, tensor, value in taps.run(group, [batch]):
             sketches[tensor] = sketch_values(value)
     # Last: a model that does not run needs none.
     return _sketch_constants(index, only) | sketches

@@ -94,7 +94,7 @@ def observe_samples(
     with progress("calibrating", len(groups) * len(dataset)) as task:
         for group in groups:
             for part, tensor, value in taps.run(
-                group, _count_batches(dataset.batches(batch), task), dataset.split_batch
+                group, _count_batches(dataset.batches(batch), task), dataset
             ):
                 try:
                     for want in watch.readers[tensor]:
@@ -115,19 +115,17 @@ def _name_sample(
     taps: Taps, tensor: TensorId, batch: Batch, dataset: Dataset, error: CalibrationError
 ) -> CalibrationError:
     """The error with the names of the tensor and the sample, found by running the samples of the batch one by one."""
-    positions = range(batch.first_index, batch.first_index + batch.count)
     # Stays the first where no sample fails alone.
-    guilty = positions[0]
+    guilty = batch.first_index
     if batch.count > 1:
-        for position in positions:
-            alone = Batch(dataset[position], position, 1)
+        for alone in dataset.split_batch(batch):
             # Of any kind: all observers refuse the same values.
             probe = create_observer(ObserverSpec(), QuantSpec())
             try:
-                for _, _, value in taps.run((tensor,), [alone], lambda _: ()):
+                for _, _, value in taps.run((tensor,), [alone]):
                     _update_observer(probe, value)
             except CalibrationError:
-                guilty = position
+                guilty = alone.first_index
                 break
     return CalibrationError(
         tensor,
@@ -149,14 +147,14 @@ PartKeys = dict[str, str]
 class ObserveTask:
     """Some samples, and the observers that look at each tensor of a model.
 
-    modules: those that define the observers. many: as of `Taps`.
+    modules: those that define the observers. runs: batches side by side, 0 where the samples are not many.
     """
 
     model: SharedModel
     readers: Readers
     modules: Names
     samples: SharedSamples
-    many: bool
+    runs: int
     batch: int | None
     memory_limit: int | None
 
@@ -167,12 +165,12 @@ def observe_in_chunks(
     watch: Watch,
     dataset: Dataset,
     *,
-    many: bool,
+    runs: int,
     batch: int | None,
     memory_limit: int | None,
     progress: Progress,
 ) -> None:
-    """Update every observer of `watch` that reads a tensor, as `observe_samples` does. many: as of `Taps`."""
+    """Update every observer of `watch` that reads a tensor, as `observe_samples` does. runs: as of `ObserveTask`."""
     readers = freeze_readers(watch, proto)
     modules = tuple(
         sorted({type(watch.observers[want]).__module__ for _, wants in readers for want in wants})
@@ -184,8 +182,8 @@ def observe_in_chunks(
             samples = share_samples(crew, dataset, positions)
             title = f"calibration on {samples.names[0]}"
             feeds = (feed.digest for feed in samples.feeds)
-            key = hash_run("observe", model.digest, repr(readers), str(many), *feeds)
-            observe = ObserveTask(model, readers, modules, samples, many, batch, memory_limit)
+            key = hash_run("observe", model.digest, repr(readers), str(runs), *feeds)
+            observe = ObserveTask(model, readers, modules, samples, runs, batch, memory_limit)
             pieces.append(WorkPiece(title, observe, key))
         chunks = crew.map(
             observe_chunk, pieces, on_done=lambda piece: task.advance(len(piece.task.samples.feeds))
@@ -202,7 +200,7 @@ def observe_chunk(task: ObserveTask) -> list[Observer]:
             import_module(module)
     watch = make_watch(task.readers)
     tensors = tuple(tensor for tensor, _ in task.readers)
-    taps = _open_taps(task.model, tensors, task.memory_limit, task.many)
+    taps = _open_taps(task.model, tensors, task.memory_limit, task.runs)
     if taps.tensors:
         observe_samples(taps, watch, task.samples.open(), batch=task.batch, progress=silent)
     return [watch.observers[want] for want in list_wants(task.readers)]
@@ -263,8 +261,8 @@ def split_evenly(items: Sequence[int], most: int) -> list[Sequence[int]]:
 
 # Sessions are kept from one chunk to the next.
 @lru_cache(maxsize=1)
-def _open_taps(model: SharedModel, tensors: Group, memory_limit: int | None, many: bool) -> Taps:
-    return Taps(open_model(model), tensors, memory_limit, many=many)
+def _open_taps(model: SharedModel, tensors: Group, memory_limit: int | None, runs: int) -> Taps:
+    return Taps(open_model(model), tensors, memory_limit, many=runs > 0, runs=runs)
 
 
 # Of the file; raised when its form changes.

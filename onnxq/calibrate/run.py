@@ -61,7 +61,7 @@ def calibrate(
             unseen = tap_tensors(proto, watch.readers, only=True).refusals
         else:
             unseen = _observe_tensors(
-                proto, watch, dataset, len(dataset), batch, memory_limit, crew, progress
+                proto, watch, dataset, dataset, batch, memory_limit, crew, progress
             )
     count = 1 if dataset is None else len(dataset)
     sample_count = f" over {count} samples" if count != 1 else ""
@@ -82,18 +82,20 @@ def _observe_tensors(
     proto: ModelLike,
     watch: Watch,
     samples: Dataset,
-    total: int,
+    whole: Dataset,
     batch: int | None,
     memory_limit: int | None,
     crew: Crew | None,
     progress: Progress,
 ) -> Refusals:
-    """Update the observers of tensors by samples, of `total` in all. Returns why some tensors cannot be observed."""
-    many = total >= MANY
+    """Update the observers of tensors by samples, some of the whole. Returns why some tensors cannot be observed."""
+    many = len(whole) >= MANY
     tensors = [tensor for tensor, _ in parts.freeze_readers(watch, proto)]
     taps = Taps(proto, tensors, memory_limit, many=many)
     if not taps.tensors:
         return taps.refusals
+    # Sums of floats depend, in their last bits, on the threads of each run.
+    taps.runs = taps.count_runs(whole.batches(batch)) if many else 0
     if crew is None or crew.plain:
         parts.observe_samples(taps, watch, samples, batch=batch, progress=progress)
     else:
@@ -102,7 +104,7 @@ def _observe_tensors(
             proto,
             watch,
             samples,
-            many=many,
+            runs=taps.runs,
             batch=batch,
             memory_limit=memory_limit,
             progress=progress,
@@ -134,7 +136,7 @@ def observe_part(
     fresh = parts.make_watch(readers)
     some = dataset.part(positions)
     # All parts are run alike: by the samples of the whole.
-    _observe_tensors(proto, fresh, some, len(dataset), batch, memory_limit, crew, progress)
+    _observe_tensors(proto, fresh, some, dataset, batch, memory_limit, crew, progress)
     return parts.make_part(
         parts.make_keys(hash_model(proto), readers, dataset), readers, fresh, dataset, positions
     )

@@ -1,14 +1,14 @@
 """Runs of a model with inner tensors as outputs, as many at a time as the memory limit allows."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 import onnx
 
 from onnxq.arrays import Array, ArrayDict, Shape, part_by_size
-from onnxq.data import Batch
-from onnxq.errors import ModelError
+from onnxq.data import Batch, Dataset
+from onnxq.errors import DataError, ModelError
 from onnxq.graph import ModelLike, get_index, is_large_model
 from onnxq.numerics.machine import map_in_threads, share_cores
 from onnxq.runtime import Feeds, Session, Shapes, Tapped, tap_tensors, trim_memory
@@ -20,8 +20,6 @@ Group = tuple[TensorId, ...]
 Signature = tuple[tuple[str, Shape], ...]
 # In bytes.
 TensorSizes = dict[TensorId, int]
-# The samples of a batch, one by one.
-Singles = Callable[[Batch], Iterable[Feeds]]
 
 _MEMORY_LIMIT = 2**30
 # Batches among which the largest is found, to size the groups by.
@@ -64,23 +62,27 @@ class _Runner:
                 self._untrimmed = 0
                 trim_memory()
 
-    def run_batch(self, batch: Batch, singles: Singles) -> Iterable[ArrayDict]:
+    def run_batch(self, batch: Batch, dataset: Dataset | None) -> Iterable[ArrayDict]:
         """The outputs of the batch, or of its samples one by one, which run as they are read."""
-        names = list(self._outputs.values())
         try:
-            return [self._session.run(batch.feeds, names)]
-        except ModelError:
-            # A Reshape inside may have the size of one sample, whatever the inputs declare.
-            if batch.count == 1:
+            return [self._session.run(batch.feeds, list(self._outputs.values()))]
+        except (DataError, ModelError) as error:
+            if dataset is None:
                 raise
-            return (self._session.run(feeds, names) for feeds in singles(batch))
+            if batch.count == 1:
+                cause = f"{error.cause}, in {dataset.name(batch.first_index)}"
+                raise error.replace_text(cause=cause) from error
+            # A Reshape inside may have the size of one sample, whatever the inputs declare.
+            singles = dataset.split_batch(batch)
+            return chain.from_iterable(self.run_batch(single, dataset) for single in singles)
 
 
 class Taps:
     """The tapped runs of one model. refusals: the tensors that cannot be made outputs, with the reason.
 
     memory_limit: bytes of the tapped values at a time, 1 GiB by default; the memory of the model itself comes on top.
-    many: run the model of `lay_out_convolutions`, and several batches side by side where the limit lets them.
+    many: run the model of `lay_out_convolutions`, and several batches side by side where the limit lets them. runs: so
+    many batches, where `count_runs` of other samples says so.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Taps:
         memory_limit: int | None = None,
         *,
         many: bool = False,
+        runs: int = 0,
     ) -> None:
         self._proto = proto
         self._index = get_index(proto)
@@ -105,7 +108,7 @@ class Taps:
         self._most_runs = (
             share_cores(count_threads() or 1) if many and not is_large_model(proto) else 1
         )
-        self._runs = 1
+        self.runs = runs
         # Bytes of each tensor, by the shapes of the inputs.
         self._sizes: dict[Signature, TensorSizes] = {}
         self._shapes: Shapes | None = None
@@ -117,19 +120,24 @@ class Taps:
 
         batches: the largest of the first ones decides.
         """
-        largest = max(islice(batches, _LOOK_AHEAD), key=_count_values)
-        size = max(sum(self._find_sizes(largest).values()), 1)
-        # Results wait for the observers: of as many runs as go on, and of one more.
-        self._runs = max(min(self._most_runs, self._limit // size - 1), 1)
+        largest = _find_largest(batches)
+        self.runs = self.runs or self.count_runs([largest])
         return self._pack_tensors(self.tensors, largest)
 
+    def count_runs(self, batches: Iterable[Batch]) -> int:
+        """How many batches go on side by side; the largest of the first ones decides."""
+        size = max(sum(self._find_sizes(_find_largest(batches)).values()), 1)
+        # Results wait for the observers: of as many runs as go on, and of one more.
+        return max(min(self._most_runs, self._limit // size - 1), 1)
+
     def run(
-        self, group: Group, batches: Iterable[Batch], singles: Singles
+        self, group: Group, batches: Iterable[Batch], dataset: Dataset | None = None
     ) -> Iterator[tuple[Batch, TensorId, Array]]:
         """Every non-empty value of the group's tensors, batch by batch; the caller owns the arrays.
 
-        singles: the samples of a batch, for one that the model cannot run whole (a Reshape to batch 1). A batch whose
-        values would exceed the limit is run in smaller groups. Raises ModelError or DataError when a sample fails.
+        dataset: of the batches; one that the model cannot run whole (a Reshape to batch 1) runs sample by sample. A
+        batch whose values would exceed the limit is run in smaller groups. Raises ModelError or DataError with the name
+        of the sample that fails.
         """
         if self._open is None or self._open[0] != group:
             # Let go of the old one first.
@@ -145,9 +153,11 @@ class Taps:
 
         def run_batch(item: tuple[Batch, _Runner]) -> tuple[Batch, _Runner, Iterable[ArrayDict]]:
             batch, runner = item
-            return batch, runner, runner.run_batch(batch, singles)
+            return batch, runner, runner.run_batch(batch, dataset)
 
-        for batch, runner, results in map_in_threads(run_batch, list_runs(), threads=self._runs):
+        for batch, runner, results in map_in_threads(
+            run_batch, list_runs(), threads=max(self.runs, 1)
+        ):
             for tensor, value in runner.release_values(results):
                 yield batch, tensor, value
 
@@ -159,11 +169,11 @@ class Taps:
                 self._run_model = lay_out_convolutions(self._proto)
             tapped = tap_tensors(self._run_model, group, only=True)
         worth = min(_WORTH_TRIMMING, self._limit // _SHARE)
-        return _Runner(tapped, worth, count_threads() or share_cores(self._runs))
+        return _Runner(tapped, worth, count_threads() or share_cores(self.runs))
 
     def _pack_tensors(self, group: Group, batch: Batch) -> list[Group]:
         sizes = self._find_sizes(batch)
-        at_a_time = self._runs + 1 if self._runs > 1 else 1
+        at_a_time = self.runs + 1 if self.runs > 1 else 1
         parts = part_by_size([sizes[tensor] for tensor in group], self._limit // at_a_time)
         return [group[part] for part in parts]
 
@@ -227,8 +237,11 @@ class Taps:
         return int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
 
 
-def _count_values(batch: Batch) -> int:
-    return sum(value.size for value in batch.feeds.values())
+def _find_largest(batches: Iterable[Batch]) -> Batch:
+    return max(
+        islice(batches, _LOOK_AHEAD),
+        key=lambda batch: sum(value.size for value in batch.feeds.values()),
+    )
 
 
 def _count_elements(signature: Signature) -> int:

@@ -106,9 +106,10 @@ class Dataset:
         """Name a sample for messages: file and number in it."""
         return self._source.name_sample(self._indices[position])
 
-    def split_batch(self, batch: Batch) -> Iterator[Feeds]:
+    def split_batch(self, batch: Batch) -> Iterator[Batch]:
         """Yield the samples of a batch, one by one."""
-        return (self[batch.first_index + k] for k in range(batch.count))
+        first = batch.first_index
+        return (Batch(self[k], k, 1) for k in range(first, first + batch.count))
 
     def batches(self, n: int | None = None) -> Iterator[Batch]:
         """Yield batches of up to n neighbouring samples of equal shapes, in order.

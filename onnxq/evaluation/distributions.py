@@ -134,7 +134,7 @@ def observe_distributions(
     with progress("looking at the values", len(groups) * len(samples)) as task:
         for group in groups:
             batches = count_items(samples.batches(), task)
-            for _, tensor, value in taps.run(group, batches, samples.split_batch):
+            for _, tensor, value in taps.run(group, batches, samples):
                 if value.dtype.kind == "f":
                     distributions[tensor].add_values(value)
     return distributions

@@ -112,9 +112,8 @@ def lay_out_convolutions(model: ModelLike) -> ModelLike:
     tensors = [TensorId(name) for node in nodes for name in node.output if name]
     try:
         # ORT writes out a HardSwish as nodes without names.
-        return name_nodes(
-            optimize_graph(tap_tensors(model, tensors, only=True).proto, fuse_pairs=False)
-        )
+        optimized = optimize_graph(tap_tensors(model, tensors, only=True).proto, fuse_pairs=False)
+        return rebuild(model, name_nodes(optimized))
     except ModelError:
         return model
 

@@ -7,9 +7,11 @@ a result leaves the others, and the reader, waiting for ever.
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -136,7 +138,8 @@ def _start_member() -> _Member:
     mine, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
     try:
-        process.start()
+        with _defer_interrupts():
+            process.start()
     # An assertion of Python's: the process is a daemon, as those of task queues and data loaders are.
     except (AssertionError, OSError) as error:
         cause = f"no process can be started here ({describe_os_error(error)})"
@@ -144,6 +147,19 @@ def _start_member() -> _Member:
     # The other end is the worker's alone, so that its death shows as the end of the pipe.
     theirs.close()
     return _Member(process, mine)
+
+
+@contextmanager
+def _defer_interrupts() -> Iterator[None]:
+    """Keep Ctrl-C from this thread, and from processes that start in the block until they take it themselves."""
+    if sys.platform == "win32":  # which has no masks
+        yield
+    else:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(pipe: Connection) -> None:

@@ -72,7 +72,7 @@ def test_a_tensor_has_the_same_bits_in_the_layout_of_the_cpu_whatever_else_is_ta
     def observe(wanted: list[TensorId], limit: int, batch: int) -> dict[TensorId, bytes]:
         tapped, values = taps.Taps(residual, wanted, limit, many=True), dict.fromkeys(wanted, b"")
         for group in tapped.form_groups(data.batches(batch)):
-            for _, tensor, value in tapped.run(group, data.batches(batch), data.split_batch):
+            for _, tensor, value in tapped.run(group, data.batches(batch), data):
                 values[tensor] += value.tobytes()
         return values
 
@@ -89,6 +89,19 @@ def test_parts_of_many_samples_are_laid_out_as_their_whole() -> None:
     data, sites = dataset(residual, rows), plan(*(site(name) for name in "abcdefgy"))
     part = observe_part(residual, sites, data, range(count))
     assert numbers(calibrate(residual, sites, data, observed=part)) == numbers(calibrate(residual, sites, data))
+
+
+def test_every_part_runs_as_many_batches_side_by_side_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's threads decide the last bits of sums."""
+    sizes = [8] * taps.MANY + [32, 32]
+    feeds = [{"x": np.ones((1, 4, size), np.float32)} for size in sizes]
+    free = model("g (float[N,4,L] x) => (float[N,4,L] y) { [relu] y = Relu(x) }")
+    threads: list[int] = []
+    monkeypatch.setattr(taps, "share_cores", lambda runs: 8 // runs)
+    monkeypatch.setattr(taps, "Session", lambda *args, **kw: threads.append(kw["threads"]) or Session(*args, **kw))
+    for positions in (range(3), range(taps.MANY, len(sizes))):
+        observe_part(free, plan(site("y")), dataset(free, feeds), positions, memory_limit=1024)
+    assert threads == [1, 1]
 
 
 FIXED = model(
@@ -111,9 +124,10 @@ def test_a_batch_the_model_cannot_take_goes_through_sample_by_sample(limit: int)
 
 def test_a_model_that_cannot_run_says_where() -> None:
     gather = model("g (float[N,3] x, int64[N,1] i) => (float[N,1,3] y) { [pick] y = Gather(x, i) }")
-    data = {"x": np.ones((2, 3), np.float32), "i": np.array([[0], [5]])}
-    with pytest.raises(ModelError, match="pick"):
-        calibrate(gather, plan(site("y")), dataset(gather, data))
+    data = {"x": np.ones((4, 3), np.float32), "i": np.array([[0], [0], [5], [0]])}
+    for batch in (1, 4):
+        with pytest.raises(ModelError, match=r"pick.*sample 2"):
+            calibrate(gather, plan(site("y")), dataset(gather, data), batch=batch)
 
 
 @pytest.mark.parametrize("declared", [True, False])

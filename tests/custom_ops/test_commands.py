@@ -14,6 +14,7 @@ from onnxq.errors import ConfigError, ModelError
 from onnxq.graph import add_libraries, get_index, infer_shapes, name_nodes, strip_weights
 from onnxq.graph.light import list_libraries
 from onnxq.runtime import Session, UnknownOperatorError, check_libraries, optimize_graph, tap_tensors
+from onnxq.runtime.tap import lay_out_convolutions
 from onnxq.sites import TensorId
 from tests.cli.kit import run
 from tests.custom_ops.conftest import fill_folder
@@ -183,7 +184,8 @@ def test_models_made_from_one_with_libraries_have_them_too(library: Path) -> Non
     made = strip_weights(infer_shapes(name_nodes(add_libraries(network(), (str(library),)))))
     assert list_libraries(made) == list_libraries(get_index(made).model) == (str(library),)
     assert "Swell" in {node.op_type for node in optimize_graph(made).graph.node}
-    Session(tap_tensors(made, [TensorId("s")], only=True).proto)
+    for model in (made, lay_out_convolutions(made)):
+        Session(tap_tensors(model, [TensorId("s")], only=True).proto)
     assert list_libraries(network()) == ()
 
 

@@ -1,6 +1,7 @@
 """Pieces done by processes: in order, again where one dies, with the error of the first piece that fails."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,22 @@ def test_the_piece_of_a_dead_worker_is_done_again(workers: ProcessWorkers, tmp_p
     pieces = [WorkPiece(f"piece {k}", (str(tmp_path), k)) for k in range(4)]
     assert list(workers.map(die_once, pieces)) == [0, 1, 4, 9]
     assert (tmp_path / "died").exists()
+
+
+def test_ctrl_c_while_a_worker_starts_leaves_it_to_the_one_that_started_it() -> None:
+    workers = ProcessWorkers(1)
+    results = workers.map(square, [WorkPiece("piece 1", 3)], on_done=lambda _: None)
+    start = workers._hand_out
+
+    def interrupt(*args: object) -> object:
+        lost = start(*args)  # type: ignore[arg-type]
+        for member in workers.members:
+            os.kill(member.process.pid or 0, signal.SIGINT)
+        return lost
+
+    workers._hand_out = interrupt  # type: ignore[assignment, method-assign]
+    assert list(results) == [9]
+    workers.close()
 
 
 _SCRIPT = """

@@ -60,7 +60,7 @@ def observe_channels(
     with ctx.progress(title, len(groups) * len(dataset)) as task:
         for group in groups:
             last = -1
-            for part, tensor, value in taps.run(group, dataset.batches(batch), dataset.split_batch):
+            for part, tensor, value in taps.run(group, dataset.batches(batch), dataset):
                 axis = axes[tensor]
                 statistics = running.setdefault(tensor, RunningStatistics(value.shape[axis], rows))
                 statistics.extend_range(value, axis)
