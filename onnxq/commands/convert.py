@@ -9,7 +9,7 @@ from onnxq.backends import find_backend, load_config
 from onnxq.config import Command, Config, ProveConfig, drop_unset, expand_names, list_presets
 from onnxq.engines.prove.prove import ProveRequest, prove_model
 from onnxq.errors import ConfigError, OnnxqError
-from onnxq.graph import attach_weights, get_index, save_model
+from onnxq.graph import get_index, save_model
 from onnxq.graph.light import is_large_model, measure_size
 from onnxq.pipeline import Configuration, ModelSource, OutputPath, Overrides, name_file, open_run
 from onnxq.pipeline.finalize import Result, write_result
@@ -215,7 +215,7 @@ def _write_float(source: QuantizedSource, out: OutputPath, force: bool) -> Conve
     # It has no pairs, and so a plan without sites.
     result = Result(floats, Plan(target=FLOAT, model=name, topology="", weights=""), report)
     if out is not None:
-        save_model(attach_weights(floats), Path(out), overwrite=force)
+        save_model(floats, Path(out), overwrite=force)
         result = result.change_report(output=str(out))
     return Conversion(result=result, to=FLOAT)
 

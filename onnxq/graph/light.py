@@ -23,10 +23,12 @@ from onnx import GraphProto, ModelProto, TensorProto
 from onnxq.arrays import Array, ArrayDict
 from onnxq.graph.scopes import embed_bytes, set_location
 from onnxq.graph.storage import (
+    ONE_MESSAGE,
     STUB_LOCATION,
     Spool,
     StoredArray,
     copy_fields,
+    count_model_bytes,
     count_tensor_bytes,
     is_stub,
     walk_tensors,
@@ -377,4 +379,7 @@ def measure_size(model: ModelLike) -> int:
     """About the bytes that the model takes in a file, its weights included."""
     proto = bare_proto(model)
     stubs = filter(is_stub, proto.graph.initializer)
-    return int(proto.ByteSize()) + sum(map(count_tensor_bytes, stubs))
+    inside = count_model_bytes(proto)
+    # protobuf counts by writing a message out, which it cannot beyond its limit.
+    inside = proto.ByteSize() if inside < ONE_MESSAGE else inside
+    return inside + sum(map(count_tensor_bytes, stubs))

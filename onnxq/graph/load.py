@@ -14,7 +14,14 @@ from onnxq.errors import ModelError, suggest_files
 from onnxq.files import check_input_kind, explain_unreadable, read_input
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.index import find_opset
-from onnxq.graph.light import SAME_LAYOUT, SMALLEST_STUB, LightModel, WeightStore, strip_weights
+from onnxq.graph.light import (
+    SAME_LAYOUT,
+    SMALLEST_STUB,
+    LightModel,
+    WeightStore,
+    measure_size,
+    strip_weights,
+)
 from onnxq.graph.scopes import (
     OWN_DOMAINS,
     declare_opset,
@@ -102,7 +109,8 @@ def load_model(source: ModelSource, *, lazy: bool = False, attribute: str = "") 
         for tensor in filter(is_external, walk_tensors(proto)):
             cause = "its data lies in another file, which a ModelProto cannot find"
             raise ModelError(f"tensor {tensor.name!r}", cause, "give the path", code="Q106")
-        size = proto.ByteSize()
+        # Below, once its tensors are known to be of types that have one.
+        size = 0
     elif not isinstance(source, (str, os.PathLike)):
         fix = "give a path or an onnx.ModelProto (`.model_proto` of what torch.onnx.export returns)"
         raise ModelError("the model", f"is of type {type(source).__name__}", fix, code="Q101")
@@ -133,7 +141,7 @@ def load_model(source: ModelSource, *, lazy: bool = False, attribute: str = "") 
         *_raise_opset(proto, subject),
     )
     check_structure(proto, subject, attribute)
-    return Model(proto, path, size, notes, files, store)
+    return Model(proto, path, size or measure_size(proto), notes, files, store)
 
 
 def check_structure(proto: ModelProto, subject: str, attribute: str = "") -> None:

@@ -14,6 +14,7 @@ from onnxq.graph.light import ModelLike, WeightStore, bare_proto, count_light_by
 from onnxq.graph.scopes import set_location
 from onnxq.graph.skeleton import write_model
 from onnxq.graph.storage import (
+    ONE_MESSAGE,
     SMALL_BYTES,
     count_tensor_bytes,
     cut_bytes,
@@ -25,8 +26,6 @@ from onnxq.graph.storage import (
 )
 from onnxq.graph.values import decode_tensor, encode_tensor
 
-# protobuf's limit on one message, less the room for names and nodes.
-_ONE_FILE = 2**31 - 2**24
 # Engines map the file into memory page by page.
 _ALIGNMENT = 4096
 
@@ -51,7 +50,7 @@ def save_model(
     proto = bare_proto(model)
     targets = [path]
     if external is None:
-        external = count_light_bytes(model) > _ONE_FILE
+        external = count_light_bytes(model) > ONE_MESSAGE
     external = external and any(
         count_tensor_bytes(tensor) >= least for _, tensor in locate_tensors(proto, constants=False)
     )

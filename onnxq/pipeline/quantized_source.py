@@ -21,7 +21,7 @@ from onnxq.graph import Editor, ModelLike, ModelSource, infer_shapes, inline_fun
 from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS, QUANTIZE, MaybeNode, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_operators import read_integer_operators
-from onnxq.graph.light import bare_proto, copy_proto
+from onnxq.graph.light import bare_proto, copy_proto, rebuild, strip_weights
 from onnxq.graph.names import name_file
 from onnxq.graph.nbits import read_lookups
 from onnxq.graph.precision.narrow import write_types
@@ -76,7 +76,7 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
     Raises ModelError for one without pairs, and for operators on integers that are not known.
     """
     # Without the nodes that no output depends on, as genai's builder leaves some: their weights would be nobody's.
-    named = Editor(inline_functions(name_nodes(read_model(source).proto))).finish()
+    named = Editor(inline_functions(name_nodes(strip_weights(read_model(source).proto)))).finish()
     types = read_types(named)
     wide = widen_model(named) if types.narrow else named
     paired = read_integer_operators(read_lookups(wide) if lookups else wide)
@@ -103,8 +103,8 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
         value for value in floats.graph.value_info if value.type.tensor_type.elem_type not in _BYTES
     ]
     replace_items(floats.graph.value_info, kept)
-    reference = emulate_types(named) if types.narrow else copy_proto(named)
-    for node in list_pair_nodes(reference):
+    reference = emulate_types(named) if types.narrow else rebuild(named, copy_proto(named))
+    for node in list_pair_nodes(bare_proto(reference)):
         # Bits as Sparsebit notes them, which no engine loads.
         drop_attribute(node)
     mode = "static" if existing.by_tensor else "weight-only" if proto is paired else "dynamic"

@@ -30,6 +30,7 @@ from onnxq.evaluation.sensitivity import GroupCost, Profile, measure_sensitivity
 from onnxq.files import write_text
 from onnxq.graph import GraphIndex, ModelLike, ModelSource, bare_proto, get_index, name_file
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, MaybeNode, NodeRef
+from onnxq.graph.light import measure_size
 from onnxq.passes import FloatState, RunContext
 from onnxq.pipeline.both_models import load_both
 from onnxq.pipeline.configuration import OutputPath, name_model, open_crew
@@ -272,7 +273,7 @@ def measure_bytes(source: ModelSource) -> int:
     """The size of a model, of a file with the weights beside it."""
     if isinstance(source, (str, Path)):
         return count_bytes(Path(source))
-    return int(source.ByteSize())
+    return measure_size(source)
 
 
 def _list_outputs(measured: _Measured) -> Iterator[OutputRecord]:

@@ -19,7 +19,7 @@ from onnxq.files import AnyPath, ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, fix_noise, save_model
 from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_nodes
-from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes, load_external
+from onnxq.graph.storage import ONE_MESSAGE, TENSOR_TYPES, count_model_bytes, load_external
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
 from onnxq.sites import EngineOptions, Names, NameSet, drop_repeats
 from onnxq.workers import count_threads
@@ -189,8 +189,6 @@ Feeds = Arrays
 AnyModel = ModelLike | AnyPath
 
 _ROOT = "/"
-# protobuf stops at 2 GiB; models near it go through files.
-_LARGE = 2**31 - 2**24
 # `isbuiltin` of dtypes that a package adds to numpy: bfloat16, and most of 8 bits and fewer.
 _FOREIGN = 2
 _FLOAT8 = {kind for name, kind in TENSOR_TYPES.items() if name.startswith("float8")}
@@ -333,7 +331,7 @@ def _hand_over_weights(model: AnyModel, options: Any) -> tuple[AnyModel, list[An
     if not isinstance(model, LightModel):
         return model, []
     proto, arrays = refer_to_files(model)
-    if count_model_bytes(proto) >= _LARGE:
+    if count_model_bytes(proto) >= ONE_MESSAGE:
         # Of types that numpy does not pack: all of it goes through a file.
         return model, []
     # The folder that locations in a model without a path of its own are relative to.
@@ -354,7 +352,7 @@ def _open_source(model: AnyModel) -> Iterator[bytes | str]:
         if not os.path.isfile(model):
             raise ModelError(str(model), "there is no such file", code="Q101")
         yield str(model)
-    elif isinstance(model, ModelProto) and count_model_bytes(model) < _LARGE:
+    elif isinstance(model, ModelProto) and count_model_bytes(model) < ONE_MESSAGE:
         yield bytes(model.SerializeToString())
     else:
         with ScratchFolder() as folder:
@@ -405,7 +403,7 @@ def optimize_graph(
         if not isinstance(model, (str, Path)):
             # Stubs would come back in the file, and nobody could read them.
             model, libraries = attach_weights(model), (*list_libraries(model), *libraries)
-            if count_model_bytes(model) >= _LARGE:
+            if count_model_bytes(model) >= ONE_MESSAGE:
                 save_model(model, folder / "model.onnx", external=True)
                 model = folder / "model.onnx"
         Session(

@@ -157,7 +157,7 @@ def test_weights_too_large_for_one_file_lie_where_transformers_js_looks(tmp_path
     onnx.save(transformer(), tmp_path / "model.onnx")
     feeds = {"ids": np.random.default_rng(1).integers(0, 512, (1, 8))}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(save, "_ONE_FILE", 20_000)
+        patch.setattr(save, "ONE_MESSAGE", 20_000)
         options = {**FAST, "only": "fp16,q4"}
         found = onnxq.variants(tmp_path / "model.onnx", overrides=options, out=tmp_path / "hub")
     names = ["model.onnx", "model_fp16.onnx", "model_q4.onnx"]

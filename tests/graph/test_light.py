@@ -17,6 +17,7 @@ import onnxq
 from onnxq import graph
 from onnxq.errors import ModelError
 from onnxq.graph import strip_weights
+from onnxq.graph.light import measure_size
 from onnxq.graph.skeleton import read_skeleton, write_model
 from onnxq.graph.storage import Spool, cut_bytes, is_stub, release_pages
 from onnxq.runtime import Session, tap_tensors
@@ -117,6 +118,13 @@ def test_the_index_of_a_light_model_is_made_once() -> None:
     model = graph.strip_weights(large())
     assert graph.get_index(model) is graph.get_index(model)
     assert graph.get_index(graph.name_nodes(model)) is not graph.get_index(model)
+
+
+def test_a_model_beyond_the_limit_of_protobuf_has_a_size() -> None:
+    whole, zeros = ModelProto(), bytes(2**27)
+    for k in range(16):
+        whole.graph.initializer.add(name=f"w{k}", data_type=TensorProto.INT8, dims=[2**27], raw_data=zeros)
+    assert measure_size(whole) == 2**31
 
 
 def test_what_is_written_is_whole_and_a_models_own_location_is_no_stub(tmp_path: Path) -> None:

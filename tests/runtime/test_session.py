@@ -63,7 +63,7 @@ def test_model_too_large_for_protobuf_goes_through_a_file(
     proto = parse_text("g (float[N,4] x) => (float[N,1024] y) { [mm] y = MatMul(x, w) }")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     before = proto.SerializeToString(deterministic=True)
-    monkeypatch.setattr(session_module, "_LARGE", 0)
+    monkeypatch.setattr(session_module, "ONE_MESSAGE", 0)
     np.testing.assert_allclose(Session(hold(proto)).run({"x": X})["y"], X @ weight, rtol=1e-5)
     path = tmp_path / "model.onnx"
     save_model(proto, path, external=True)

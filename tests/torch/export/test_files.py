@@ -168,7 +168,7 @@ def test_weights_are_in_place_before_the_model_that_reads_them(tmp_path: Path, m
         move(source, target)
         placed.append(Path(target))
 
-    monkeypatch.setattr("onnxq.graph.save._ONE_FILE", 0)
+    monkeypatch.setattr("onnxq.graph.save.ONE_MESSAGE", 0)
     monkeypatch.setattr("os.replace", replace)
     # A folder may list its files in any order.
     monkeypatch.setattr(Path, "iterdir", lambda folder: map(folder.joinpath, sorted(os.listdir(folder))))
