@@ -12,16 +12,17 @@ Pappalardo et al. 2022, "QONNX: Representing Arbitrary-Precision Quantized Neura
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
-from onnx import ModelProto, NodeProto
+from onnx import NodeProto
 
 from onnxq.arrays import Array, Interval, are_finite, as_float32, as_float64
 from onnxq.errors import ModelError
 from onnxq.graph import Editor, GraphIndex, ensure_opset, infer_shapes, inline_functions, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, Attrs, NodeRef
+from onnxq.graph.light import M, bare_proto
 from onnxq.graph.scopes import drop_named, walk_all_nodes
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.sites import Caution, Cautions
@@ -103,13 +104,13 @@ class _Quantizer:
     exact: bool
 
 
-def read_quant_nodes(proto: ModelProto) -> tuple[ModelProto, Cautions]:
+def read_quant_nodes(proto: M) -> tuple[M, Cautions]:
     """A copy with pairs in the place of QONNX's operators, and a warning of those that become float operators alone.
 
     The model itself without any. The node that gives the result keeps its name. Raises ModelError naming an operator
     whose numbers are not constant.
     """
-    if not any(map(_is_quantizer, walk_all_nodes(proto))):
+    if not any(map(_is_quantizer, walk_all_nodes(bare_proto(proto)))):
         return proto, ()
     named = infer_shapes(name_nodes(inline_functions(proto)))
     index = GraphIndex(named)
@@ -259,7 +260,7 @@ class _Writer:
     """Writes pairs and float operators in the place of quantizers."""
 
     index: GraphIndex
-    editor: Editor[ModelProto]
+    editor: Editor[Any]
 
     def write(self, quantizer: _Quantizer, spec: QuantSpec | None) -> None:
         """Put the pair of one quantizer, or its steps, in its place."""

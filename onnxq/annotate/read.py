@@ -21,10 +21,19 @@ from onnxq.annotate.bits import (
 from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dynamic, list_operators
 from onnxq.annotate.operators import find_operators, find_saturating
 from onnxq.annotate.quant_nodes import read_quant_nodes
-from onnxq.graph import GraphIndex, Model, ModelSource, load_model, name_file, name_nodes
+from onnxq.graph import (
+    GraphIndex,
+    Model,
+    ModelLike,
+    ModelSource,
+    load_model,
+    name_file,
+    name_nodes,
+)
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, MaybeNode
 from onnxq.graph.convert import inline_functions
 from onnxq.graph.integer_products import read_integer_products
+from onnxq.graph.light import bare_proto, store_of
 from onnxq.graph.scopes import name_function, walk_all_nodes
 from onnxq.sites import Caution, Cautions, Role
 
@@ -32,15 +41,15 @@ from onnxq.sites import Caution, Cautions, Role
 ATTRIBUTE = "bits"
 
 
-def read_model(source: ModelSource) -> Model:
+def read_model(source: ModelSource, *, lazy: bool = False) -> Model:
     """The model as `load_model` reads it, with pairs in the place of QONNX's operators.
 
     Its Q/DQ nodes may have an integer attribute `bits`, which they keep. Raises ModelError as `load_model` does, and
     for operators of QONNX whose numbers are computed.
     """
-    model = load_model(source, attribute=ATTRIBUTE)
-    proto, notes = read_quant_nodes(model.proto)
-    return replace(model, proto=proto, notes=model.notes + notes)
+    model = load_model(source, lazy=lazy, attribute=ATTRIBUTE)
+    read, notes = read_quant_nodes(model.light if lazy else model.proto)
+    return replace(model, proto=bare_proto(read), weights=store_of(read), notes=model.notes + notes)
 
 
 def list_pair_nodes(proto: ModelProto) -> list[NodeProto]:
@@ -86,7 +95,7 @@ def inspect_model(source: ModelSource) -> Inspection:
     )
 
 
-def find_pairs(proto: ModelProto, notes: Notes | None = None) -> PairInfos:
+def find_pairs(proto: ModelLike, notes: Notes | None = None) -> PairInfos:
     """Every pair of every scope, in the order of execution, each with its bits. notes: in the place of the model's.
 
     Nodes without a name of their own get the one that `name_nodes` gives them; of products on scales of each run, pairs

@@ -115,7 +115,7 @@ def diff(
 
 
 def _load_named(source: ModelSource, libraries: Names) -> ModelLike:
-    return name_nodes(add_libraries(load_model(source).proto, libraries))
+    return name_nodes(add_libraries(load_model(source, lazy=True).light, libraries))
 
 
 def _load_prepared(model: ModelSource, quantized: ModelSource, config: Config) -> ModelLike | None:

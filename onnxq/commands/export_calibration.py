@@ -44,7 +44,7 @@ def export_calibration(
         with progress("reading the scales"):
             sites, index, scaled = _read_sites(source)
             if model is not None:
-                index = GraphIndex(infer_shapes(name_nodes(load_model(model).proto)))
+                index = GraphIndex(infer_shapes(name_nodes(load_model(model, lazy=True).light)))
         exported = replace(write_scales(sites, row, name), scaled=scaled)
         if index is not None:
             # Left sites count as uncovered, too: the file does not name their tensors.
@@ -67,7 +67,7 @@ def _read_sites(source: Plan | ModelSource) -> tuple[SitePlans, GraphIndex | Non
         own = read_plan(source)
         return own.all_sites, None, _list_scaled(own)
     # Pairs in a function have one name however often it is called.
-    proto = inline_functions(name_nodes(read_model(source).proto))
+    proto = inline_functions(name_nodes(read_model(source, lazy=True).light))
     existing = find_existing(proto)
     plan = read_plan_note(proto)
     if existing.view is None:

@@ -99,7 +99,9 @@ def _check_libraries(engine: str | None, overrides: Settings) -> None:
 def _load_samples(model: ModelSource, data: object, config: Config, progress: Progress) -> Dataset:
     """The samples that saturation is measured on."""
     with progress("reading the model"):
-        named = name_nodes(add_libraries(read_model(model).proto, config.runtime.libraries))
+        named = name_nodes(
+            add_libraries(read_model(model, lazy=True).light, config.runtime.libraries)
+        )
     dataset = load_data(data, GraphIndex(named).inputs, config.data, named, progress=progress)
     return dataset.take(config.prove.samples, config.data.seed)
 

@@ -168,7 +168,7 @@ def _read_models(models: Mapping[str, ModelSource], libraries: Names) -> list[_E
     """The models with their graphs. Raises ModelError where one has other inputs than the first."""
     entries = []
     for name, source in models.items():
-        proto = add_libraries(load_model(source).proto, libraries)
+        proto = add_libraries(load_model(source, lazy=True).light, libraries)
         entries.append(_Entry(name, source, GraphIndex(name_nodes(proto))))
     wanted = entries[0].index.input_names
     for entry in entries[1:]:

@@ -42,7 +42,7 @@ def load_both(
         # Without samples: activations that lack numbers are an error, weights get theirs from the model.
         renewed, _ = renew_numbers(RunContext(), state, rebased)
         return state, build_quantized(state, renewed)
-    proto = name_nodes(read_model(quantized).proto)
+    proto = name_nodes(read_model(quantized, lazy=True).light)
     note = map_entries(proto.metadata_props).get(PLAN_KEY, "")
     state = (
         load_planned(unpack_plan(note))

@@ -21,7 +21,7 @@ from onnxq.graph import Editor, ModelLike, ModelSource, infer_shapes, inline_fun
 from onnxq.graph.base import LAYOUT_OPS, POSITIVE_OPS, QUANTIZE, MaybeNode, NodeRef
 from onnxq.graph.index import GraphIndex, get_index
 from onnxq.graph.integer_operators import read_integer_operators
-from onnxq.graph.light import bare_proto, copy_proto, rebuild, strip_weights
+from onnxq.graph.light import bare_proto, copy_proto, rebuild
 from onnxq.graph.names import name_file
 from onnxq.graph.nbits import read_lookups
 from onnxq.graph.precision.narrow import write_types
@@ -76,7 +76,7 @@ def read_quantized(source: ModelSource, *, lookups: bool = True) -> QuantizedSou
     Raises ModelError for one without pairs, and for operators on integers that are not known.
     """
     # Without the nodes that no output depends on, as genai's builder leaves some: their weights would be nobody's.
-    named = Editor(inline_functions(name_nodes(strip_weights(read_model(source).proto)))).finish()
+    named = Editor(inline_functions(name_nodes(read_model(source, lazy=True).light))).finish()
     types = read_types(named)
     wide = widen_model(named) if types.narrow else named
     paired = read_integer_operators(read_lookups(wide) if lookups else wide)

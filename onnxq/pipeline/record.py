@@ -28,7 +28,7 @@ from onnxq.evaluation.accumulator import db_to_noise
 from onnxq.evaluation.distributions import observe_distributions
 from onnxq.evaluation.sensitivity import GroupCost, Profile, measure_sensitivity
 from onnxq.files import write_text
-from onnxq.graph import GraphIndex, ModelLike, ModelSource, bare_proto, get_index, name_file
+from onnxq.graph import GraphIndex, ModelLike, ModelSource, get_index, name_file
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, MaybeNode, NodeRef
 from onnxq.graph.light import measure_size
 from onnxq.passes import FloatState, RunContext
@@ -148,7 +148,7 @@ class _Measured:
     @cached_property
     def pairs(self) -> list[tuple[PairInfo, MaybeTensor]]:
         """The pairs of the file, each with the float tensor that it quantizes."""
-        pairs = find_pairs(bare_proto(self.quantized))
+        pairs = find_pairs(self.quantized)
         return [(pair, _name_tensor(pair, self.index.named)) for pair in pairs]
 
     @cached_property

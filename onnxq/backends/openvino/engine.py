@@ -21,7 +21,7 @@ from onnxq.backends import engine
 from onnxq.backends.base import WEIGHTED_OPS
 from onnxq.backends.engine import ENGINE, LOG, MODEL, BuildResult, BuildState, Job, Kernel, Tensor
 from onnxq.backends.serving import FEEDS, Answer, answer_samples, serve_model, time_in_child
-from onnxq.graph import Graph, ModelLike, get_index, walk_graphs
+from onnxq.graph import Graph, ModelLike, get_index, save_model, walk_graphs
 from onnxq.runtime import detect_cpu, summarize_rounds
 from onnxq.runtime.timing import Block, count_block_runs, measure_rounds, time_runs
 from onnxq.sites import EngineOptions, JsonObject, Names, drop_repeats
@@ -104,7 +104,7 @@ class OpenVinoEngine(engine.Engine):
         names = [node.name for node in marked]
         for k, node in enumerate(marked):
             node.name = f"node[{k}]"
-        onnx.save(model, folder / ENGINE)
+        save_model(model, folder / ENGINE, overwrite=True)
         try:
             compiled = _compile(openvino, folder / ENGINE, job.options, job.shapes)
             rows = [

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import onnx
-
 from onnxq.backends.engine import (
     ENGINE,
     MODEL,
@@ -21,7 +19,7 @@ from onnxq.backends.engine import (
 )
 from onnxq.backends.optimized import OPTIMIZED, GraphEngine, read_optimized
 from onnxq.errors import MissingDependencyError, ModelError
-from onnxq.graph import ModelLike
+from onnxq.graph import ModelLike, save_model
 from onnxq.runtime import NodeError, UnknownOperatorError, declare_types, detect_cpu, time_models
 from onnxq.runtime.session import Session, optimize_graph
 from onnxq.sites import Refusal
@@ -50,7 +48,7 @@ class OrtEngine(GraphEngine):
             for layout, name in ((True, ENGINE), (False, OPTIMIZED)):
                 optimized = optimize_graph(folder / MODEL, layout=layout, libraries=job.operators)
                 declare_types(optimized)
-                onnx.save(optimized, folder / name)
+                save_model(optimized, folder / name, overwrite=True)
         except MissingDependencyError as error:
             return BuildResult(state=BuildState.MISSING, reason=error.cause)
         except UnknownOperatorError as error:
@@ -70,7 +68,7 @@ class OrtEngine(GraphEngine):
         self, name: str, model: ModelLike, job: Job, folder: Path
     ) -> Iterator[SessionRunner]:
         """The model in a session, as its users run it; its kernels can be read from the folder."""
-        onnx.save(optimize_graph(model, layout=False), folder / OPTIMIZED)
+        save_model(optimize_graph(model, layout=False), folder / OPTIMIZED, overwrite=True)
         yield SessionRunner(name, Session(model, threads=1))
 
     def find_obstacle(self) -> Refusal | None:

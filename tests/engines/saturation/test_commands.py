@@ -11,6 +11,7 @@ from onnxq.engines.diff import bisect as diff_bisect
 from onnxq.engines.diff import layers as diff_layers
 from onnxq.engines.diff import runs as diff_runs
 from onnxq.engines.saturation import emulate_saturation
+from onnxq.graph import ModelLike, attach_weights
 from onnxq.runtime import Session
 from tests.cli.kit import read, run
 from tests.engines.saturation import kit
@@ -161,8 +162,8 @@ def test_diff_names_the_weights_that_saturate(folder, options):
 def test_diff_blames_no_weight_for_another_fault(folder, tmp_path, monkeypatch):
     """A run that is as far from the saturating answer as from the exact one."""
 
-    def wrong(proto: onnx.ModelProto, *, optimize: bool = True, **options: object) -> Session:
-        changed = onnx.ModelProto.FromString(proto.SerializeToString())
+    def wrong(model: ModelLike, *, optimize: bool = True, **options: object) -> Session:
+        changed = onnx.ModelProto.FromString(attach_weights(model).SerializeToString())
         if optimize:
             changed.graph.node[-1].input[0], changed.graph.node[-1].output[0] = "xd", "y0"
             changed.graph.node.append(helper.make_node("Mul", ["y0", "two"], ["y"], name="fault"))
