@@ -19,6 +19,7 @@ from onnxq.graph.storage import Spool, StoredArray, is_stub
 from onnxq.graph.subgraph import Cutter
 from onnxq.passes.equalization import smoothquant
 from onnxq.passes.rounding import sequential
+from tests.cli.kit import run
 from tests.graph.kit import model
 
 WIDTH, LAYERS = 128, 4
@@ -165,3 +166,22 @@ def test_a_segment_shows_its_own_error_and_no_others(tmp_path: Path) -> None:
     (whole,) = compare_segments(before, after, samples, limit=1 << 30, agreement=agreement)
     assert whole.segment.outputs == (f"x{LAYERS - 1}",)
     assert whole.off.worst_db() < 100
+
+
+@pytest.mark.usefixtures("small_limits")
+def test_commands_find_small_weights_that_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (light, load):
+        monkeypatch.setattr(module, "SMALLEST_STUB", 1)
+    network, quantized, plan = make_model(tmp_path / "m.onnx", external=True), tmp_path / "q.onnx", tmp_path / "p.json"
+    for command in (
+        ("quantize", network, "--config", "ort-int8-weights", "--no-latency", "-o", quantized, "--plan", plan),
+        ("apply", network, plan, "--no-latency", "-o", tmp_path / "a.onnx"),
+        ("report", network, quantized, "-o", tmp_path / "r.html"),
+        ("convert", quantized, "--to", "float", "-o", tmp_path / "f.onnx"),
+        ("convert", quantized, "--to", "ort", "--no-latency", "--no-kernels", "-o", tmp_path / "o.onnx"),
+        *((name, network, quantized) for name in ("diff", "profile", "compare")),
+        ("inspect", quantized),
+    ):
+        done = run(*command)
+        assert done.exit_code == 0, (command, done.output)
+    assert (tmp_path / "a.onnx").read_bytes() == quantized.read_bytes()
