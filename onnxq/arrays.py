@@ -12,6 +12,10 @@ Floats = NDArray[np.float32]
 Array64 = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
+# Quantized values and zero points.
+Codes = NDArray[np.int32]
+Indices = NDArray[np.intp]
 # By the names of tensors.
 Arrays = Mapping[str, Array]
 # The same, to be added to.

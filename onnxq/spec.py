@@ -384,6 +384,9 @@ def describe_spec(spec: QuantSpec) -> str:
 
 # Observers that weights have, and their options.
 WEIGHT_OBSERVERS = {"minmax": (), "mse": ("signed_scales",)}
+# A setting of an observer or a quantizer; several are sorted, by name.
+Option = float | int | str | bool
+NamedOptions = tuple[tuple[str, Option], ...]
 
 
 @dataclass(frozen=True)
@@ -391,7 +394,7 @@ class ObserverSpec:
     """Name of the observer that finds a site's range, and its options as sorted (name, value) pairs."""
 
     name: str = "minmax"
-    options: tuple[tuple[str, float | int | str | bool], ...] = ()
+    options: NamedOptions = ()
 
     @property
     def is_for_weights(self) -> bool:

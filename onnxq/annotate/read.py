@@ -21,19 +21,11 @@ from onnxq.annotate.bits import (
 from onnxq.annotate.find import Chain, find_chains, find_role, find_site, is_dynamic, list_operators
 from onnxq.annotate.operators import find_operators, find_saturating
 from onnxq.annotate.quant_nodes import read_quant_nodes
-from onnxq.graph import (
-    GraphIndex,
-    Model,
-    ModelLike,
-    ModelSource,
-    load_model,
-    name_file,
-    name_nodes,
-)
+from onnxq.graph import GraphIndex, Model, ModelSource, load_model, name_file, name_nodes
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE, MaybeNode
 from onnxq.graph.convert import inline_functions
 from onnxq.graph.integer_products import read_integer_products
-from onnxq.graph.light import bare_proto, store_of
+from onnxq.graph.light import ModelLike, bare_proto, store_of
 from onnxq.graph.scopes import name_function, walk_all_nodes
 from onnxq.sites import Caution, Cautions, Role
 

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from pydantic_core import PydanticCustomError
 
 from onnxq.config.values import Patterns, Section, format_named, read_named
+from onnxq.spec import NamedOptions
 
 # Words for the inputs of an operator; see MultiInput.
 POLICIES = ("insert", "share", "follow", "none")
@@ -18,7 +19,7 @@ class QuantizerSpec:
     """Name of the quantizer that learns or holds a site's scales, and its options as sorted (name, value) pairs."""
 
     name: str = "uniform"
-    options: tuple[tuple[str, float | int | str | bool], ...] = ()
+    options: NamedOptions = ()
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from onnxq.graph.integer_operators import NodeWriter
 from onnxq.graph.light import bare_proto, copy_proto, keep_weights
 from onnxq.graph.precision.narrow import is_exact, write_types
 from onnxq.graph.precision.widen import SourceTypes
-from onnxq.graph.scopes import map_entries, walk_all_nodes, walk_graphs
+from onnxq.graph.scopes import map_end_types, map_entries, walk_all_nodes, walk_graphs
 from onnxq.graph.storage import release_pages
 from onnxq.plan import Plan, SitePlan, SitePlans, check_numbers, check_specs, from_json, to_json
 from onnxq.plan.names import name_part
@@ -351,12 +351,8 @@ def emit_types(proto: ModelLike, plan: Plan, source: SourceTypes) -> ModelLike:
     types = plan.precision
     interface = dict(source.interface)
     if types is not None and types.io is not None:
-        values = (*proto.graph.input, *proto.graph.output)
-        floats = {
-            value.name
-            for value in values
-            if value.type.tensor_type.elem_type == FloatType.FLOAT32.onnx_type
-        }
+        kinds = map_end_types(proto.graph)
+        floats = {name for name in kinds if kinds[name] == FloatType.FLOAT32.onnx_type}
         # Tensors that join the model to a part which was not run keep the types that this part
         # reads.
         interface.update(dict.fromkeys(sorted(floats - source.fixed), types.io.onnx_type))

@@ -29,7 +29,6 @@ from onnxq.backends.base import Data
 from onnxq.evaluation.compare import MatchedRunner, ReferenceRunner, compare_models
 from onnxq.graph import Editor, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.graph.integer_operators import NodeWriter, read_integer_operators
-from onnxq.progress import Tick
 from onnxq.runtime import Session, tap_tensors
 from onnxq.runtime.tap import Probe
 from onnxq.sites import NameSet, Refusal, Refusals, TensorId
@@ -328,7 +327,6 @@ def measure_saturation(
     *,
     nodes: NameSet | None = None,
     threads: int = 0,
-    on_sample: Tick = lambda: None,
 ) -> SaturationCost:
     """Run the model with exact and with saturating sums, both without optimizations.
 
@@ -339,7 +337,7 @@ def measure_saturation(
     taking = replace(emulation, saturating=exact.selections.take_choices(emulation.saturating))
     run = SaturatingRun(taking, threads=threads)
     pair = {"saturation": (exact, MatchedRunner(exact, run))}
-    errors = compare_models(pair, samples, on_sample=on_sample)["saturation"]
+    errors = compare_models(pair, samples)["saturation"]
     return SaturationCost(
         samples=errors.count,
         nodes=run.list_nodes(),

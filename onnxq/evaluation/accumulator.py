@@ -24,9 +24,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, are_finite, as_float64
+from onnxq.arrays import Array, Array64, Indices, are_finite, as_float64
 
 # Ratio of scales, 20 dB: beyond it the whole's SQNR says nothing of the part.
 _APART = 10.0
@@ -90,7 +89,7 @@ class AxisSums:
             self.samples + other.samples,
         )
 
-    def list_bands(self) -> Iterator[NDArray[np.intp]]:
+    def list_bands(self) -> Iterator[Indices]:
         """Yield the indices of each band that counts, but for the first."""
         if self.count < _FEWEST_VALUES:
             return
@@ -105,7 +104,7 @@ class AxisSums:
             if band.size >= _LEAST_SHARE * peaks.size:
                 yield np.sort(band)
 
-    def measure_spread(self, band: NDArray[np.intp]) -> float:
+    def measure_spread(self, band: Indices) -> float:
         """Standard error of the band's noise, summed over samples; all of it where one sample says nothing of others.
 
         Slices are taken to be loud in the same samples, which is the worst case.
@@ -171,7 +170,7 @@ class SliceSums:
                 yield OutputPart(f"[{text}]", signal, noise, sums.measure_spread(band))
 
 
-def _format_indices(indices: NDArray[np.intp], size: int) -> str:
+def _format_indices(indices: Indices, size: int) -> str:
     """Sorted indices as a slice where they are one, else as the first runs of them."""
     steps = np.diff(indices)
     if steps.size and (steps == steps[0]).all():

@@ -22,6 +22,7 @@ from onnxq.graph.scopes import (
     declare_opset,
     keep_named,
     label_node,
+    list_declared,
     list_defined,
     rename_items,
     rename_tensors,
@@ -322,7 +323,7 @@ def _write_types(proto: ModelProto) -> None:
 
 def _declare_stored(graph: GraphProto) -> None:
     """Declare, in place, the types of the initializers."""
-    known = collect_names((*graph.input, *graph.output, *graph.value_info))
+    known = collect_names(list_declared(graph))
     stored = [tensor for tensor in graph.initializer if tensor.name not in known]
     graph.value_info.extend(
         helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in stored

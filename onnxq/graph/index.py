@@ -37,6 +37,7 @@ from onnxq.graph.scopes import (
     collect_names,
     iterate_subgraphs,
     join_scope,
+    list_declared,
     map_stored,
     name_function,
     sort_nodes,
@@ -333,7 +334,7 @@ class GraphIndex(Graph):
                 key = TensorId(node.output[0], scope)
                 self._literals[key] = literal
                 self._types[key] = read_constant_type(literal)
-        for value in (*graph.input, *graph.output, *graph.value_info):
+        for value in list_declared(graph):
             if value.name in names:
                 self._learn_type(TensorId(value.name, scope), *read_declared_type(value))
 

@@ -17,10 +17,9 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto
 
-from onnxq.arrays import Array, ArrayDict
+from onnxq.arrays import Array, ArrayDict, Bytes
 from onnxq.graph.scopes import embed_bytes, set_location
 from onnxq.graph.storage import (
     ONE_MESSAGE,
@@ -109,7 +108,7 @@ class WeightStore:
         self._refer_to(tensor, self.spool.write(np.frombuffer(packed, np.uint8)))
         return True
 
-    def bytes_of(self, tensor: TensorProto) -> NDArray[np.uint8]:
+    def bytes_of(self, tensor: TensorProto) -> Bytes:
         """The values of a stub as they lie in a file: little endian, and packed where the type is."""
         stored = self.locate(tensor)
         array = stored.map() if isinstance(stored, StoredArray) else stored
@@ -137,7 +136,7 @@ class WeightStore:
         return WeightStore(self.observed, self.spool, arrays)
 
 
-def _unpack(stub: TensorProto, packed: NDArray[np.uint8]) -> Array:
+def _unpack(stub: TensorProto, packed: Bytes) -> Array:
     whole = TensorProto(data_type=stub.data_type, dims=stub.dims, raw_data=packed.tobytes())
     values = np.asarray(onnx.numpy_helper.to_array(whole))
     values.setflags(write=False)

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxq.arrays import Array
+from onnxq.arrays import Array, Bytes
 from onnxq.errors import ModelError, PlanError
 from onnxq.graph.base import DEQUANTIZE, MICROSOFT, MaybeNode, NodeRef
 from onnxq.graph.convert import ensure_opset
@@ -52,7 +51,7 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _BLOCKS_OPSET = 21
 
 
-def pack_bits(values: Array, bits: int) -> NDArray[np.uint8]:
+def pack_bits(values: Array, bits: int) -> Bytes:
     """Pack unsigned integers of 2, 4 or 8 bits along the last axis, the first into the lowest bits."""
     each = 8 // bits
     gap = -values.shape[-1] % each
@@ -64,7 +63,7 @@ def pack_bits(values: Array, bits: int) -> NDArray[np.uint8]:
     return packed
 
 
-def unpack_bits(packed: Array, bits: int, count: int | None = None) -> NDArray[np.uint8]:
+def unpack_bits(packed: Array, bits: int, count: int | None = None) -> Bytes:
     """Unpack the first `count` integers of each row that `pack_bits` packed; by default all, fillings too."""
     parts = [packed >> np.uint8(k * bits) & np.uint8(2**bits - 1) for k in range(8 // bits)]
     return np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)[..., :count]

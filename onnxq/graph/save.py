@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
+from onnxq.arrays import Bytes
 from onnxq.errors import OutputError
 from onnxq.files import AnyPath, is_stream, replace_files
 from onnxq.graph.light import ModelLike, WeightStore, bare_proto, count_light_bytes, store_of
@@ -121,7 +121,7 @@ def _write_weights(model: ModelLike, file: BinaryIO, location: str, least: int) 
     return restore_weights(light, omitted)
 
 
-def _read_bytes(tensor: TensorProto, store: WeightStore | None) -> NDArray[np.uint8]:
+def _read_bytes(tensor: TensorProto, store: WeightStore | None) -> Bytes:
     if store is not None and is_stub(tensor):
         return store.bytes_of(tensor)
     raw = (

@@ -14,6 +14,7 @@ from onnx import (
     NodeProto,
     SparseTensorProto,
     TensorProto,
+    ValueInfoProto,
     helper,
 )
 
@@ -124,6 +125,17 @@ def store_tensor(graph: GraphProto, tensor: Stored) -> None:
 def collect_names(items: Iterable[Any]) -> set[str]:
     """The names of nodes, tensors or other messages that have one."""
     return {item.name for item in items}
+
+
+def list_declared(graph: GraphProto) -> list[ValueInfoProto]:
+    """The inputs, outputs and inner tensors that a graph declares."""
+    return [*graph.input, *graph.output, *graph.value_info]
+
+
+def map_end_types(graph: GraphProto) -> dict[str, int]:
+    """The element type of each input and output, by name; 0 for one that is no tensor."""
+    values = (*graph.input, *graph.output)
+    return {value.name: int(value.type.tensor_type.elem_type) for value in values}
 
 
 def list_defined(graph: GraphProto) -> set[str]:

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike
 
-from onnxq.arrays import Array, Array64, Floats, Shape, as_float32, as_int32, cast_quietly
+from onnxq.arrays import Array, Array64, Codes, Floats, Shape, as_float32, as_int32, cast_quietly
 from onnxq.errors import PlanError
 from onnxq.numerics.machine import map_parts
 from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, QuantSpec
@@ -28,7 +28,7 @@ from onnxq.spec import Granularity, PerBlock, PerChannel, PerTensor, QParams, Qu
 # A tensor's dims, of which an ONNX model need not know all.
 DimT = TypeVar("DimT", int, int | str | None)
 
-Aligned = tuple[Array, NDArray[np.int32]]
+Aligned = tuple[Array, Codes]
 
 
 def _find_type(spec: QuantSpec) -> np.dtype[Any]:
@@ -63,7 +63,7 @@ def quantize(x: ArrayLike, qparams: QParams, spec: QuantSpec) -> Array:
     return codes
 
 
-def _quantize(values: Array, scale: Floats, zero: NDArray[np.int32], spec: QuantSpec) -> Array:
+def _quantize(values: Array, scale: Floats, zero: Codes, spec: QuantSpec) -> Array:
     width = np.float64 if spec.bits == 32 else np.float32
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         # Both sides are cast: numpy 1 would divide by a scalar float64 scale in float32.

@@ -12,15 +12,12 @@ other than those of the quantizer, which treat one-sided and asymmetric ranges l
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array64, Interval, as_float32, as_float64
+from onnxq.arrays import Array64, Indices, Interval, as_float32, as_float64
 from onnxq.numerics import qparams_from_range, symmetric_steps
 from onnxq.observers.base import register_observer, require_even_steps
 from onnxq.observers.histogram import MIN_BINS, HistogramObserver, HistogramView, find_best_range
 from onnxq.spec import PerChannel, QuantSpec
-
-Places = NDArray[np.intp]
 
 
 @register_observer("entropy")
@@ -85,7 +82,7 @@ class KullbackLeibler:
             costs[some] = self._compute_costs(low[some], high[some], first[some], last[some])
         return costs
 
-    def _compute_costs(self, low: Array64, high: Array64, first: Places, last: Places) -> Array64:
+    def _compute_costs(self, low: Array64, high: Array64, first: Indices, last: Indices) -> Array64:
         """Compute the divergences of ranges that contain the bins first .. last-1, at least one each."""
         # The bins of all ranges one after another: `begin` is where each range starts, `places` the bins' numbers.
         sizes = last - first
@@ -122,7 +119,7 @@ class KullbackLeibler:
         return as_float64((entropy - parts) / total - np.log(total / own))
 
     def _compute_entropy(
-        self, first: Places, last: Places, left: Array64, right: Array64
+        self, first: Indices, last: Indices, left: Array64, right: Array64
     ) -> Array64:
         """Compute sum(r log r) of the reference: the bins inside, with counts outside added to the outermost two."""
         inside = self._logs[last] - self._logs[first]

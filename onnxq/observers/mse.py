@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array64, Interval, as_float64
+from onnxq.arrays import Array64, Indices, Interval, as_float64
 from onnxq.numerics import list_quantized_values, qparams_from_range
 from onnxq.observers.base import register_observer
 from onnxq.observers.histogram import HistogramObserver, HistogramView, find_best_range
@@ -101,7 +100,7 @@ class SquaredError:
         inside = below[0][:, 1] - below[0][:, 0]
         return as_float64(outside + inside * scale**2 / 12)
 
-    def _find_bins(self, points: Array64) -> NDArray[np.intp]:
+    def _find_bins(self, points: Array64) -> Indices:
         """Find the bin of each point; from the largest value on, one past the last, also for a point mass."""
         count = self._half.size - 1
         places = np.trunc(points * self._per_width)

@@ -27,6 +27,7 @@ from onnxq.evaluation.segments import compare_segments
 from onnxq.evaluation.selections import explain_missing, find_selections
 from onnxq.graph import GraphIndex, ModelLike, bare_proto, emulate_types, get_index, widen_model
 from onnxq.graph.identity import index_named
+from onnxq.graph.scopes import map_end_types
 from onnxq.graph.storage import count_tensor_bytes
 from onnxq.passes import LOST_DB, PlannedState, RunContext
 from onnxq.plan import PlacementMethod, Plan
@@ -280,8 +281,7 @@ class _TypedRunner:
 
 def _holds_bfloat16(model: ModelLike) -> bool:
     """True for a model with inputs or outputs in bfloat16, which ORT neither takes from numpy nor gives to it."""
-    values = (*model.graph.input, *model.graph.output)
-    return any(value.type.tensor_type.elem_type == TensorProto.BFLOAT16 for value in values)
+    return TensorProto.BFLOAT16 in map_end_types(model.graph).values()
 
 
 def _note_unchecked(reference: ReferenceRunner, errors: ModelErrors) -> Iterator[Caution]:

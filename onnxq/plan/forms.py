@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Floats, are_finite
+from onnxq.arrays import Array, Codes, Floats, are_finite
 from onnxq.config import Frozen, Observer, Scheme
 from onnxq.config.rows import Form, read_by
 from onnxq.config.schema import Axis, Code, Natural, Origin, SiteName
@@ -250,7 +249,7 @@ def _read_scale(raw: Any) -> Floats | None:
     return None if raw is None else read_floats(raw)
 
 
-def _read_zero_point(raw: Any) -> NDArray[np.int32] | None:
+def _read_zero_point(raw: Any) -> Codes | None:
     return None if raw is None else read_array(raw, np.int32)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx
 
-from onnxq.graph.scopes import iterate_subgraphs
+from onnxq.graph.scopes import iterate_subgraphs, list_declared
 from onnxq.runtime.session import import_onnxruntime, read_element_type
 
 
@@ -19,11 +19,10 @@ def declare_types(optimized: onnx.ModelProto) -> None:
 
 
 def _declare_graph(graph: onnx.GraphProto, outer: Mapping[str, int]) -> None:
-    declared = (*graph.input, *graph.output, *graph.value_info)
     own = {
-        one.name: one.type.tensor_type.elem_type
-        for one in declared
-        if one.type.HasField("tensor_type")
+        value.name: value.type.tensor_type.elem_type
+        for value in list_declared(graph)
+        if value.type.HasField("tensor_type")
     }
     known = {**outer, **own, **{one.name: one.data_type for one in graph.initializer}}
     before = set(known)

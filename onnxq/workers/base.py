@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, Generic, TypeVar
 
 import ml_dtypes  # noqa: F401 (numpy knows its types by name from here on)
 import numpy as np
-from numpy.typing import NDArray
 
+from onnxq.arrays import Bytes
 from onnxq.errors import ConfigError
 from onnxq.files import make_folder, replace_files
 
@@ -22,7 +22,6 @@ from onnxq.files import make_folder, replace_files
 # Their values become JSON and arrays and come back exactly, without pickle: reading a file of results runs no code in
 # it.
 
-Bytes = NDArray[np.uint8]
 _Class = TypeVar("_Class", bound=type)
 # By name; filled by `register_packed`.
 _CLASSES: dict[str, type] = {}

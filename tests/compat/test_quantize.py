@@ -101,6 +101,7 @@ def warned(folder: Path, proto: onnx.ModelProto | None = None, **how: Any) -> tu
     samples = [{"x": x} for x in scripts.make_inputs(proto, 8)]
     with pytest.warns(CompatWarning) as caught:
         done = quantize_static(proto, folder / "q.onnx", ListReader(samples), **how)
+    assert {one.filename for one in caught} == {__file__}
     return done, [one.message for one in caught]
 
 
@@ -109,19 +110,14 @@ def list_codes(cautions: list[Caution]) -> list[str]:
 
 
 def test_an_argument_that_means_nothing_warns_once_where_the_function_was_called(tmp_path) -> None:
-    proto, samples = classifier()
-    with pytest.warns(CompatWarning) as caught:
-        quantize_static(
-            proto, tmp_path / "q.onnx", ListReader(samples),
-            nodes_to_exclude=["Conv_9"], extra_options={"DedicatedQDQPair": True, "Symetric": 1},
-        )  # fmt: skip
-    said = [str(one.message) for one in caught if one.message.code == "W130"]
+    extra = {"DedicatedQDQPair": True, "Symetric": 1}
+    _, cautions = warned(tmp_path, nodes_to_exclude=["Conv_9"], extra_options=extra)
+    said = [str(caution) for caution in cautions if caution.code == "W130"]
     assert [text.split(" means")[0] for text in said] == [
         "DedicatedQDQPair", "Symetric", "nodes_to_exclude: 'Conv_9'",
     ]  # fmt: skip
     assert "did you mean 'Conv_" in said[-1]
-    assert {one.filename for one in caught} == {__file__}
-    assert {one.message.code for one in caught} == {"W130", "W135"}
+    assert set(list_codes(cautions)) == {"W130", "W135"}
 
 
 def test_an_alarm_about_the_result_is_a_warning(tmp_path) -> None:
@@ -251,9 +247,7 @@ def test_ranges_that_onnxruntime_wrote_need_no_samples(tmp_path) -> None:
     named = {"op_types_to_quantize": ["Conv", "Gemm"], "calibration_cache_path": cache}
     quantization.quantize_static(tmp_path / "m.onnx", tmp_path / "t.onnx", ListReader(samples), **named)
     text = cache.read_bytes()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CompatWarning)
-        done = quantize_static(proto, tmp_path / "q.onnx", None, **named)
+    done = quantize_static(proto, tmp_path / "q.onnx", None, **named)
     assert cache.read_bytes() == text
     seen = quantization.load_tensors_data(cache)
     sites = [site for site in done.plan.sites if site.role is Role.ACTIVATION]
@@ -270,13 +264,7 @@ def test_ranges_that_onnxruntime_wrote_need_no_samples(tmp_path) -> None:
 
 
 def test_qoperator_writes_operators(tmp_path) -> None:
-    proto, samples = classifier()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CompatWarning)
-        quantize_static(
-            proto, tmp_path / "q.onnx", ListReader(samples), quant_format=quantization.QuantFormat.QOperator,
-            op_types_to_quantize=["Conv", "Gemm"],
-        )  # fmt: skip
+    warned(tmp_path, quant_format=quantization.QuantFormat.QOperator, op_types_to_quantize=["Conv", "Gemm"])
     ops = [node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node]
     assert "QLinearConv" in ops
     assert "QGemm" in ops
@@ -343,13 +331,9 @@ def test_minmax_that_is_asked_for_is_the_lowest_and_the_highest_value(tmp_path) 
     samples *= 4
     # What a file of onnxq leaves out stays left out.
     (tmp_path / "own.yaml").write_text("extends: ort-int8\nskip: [rounding]\n")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CompatWarning)
-        done = quantize_static(
-            proto, tmp_path / "q.onnx", ListReader(samples), op_types_to_quantize=["Conv"],
-            calibrate_method=quantization.CalibrationMethod.MinMax,
-            extra_options={"onnxq.config": tmp_path / "own.yaml"},
-        )  # fmt: skip
+    extra, minmax = {"onnxq.config": tmp_path / "own.yaml"}, quantization.CalibrationMethod.MinMax
+    how = {"op_types_to_quantize": ["Conv"], "calibrate_method": minmax, "extra_options": extra}
+    done = quantize_static(proto, tmp_path / "q.onnx", ListReader(samples), **how)
     assert not any(text.startswith(("rounding", "ranges")) for text in done.report.accounts)
     sites = [site for site in done.plan.sites if site.role is Role.ACTIVATION]
     assert {site.qparams.origin.partition(" over ")[0] for site in sites} == {"minmax"}
@@ -363,12 +347,10 @@ def test_minmax_that_is_asked_for_is_the_lowest_and_the_highest_value(tmp_path) 
 def test_a_range_has_the_least_width_that_is_asked_for(least: float | None, tmp_path) -> None:
     proto, samples = classifier()
     silent = [{"x": 0 * sample["x"]} for sample in samples]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CompatWarning)
-        done = quantize_static(
-            proto, tmp_path / "q.onnx", ListReader(silent), op_types_to_quantize=["Conv"],
-            extra_options={"MinimumRealRange": least},
-        )  # fmt: skip
+    extra = {"MinimumRealRange": least}
+    done = quantize_static(
+        proto, tmp_path / "q.onnx", ListReader(silent), op_types_to_quantize=["Conv"], extra_options=extra
+    )
     scales = {site.tensor.name: float(np.min(site.qparams.scale)) for site in done.plan.sites if site.tensor}
     assert scales["x"] == pytest.approx(2**-24 if least is None else least / 255, rel=1e-6)
     if least == 50.0:
@@ -403,11 +385,10 @@ def test_importing_it_loads_no_more_than_theirs() -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.filterwarnings("ignore::onnxq.compat.CompatWarning")
 def test_every_name_is_there() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CompatWarning)
-        for name in (name for name in dir(quantization) if not name.startswith("_")):
-            assert getattr(compat, name, None) or importlib.import_module(f"onnxq.compat.{name}")
+    for name in (name for name in dir(quantization) if not name.startswith("_")):
+        assert getattr(compat, name, None) or importlib.import_module(f"onnxq.compat.{name}")
     with pytest.raises(ConfigError, match="MatMulNBitsQuantizer in the place of MatMul4BitsQuantizer"):
         from onnxq.compat import matmul_4bits_quantizer  # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):

@@ -44,11 +44,6 @@ def _node(rng: Random, graph: GraphProto) -> NodeProto:
     return rng.choice(list(graph.node)) if graph.node else graph.node.add()
 
 
-def _tensors(graph: GraphProto) -> list[TensorProto]:
-    held = [attr.t for node in graph.node for attr in node.attribute if attr.type == AttributeProto.TENSOR]
-    return [*graph.initializer, *held]
-
-
 def _names(proto: ModelProto) -> list[str]:
     """Every tensor's name, later ones and those of other bodies too."""
     found: dict[str, None] = {}
@@ -120,38 +115,23 @@ def _attribute_new(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
     )
 
 
-def _input(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
-    node, names = _node(rng, graph), _names(proto)
+def _wires(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
+    """An input, or more seldom an output, left out, put in between or exchanged."""
+    node, names = _node(rng, graph), (*_names(proto), "", "nowhere")
+    wires = rng.choice((node.input, node.input, node.output))
     kind = rng.randrange(5)
-    if kind == 0 and node.input:
-        del node.input[rng.randrange(len(node.input))]
+    if kind == 0 and wires:
+        del wires[rng.randrange(len(wires))]
     elif kind == 1:
-        node.input.insert(rng.randrange(len(node.input) + 1), rng.choice((*names, "", "nowhere")))
-    elif node.input:
-        node.input[rng.randrange(len(node.input))] = rng.choice((*names, "", "nowhere"))
-
-
-def _output(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
-    node, names = _node(rng, graph), _names(proto)
-    kind = rng.randrange(4)
-    if kind == 0 and node.output:
-        del node.output[rng.randrange(len(node.output))]
-    elif kind == 1:
-        node.output.append(rng.choice((*names, "", "more")))
-    elif node.output:
-        node.output[rng.randrange(len(node.output))] = rng.choice((*names, "", "other"))
+        wires.insert(rng.randrange(len(wires) + 1), rng.choice(names))
+    elif wires:
+        wires[rng.randrange(len(wires))] = rng.choice(names)
 
 
 def _tensor(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
-    held = _tensors(graph)
-    if held:
-        damage_tensor(rng, rng.choice(held))
-
-
-def _weights(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
-    held = _tensors(graph)
-    if held:
-        change_values(rng, rng.choice(held))
+    held = [attr.t for node in graph.node for attr in node.attribute if attr.type == AttributeProto.TENSOR]
+    if tensors := [*graph.initializer, *held]:
+        rng.choice((damage_tensor, change_values))(rng, rng.choice(tensors))
 
 
 def _initializer(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
@@ -369,7 +349,7 @@ def _edge_swap(rng: Random, proto: ModelProto, graph: GraphProto) -> None:
 
 
 _EDITS: tuple[Callable[[Random, ModelProto, GraphProto], Any], ...] = (
-    _attribute_value, _attribute_value, _attribute_kind, _attribute_drop, _attribute_new, _input, _input, _output,
-    _tensor, _tensor, _weights, _weights, _initializer, _interface, _interface, _listed, _node_edit, _node_edit, _opset,
+    _attribute_value, _attribute_value, _attribute_kind, _attribute_drop, _attribute_new, _wires, _wires, _wires,
+    _tensor, _tensor, _tensor, _tensor, _initializer, _interface, _interface, _listed, _node_edit, _node_edit, _opset,
     _pair, _body, _sparse, _function, _metadata, _annotation, _edge_swap,
 )  # fmt: skip

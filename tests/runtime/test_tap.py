@@ -141,28 +141,6 @@ def test_scan_bodies_give_all_iterations_stacked() -> None:
     np.testing.assert_array_equal(found["total"], 2 * x.sum(0))
 
 
-def test_what_exists_in_some_iterations_only_is_refused() -> None:
-    loop = model(
-        """g (int64 trips, bool c, float[3] x) => (float[3] y) {
-            [yes_node] yes = Constant <value = bool {1}> ()
-            [loop] y = Loop (trips, yes, x) <
-                body = b (int64 i, bool c_in, float[3] v) => (bool c_out, float[3] v_out) {
-                    [go] c_out = Identity(c_in)
-                    [choose] v_out = If (c) <
-                        then_branch = t () => (float[3] a) { [n] k = Neg(v) [r] a = Relu(k) },
-                        else_branch = e () => (float[3] z) { [i] z = Identity(v) }>
-                }>
-        }"""
-    )
-    tensor = TensorId("k", "loop.body/choose.then_branch")
-    proto, outputs, refusals = tap_tensors(loop, [tensor])
-    assert outputs == {}
-    assert [(refusal.subject, refusal.code) for refusal in refusals] == [(str(tensor), "R107")]
-    assert "some iterations" in refusals[0].reason
-    feeds = {"trips": np.array(2), "c": np.array(True), "x": np.ones(3, np.float32)}
-    np.testing.assert_array_equal(run(proto, feeds)["y"], np.zeros(3))
-
-
 def test_names_in_use_are_left_alone() -> None:
     taken = choose("[n] t = Neg(u) [r] ya = Relu(t)", "[i] yb = Identity(x)", front="[a] u = Neg(x)")
     taken.graph.node[0].output[0] = "t/Identity"

@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from onnxq.errors import DataError
-from onnxq.workers import WorkPiece
+from onnxq.workers import WorkPiece, processes
 from onnxq.workers.processes import ProcessWorkers
 from tests.workers.work import die_once, refuse_odd, square
 
@@ -40,20 +41,17 @@ def test_the_piece_of_a_dead_worker_is_done_again(workers: ProcessWorkers, tmp_p
     assert (tmp_path / "died").exists()
 
 
-def test_ctrl_c_while_a_worker_starts_leaves_it_to_the_one_that_started_it() -> None:
-    workers = ProcessWorkers(1)
-    results = workers.map(square, [WorkPiece("piece 1", 3)], on_done=lambda _: None)
-    start = workers._hand_out
+def test_ctrl_c_while_a_worker_starts_is_for_the_one_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = processes._start_member
 
-    def interrupt(*args: object) -> object:
-        lost = start(*args)  # type: ignore[arg-type]
-        for member in workers.members:
-            os.kill(member.process.pid or 0, signal.SIGINT)
-        return lost
+    def interrupt() -> processes._Member:
+        member = start()
+        os.kill(member.process.pid or 0, signal.SIGINT)
+        return member
 
-    workers._hand_out = interrupt  # type: ignore[assignment, method-assign]
-    assert list(results) == [9]
-    workers.close()
+    monkeypatch.setattr(processes, "_start_member", interrupt)
+    with closing(ProcessWorkers(1)) as workers:
+        assert list(workers.map(square, [WorkPiece("piece 1", 3)])) == [9]
 
 
 _SCRIPT = """

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from onnxq.errors import ModelError, PlanError
-from onnxq.graph.scopes import map_entries, replace_items, walk_graphs
+from onnxq.graph.scopes import list_declared, map_entries, replace_items, walk_graphs
 from torch_frontend.quantizers import Dynamic, Quantizer, quantizers_of
 from torch_frontend.tracing.capture import silence_torch
 from torch_frontend.tracing.modules import Args, Inputs, Kwargs
@@ -97,7 +97,7 @@ def clean_up_model(proto: ModelProto) -> ModelProto:
     del proto.graph.metadata_props[:]
     counts: Counter[str] = Counter()
     for _, graph in walk_graphs(proto.graph):
-        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        for value in (*list_declared(graph), *graph.initializer):
             del value.metadata_props[:]
             value.doc_string = ""
         for node in graph.node:

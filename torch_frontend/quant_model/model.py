@@ -38,6 +38,8 @@ from torch_frontend.quantizers import DisabledBy, Quantizer, override_switches, 
 from torch_frontend.tracing.modules import Inputs, find_module
 from torch_frontend.tracing.values import compute_constant, has_shapes, is_float, record_shapes
 
+Configuration = Config | str | Path | Mapping[str, Any] | None
+
 
 class QuantModel(AncestorNames, Exportable):
     """A quantized, trainable copy of a float module.
@@ -60,7 +62,7 @@ class QuantModel(AncestorNames, Exportable):
     def __init__(
         self,
         model: nn.Module,
-        config: Config | str | Path | Mapping[str, Any] | None = None,
+        config: Configuration = None,
         *,
         example_inputs: Any = None,
         target: str | None = None,
@@ -379,9 +381,7 @@ class QuantModel(AncestorNames, Exportable):
                 quantizer.freeze(frozen)
 
 
-def _load_config(
-    config: Config | str | Path | Mapping[str, Any] | None, target: str | None
-) -> Config:
+def _load_config(config: Configuration, target: str | None) -> Config:
     values = dict(config) if isinstance(config, Mapping) else {}
     values |= {} if target is None else {"target": target}
     if "target" in values:

@@ -17,7 +17,7 @@ from onnxq.backends import find_ideal
 from onnxq.errors import CalibrationError, ConfigError, OnnxqError, PlanError
 from onnxq.numerics import SumOrder, SumOrders, needs_bound, qparams_from_range, scale_floor
 from onnxq.sites import Names, NameSet, Role, drop_repeats
-from onnxq.spec import ObserverSpec, QParams, QuantSpec
+from onnxq.spec import ObserverSpec, Option, QParams, QuantSpec
 from torch_frontend.fake_quant import fake_quantize
 from torch_frontend.fake_quant.grid import TensorPair, explain_misfit
 from torch_frontend.quantizers.specs import (
@@ -58,7 +58,6 @@ class AncestorQuantizer:
         self.enabled = False
 
 
-Option = float | int | str | bool
 Options = Mapping[str, Option]
 Roles = tuple[Role, ...]
 

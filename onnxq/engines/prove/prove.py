@@ -51,7 +51,7 @@ from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.convert import inline_functions
 from onnxq.graph.integer_operators import read_integer_operators
 from onnxq.graph.qoperators import INTEGER_OPERATORS
-from onnxq.progress import Progress, silent
+from onnxq.progress import Progress, count_items, silent
 from onnxq.sites import Cautions, Names, UnquantizedNodes, drop_repeats
 
 # Seconds in all and for a part, which is smaller than the whole: a longer build is not worth waiting for.
@@ -203,10 +203,9 @@ def _measure_cost(
     with request.progress("counting sums that saturate", len(dataset)) as task:
         found = measure_saturation(
             add_libraries(model, request.runtime.libraries),
-            dataset.samples(),
+            count_items(dataset.samples(), task),
             nodes=frozenset(one.node for one in weights if one.saturates),
             threads=request.options.threads,
-            on_sample=task.advance,
         )
     return replace(found, data=dataset.describe(), synthetic=dataset.synthetic)
 

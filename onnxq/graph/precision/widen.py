@@ -26,7 +26,7 @@ from onnxq.graph.light import (
 )
 from onnxq.graph.names import choose_name, list_names
 from onnxq.graph.precision.narrow import FLOAT, MOVES, TYPE_NAMES, make_cast
-from onnxq.graph.scopes import rename_reads, replace_items, walk_graphs, walk_nodes
+from onnxq.graph.scopes import map_end_types, rename_reads, replace_items, walk_graphs, walk_nodes
 from onnxq.graph.shapes import infer_shapes, is_custom
 from onnxq.graph.values import decode_tensor, encode_tensor
 from onnxq.sites import NameSet, TensorId
@@ -64,8 +64,7 @@ class SourceTypes:
 def read_types(model: ModelLike) -> SourceTypes:
     """The narrow types of a model whose nodes are named and whose functions are inlined."""
     computes = _find_compute_type(model)
-    values = (*model.graph.input, *model.graph.output)
-    kinds = {value.name: int(value.type.tensor_type.elem_type) for value in values}
+    kinds = map_end_types(model.graph)
     interface = {name: kind for name, kind in kinds.items() if kind in NARROW}
     return SourceTypes(computes, interface, _map_stored(model))
 
@@ -88,9 +87,7 @@ def _find_compute_type(model: ModelLike) -> int:
 
 def _mentions_narrow(proto: ModelProto) -> bool:
     """True where anything in the model has a narrow type, so that a closer look is worth its time."""
-    dtypes = {
-        value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)
-    }
+    dtypes = set(map_end_types(proto.graph).values())
     for _, graph in walk_graphs(proto.graph):
         dtypes.update(tensor.data_type for tensor in graph.initializer)
         for node in graph.node:

@@ -17,6 +17,7 @@ from onnxq.emit import emit_types
 from onnxq.evaluation.compare import ModelErrors
 from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import SourceTypes, emulate_types, find_opset, get_index, infer_shapes
+from onnxq.graph.scopes import map_end_types
 from onnxq.passes.assembly import write_pairs
 from onnxq.passes.base import Pass, RunContext, SampledContext, Stage
 from onnxq.passes.journal import PassReport, TrialFigures
@@ -78,11 +79,10 @@ def _state_problem(ctx: SampledContext, state: PlacedState, kind: FloatType) -> 
     samples = ctx.take_samples(_SAMPLES)
     errors = measure_float_errors(model, kind, samples.samples(), progress=ctx.progress)
     io = _find_io(ctx.config)
-    values = (*model.graph.input, *model.graph.output)
     interface = (
         dict(state.types.interface)
         if io is None
-        else {value.name: io.onnx_type for value in values}
+        else dict.fromkeys(map_end_types(model.graph), io.onnx_type)
     )
     return PrecisionProblem(
         index=get_index(model),

@@ -25,9 +25,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxq.arrays import Array, Array64, Floats, Integers, Shape, as_float32, as_float64, as_int64
+from onnxq.arrays import Array, Array64, Codes, Floats, Integers, Shape, as_float32, as_float64
 from onnxq.numerics import SumOrder, choose_widening, find_partners, round_within_sum
 from onnxq.numerics.machine import map_parts
 from onnxq.numerics.weights import MOST
@@ -91,7 +90,6 @@ class RoundingProblem:
 
 
 # Quantized values of a weight.
-Codes = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -392,7 +390,7 @@ def find_partner_columns(rows: Integers, shape: Shape, order: SumOrder) -> Integ
     sort = rows.argsort()
     at = np.minimum(np.searchsorted(rows, beside, sorter=sort), len(rows) - 1)
     columns = sort[at]
-    return as_int64(np.where((beside >= 0) & (rows[columns] == beside), columns, -1))
+    return np.where((beside >= 0) & (rows[columns] == beside), columns, -1)
 
 
 def round_within_sums(problem: RoundingProblem) -> RoundedWeight:

@@ -17,10 +17,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from onnxq.arrays import Array, Array64, as_float32, as_float64, as_int32
+from onnxq.arrays import Array, Array64, Codes, as_float32, as_float64, as_int32
 from onnxq.numerics.machine import map_parts
 from onnxq.passes.rounding.gptq_core import (
-    Codes,
     RoundedWeight,
     RoundingProblem,
     layer_error,
