@@ -12,16 +12,10 @@ from onnx import IR_VERSION, ModelProto, TensorProto, checker, defs, helper
 
 from onnxq.errors import ModelError, suggest_files
 from onnxq.files import check_input_kind, explain_unreadable, read_input
+from onnxq.graph import light
 from onnxq.graph.base import DEQUANTIZE, QUANTIZE
 from onnxq.graph.index import find_opset
-from onnxq.graph.light import (
-    SAME_LAYOUT,
-    SMALLEST_STUB,
-    LightModel,
-    WeightStore,
-    measure_size,
-    strip_weights,
-)
+from onnxq.graph.light import LightModel, WeightStore, measure_size, strip_weights
 from onnxq.graph.scopes import (
     OWN_DOMAINS,
     declare_opset,
@@ -257,8 +251,7 @@ _IMPOSTORS = (
         "is a Python pickle (PPQ's .native, perhaps)",
         "export the network from the tool to ONNX first",
     ),
-    (0, b"<!DOCTYPE", "is a web page, not a model", "download the file itself"),
-    (0, b"<html", "is a web page, not a model", "download the file itself"),
+    (0, (b"<!DOCTYPE", b"<html"), "is a web page, not a model", "download the file itself"),
 )
 
 
@@ -480,7 +473,7 @@ def _read_mapped(path: Path) -> tuple[ModelProto, dict[int, StoredArray]] | None
     inside = {}
     with mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ) as data:
         try:
-            skeleton, left_out = read_skeleton(data, SMALLEST_STUB)
+            skeleton, left_out = read_skeleton(data, light.SMALLEST_STUB)
         except ValueError:
             return None
         proto = _parse_model(skeleton, path)
@@ -496,8 +489,8 @@ def _read_mapped(path: Path) -> tuple[ModelProto, dict[int, StoredArray]] | None
 
 def _can_stay(tensor: TensorProto, length: int) -> bool:
     """True where the bytes can be looked at as an array without a copy, and are as many as they should be."""
-    plain = tensor.data_type in SAME_LAYOUT and sys.byteorder == "little"
-    return plain and SMALLEST_STUB <= length == count_tensor_bytes(tensor)
+    plain = tensor.data_type in light.SAME_LAYOUT and sys.byteorder == "little"
+    return plain and light.SMALLEST_STUB <= length == count_tensor_bytes(tensor)
 
 
 def _describe_array(tensor: TensorProto, file: OpenFile, offset: int) -> StoredArray:
