@@ -239,8 +239,10 @@ def flatten_swishes(edit: Edit, node: NodeRef) -> Iterator[str]:
     index = edit.index
     product = index.find_follower(node, "Mul") if node.is_onnx("Sigmoid") else None
     sizes = index.find_sizes(node.result) or ()
+    if product is None or len(sizes) != 4 or sizes[2] not in _WRONG_ROWS:
+        return
     x = node.inputs[0]
-    if product is not None and x in product.inputs and len(sizes) == 4 and sizes[2] in _WRONG_ROWS:
+    if x in product.inputs:
         pixels = edit.insert_reshape(node, x, [*sizes[:2], 1, -1], f"{x}/row")
         edit.replace_node(node, "Sigmoid", [pixels])
         edit.replace_node(product, "Mul", [pixels, node.outputs[0]])

@@ -237,6 +237,7 @@ def test_x_by_its_sigmoid_of_10_rows_is_of_one_row(lines: str) -> None:
         (SWISH, "2,3,H,4"),
         ("a = Neg(x) s = Sigmoid(a) y = Mul(x, s)", "2,3,10,4"),
         ("s = Sigmoid(x) a = Mul(x, s) y = Add(a, s)", "2,3,10,4"),
+        ("a = RandomUniform <shape=[2,3,10,4]>() y = Add(x, a)", "2,3,10,4"),
     ],
 )
 def test_a_sigmoid_stays_that_the_npu_computes_right(lines: str, sizes: str) -> None:
