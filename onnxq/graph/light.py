@@ -21,8 +21,8 @@ from onnx import GraphProto, ModelProto, TensorProto
 
 from onnxq.arrays import Array, ArrayDict, Bytes
 from onnxq.graph.scopes import embed_bytes, set_location
+from onnxq.graph.skeleton import ONE_MESSAGE
 from onnxq.graph.storage import (
-    ONE_MESSAGE,
     STUB_LOCATION,
     Spool,
     StoredArray,

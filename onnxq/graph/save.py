@@ -12,9 +12,8 @@ from onnxq.errors import OutputError
 from onnxq.files import AnyPath, is_stream, replace_files
 from onnxq.graph.light import ModelLike, WeightStore, bare_proto, count_light_bytes, store_of
 from onnxq.graph.scopes import set_location
-from onnxq.graph.skeleton import write_model
+from onnxq.graph.skeleton import ONE_MESSAGE, write_model
 from onnxq.graph.storage import (
-    ONE_MESSAGE,
     SMALL_BYTES,
     count_tensor_bytes,
     cut_bytes,

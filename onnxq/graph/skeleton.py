@@ -17,6 +17,8 @@ _INITIALIZER = 5
 _RAW = 9
 # protobuf's limit on one message.
 MESSAGE_LIMIT = 2**31 - 1
+# The same, less the room for names and nodes.
+ONE_MESSAGE = 2**31 - 2**24
 # Kinds of encoding: a varint, 8 bytes, a length and so many bytes, 4 bytes.
 _VARINT = 0
 _EIGHT = 1

@@ -60,10 +60,6 @@ def count_tensor_bytes(tensor: TensorProto) -> int:
     return (count * bits + 7) // 8
 
 
-# protobuf's limit on one message, less the room for names and nodes.
-ONE_MESSAGE = 2**31 - 2**24
-
-
 def count_model_bytes(proto: ModelProto) -> int:
     """The bytes of all tensors inside the model together: about its size when it is serialized."""
     inside = (tensor for tensor in walk_tensors(proto) if not is_external(tensor))

@@ -19,7 +19,8 @@ from onnxq.files import AnyPath, ScratchFolder
 from onnxq.graph import LightModel, ModelLike, ValueInfo, attach_weights, fix_noise, save_model
 from onnxq.graph.light import find_provider, is_large_model, list_libraries, refer_to_files
 from onnxq.graph.scopes import collect_reads, walk_nodes
-from onnxq.graph.storage import ONE_MESSAGE, TENSOR_TYPES, count_model_bytes, load_external
+from onnxq.graph.skeleton import ONE_MESSAGE
+from onnxq.graph.storage import TENSOR_TYPES, count_model_bytes, load_external
 from onnxq.runtime.faults import clean_message, explain_load_failure, explain_run_failure
 from onnxq.sites import EngineOptions, Names, NameSet, drop_repeats
 from onnxq.workers import count_threads

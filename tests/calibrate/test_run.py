@@ -254,9 +254,7 @@ def test_tensors_of_loops_are_seen_or_refused() -> None:
     found = calibrate(loop, sites, dataset(loop, [feed]))
     assert found.sites[0].qparams == qparams_from_range(0, 24, U8, origin="minmax")
     assert found.sites[1].qparams is None
-    (refusal,) = found.refusals
-    assert (refusal.subject, refusal.code) == (str(inside), "R106")
-    assert "some iterations" in refusal.reason
+    assert [(r.subject, "some iterations" in r.reason) for r in found.refusals] == [(str(inside), True)]
 
 
 def test_half_precision_tensors_are_measured_as_they_are() -> None:

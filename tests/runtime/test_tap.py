@@ -105,21 +105,24 @@ def test_half_precision_bodies_have_dummies_of_their_type() -> None:
     assert found.size == 0
 
 
-def test_loop_bodies_give_all_iterations_stacked() -> None:
+def test_loop_bodies_give_all_iterations_stacked_and_not_what_some_of_them_lack() -> None:
     loop = model(
         """g (int64 trips, float[3] x) => (float[3] y) {
             [yes_node] yes = Constant <value = bool {1}> ()
             [loop] y = Loop (trips, yes, x) <
                 body = b (int64 i, bool c_in, float[3] v) => (bool c_out, float[3] v_out) {
-                    [go] c_out = Identity(c_in) [plus] s = Add(v, v) [minus] v_out = Neg(s)
+                    [go] c_out = Identity(c_in) [plus] s = Add(v, v)
+                    [choose] v_out = If (c_in) <
+                        then_branch = t () => (float[3] a) { [n] k = Abs(s) [minus] a = Neg(s) },
+                        else_branch = e () => (float[3] z) { [i] z = Identity(s) }>
                 }>
         }"""
     )
-    tensor = TensorId("s", "loop.body")
-    proto, outputs, refusals = tap_tensors(loop, [tensor])
+    tensor, seldom = TensorId("s", "loop.body"), TensorId("k", "loop.body/choose.then_branch")
+    proto, outputs, refusals = tap_tensors(loop, [tensor, seldom])
     x = np.array([1, 2, 3], np.float32)
     found = run(proto, {"trips": np.array(3), "x": x})
-    assert refusals == ()
+    assert [(refusal.subject, refusal.code) for refusal in refusals] == [(str(seldom), "R107")]
     np.testing.assert_array_equal(found[outputs[tensor]], np.stack([2 * x, -4 * x, 8 * x]))
     assert tensor not in observe_shapes(loop, [{"trips": np.array(3), "x": x}])
 
