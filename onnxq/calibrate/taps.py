@@ -43,8 +43,8 @@ class _Runner:
         self._outputs = tapped.outputs
         self._worth = worth
         self._untrimmed = 0
-        # NOTE: without optimizations a tensor's bits do not depend on what else is tapped. Of the batch the last bits of
-        # Softplus, Mish, Log and Elu do.
+        # NOTE: without optimizations a tensor's bits do not depend on what else is tapped; on the batch the last bits
+        # of Softplus, Mish, Log and Elu do.
         self._session = Session(tapped.proto, optimize=False, arena=False, threads=threads)
 
     def release_values(self, results: Iterable[ArrayDict]) -> Iterator[tuple[TensorId, Array]]:
