@@ -229,7 +229,8 @@ def make_synthetic(
     run: bool = True,
 ) -> Dataset:
     """Make seeded random samples: floats standard normal, booleans with probability 1/2, images in all of uint8, masks
-    all 1, lengths those of the samples, other ints 0 or 1; where the model looks numbers up in a table, rows of it.
+    all 1, lengths those of the samples, other ints 0 or 1, those that may be sizes alike in all samples; where the
+    model looks numbers up in a table, rows of it.
 
     The lengths of a decoder's tokens, caches and masks fit each other; of one in an If every second sample is a prompt.
     A dynamic axis 0 gets size 1, other axes a size suggested by their names; a symbol has one size everywhere.
@@ -460,6 +461,9 @@ class _SampleDrawer:
         length = get_length(value, self.inputs, self.shapes) if self.lengths else 0
         if length:
             return np.full(shape, length, want)
+        # Sizes are the same in each sample, since the model is tried with those of the first.
+        if len(shape) < 2 and value.name not in self.rows:
+            rng = np.random.default_rng(self.seed)
         # Eight bits of fewer axes than a picture has may be flags.
         count = 256 if want == np.uint8 and len(shape) > 2 else 2
         return np.asarray(rng.integers(0, self.rows.get(value.name, count), shape)).astype(want)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from onnxq.annotate import find_operators
+from onnxq.annotate.find import find_chains
 from onnxq.config import Config
 from onnxq.data import Dataset
 from onnxq.engines.diff.bisect import FedParts, Piece, PieceSearch, check_kernels
@@ -84,6 +86,10 @@ def compare_models(
     with ScratchFolder() as folder:
         engines = Engines(float_index, index, dataset, config, folder, progress)
         work = _Comparison(engines, config, Recorder(keep), selections, prepared)
+        if _is_quantized(float_index) and not _is_quantized(index):
+            work.notes.append(
+                "the first model is quantized and the second is not: float comes first"
+            )
         work.notes += map(explain_missing, selections.list_missing(other))
         outputs = work.compare_outputs(loaded)
         layers = work.compare_layers() if options.layers or options.bisect else LayerResults()
@@ -123,6 +129,10 @@ def check_pair(float_index: GraphIndex, index: GraphIndex) -> None:
         raise ModelError("inputs", cause, fix, code="Q114")
     if not float_index.output_names & index.output_names:
         raise ModelError("outputs", "the models have none in common", fix, code="Q114")
+
+
+def _is_quantized(index: GraphIndex) -> bool:
+    return any(find_chains(index)) or bool(find_operators(index))
 
 
 @dataclass(eq=False)
@@ -192,6 +202,10 @@ class _Comparison:
             )
             for name, kind in sums.not_numeric.items()
         ]
+        self.notes += (
+            f"output {name}: {count} values of the float model are NaN, and are left out"
+            for name, count in sums.nans.items()
+        )
         self._describe_runs()
         self._check_same_samples()
         runs = [run.name for run in self.runs if run.name != FLOAT and not self._proves(run.name)]

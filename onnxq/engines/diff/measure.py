@@ -229,6 +229,8 @@ class OutputSums:
     top_k: int
     # Samples of each run: a file may hold fewer than were run here.
     seen: Counter[str] = field(default_factory=Counter)
+    # By output: the values of the float model with which nothing can be compared.
+    nans: Counter[str] = field(default_factory=Counter)
     # By output that cannot be compared: its kind.
     not_numeric: dict[str, str] = field(default_factory=dict)
 
@@ -244,6 +246,8 @@ class OutputSums:
                 self.not_numeric[name] = (
                     "a tensor of text" if isinstance(value, np.ndarray) else "a sequence or a map"
                 )
+            elif nans := int(np.isnan(value).sum()):
+                self.nans[name] += nans
         for run, found in values.items():
             self.seen[run] += 1
             for name in self.names:

@@ -220,7 +220,8 @@ def test_samples_can_be_fewer_and_made_up_ones_are_told() -> None:
     assert (found.samples, found.runs[0].samples, found.synthetic) == (5, 5, False)
     with pytest.raises(AttributeError):
         found.samples = 3  # type: ignore[misc]
-    made_up = diff(CHAIN, PAIRS)
+    made_up = diff(PAIRS, CHAIN)
+    assert made_up.notes == ("the first model is quantized and the second is not: float comes first",)
     assert made_up.synthetic
     assert made_up.samples >= 1
 
