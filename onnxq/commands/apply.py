@@ -22,7 +22,7 @@ from onnxq.progress import Progress, silent
 
 # A plan has some 500 bytes for a site; one of a million sites is no plan.
 _MOST_BYTES = 2**29
-_WRITE = "write one with `onnxq plan`, or with `plan_out=…`"
+_WRITE = "write one with `onnxq plan`, or `onnxq quantize` with `plan_out=…`"
 
 
 def read_plan(plan: Plan | AnyPath) -> Plan:
