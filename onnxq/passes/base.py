@@ -185,10 +185,10 @@ class Pass(Generic[ContextT, StateT]):
     """
 
     name: str
-    stage: Stage
     run: Callable[[ContextT, StateT], tuple[StateT, PassReport]]
     title: str = ""
     time_share: float = 0.0
+    stage: Stage = Stage.REFINE
     fast: bool = False
     applies: Callable[[ContextT, StateT], bool] = always
     required: Callable[[ContextT, StateT], bool] = never

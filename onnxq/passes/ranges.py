@@ -27,7 +27,7 @@ from onnxq.graph.subgraph import assemble_model
 from onnxq.numerics import clip_bounds, qparams_from_range
 from onnxq.numerics.machine import count_cores, map_in_threads, share_cores
 from onnxq.observers.histogram import WHOLE, find_candidates
-from onnxq.passes.base import Pass, SampledContext, Stage, has_real_samples
+from onnxq.passes.base import Pass, SampledContext, has_real_samples
 from onnxq.passes.journal import MEASURED, PassReport, list_replaced, report_changes
 from onnxq.passes.judging import THRESHOLDS, Trial, ignore_rounding
 from onnxq.passes.patterns import find_logits
@@ -466,7 +466,6 @@ def _keep_dynamic(plan: Plan, done: ChosenRanges) -> Plan:
 RANGES: tuple[Pass[SampledContext, PlacedState], ...] = (
     Pass(
         NAME,
-        Stage.REFINE,
         improve_ranges,
         "choosing ranges",
         0.3,

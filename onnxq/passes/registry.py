@@ -67,8 +67,8 @@ _REQUIRED = {
 REWRITES = tuple(
     Pass(
         name,
-        Stage.REWRITE,
         function,
+        stage=Stage.REWRITE,
         fast=True,
         applies=_CONDITIONS.get(name, always),
         required=_REQUIRED.get(name, never),

@@ -433,38 +433,38 @@ def serves_activations(ctx: EqualizeContext, state: FloatState) -> bool:
 
 TOKENS: Pass[EqualizeContext, FloatState] = Pass(
     TOKEN_SCALES,
-    Stage.EQUALIZE,
     scale_tokens,
     "scaling tokens",
     0.05,
     fast=True,
+    stage=Stage.EQUALIZE,
     applies=lambda ctx, _: ctx.config.token_scales and ctx.config.mode != "weight-only",
 )
 EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
     # First: it takes the scales of normalizations, which smoothing writes to.
     Pass(
         ROTATION,
-        Stage.EQUALIZE,
         rotate_channels,
         "rotating channels",
         0.2,
+        stage=Stage.EQUALIZE,
         applies=has_rotations,
     ),
     Pass(
         CROSS_LAYER,
-        Stage.EQUALIZE,
         equalize_layers,
         "equalizing channels across layers",
         0.1,
+        stage=Stage.EQUALIZE,
         applies=serves_activations,
         trial=Trial(score_equalized, THRESHOLDS[CROSS_LAYER]),
     ),
     Pass(
         ABSORPTION,
-        Stage.EQUALIZE,
         absorb_biases,
         "absorbing means into biases",
         0.1,
+        stage=Stage.EQUALIZE,
         # A decibel more or less, depending on the samples, for a tenth of the time.
         applies=lambda ctx, state: (
             ctx.config.effort == "high"
@@ -475,10 +475,10 @@ EQUALIZATION: tuple[Pass[EqualizeContext, FloatState], ...] = (
     ),
     Pass(
         SMOOTHQUANT,
-        Stage.EQUALIZE,
         smooth_activations,
         "smoothing activations",
         0.15,
+        stage=Stage.EQUALIZE,
         applies=has_free_values,
         trial=Trial(score_equalized, THRESHOLDS[SMOOTHQUANT]),
     ),

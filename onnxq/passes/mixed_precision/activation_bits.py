@@ -23,7 +23,7 @@ from onnxq.backends import find_target
 from onnxq.evaluation.accumulator import db_to_noise
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.trials import measure_models
-from onnxq.passes.base import Pass, SampledContext, Stage
+from onnxq.passes.base import Pass, SampledContext
 from onnxq.passes.journal import MEASURED, Outcome, PassReport, report_changes
 from onnxq.passes.judging import make_trial
 from onnxq.passes.mixed_precision.candidates import (
@@ -308,11 +308,10 @@ def _describe_widths(
 
 
 WIDE_ACTIVATIONS = Pass(
-    WIDEN, Stage.REFINE, widen_activations, "widening activations", fast=True, applies=may_widen
+    WIDEN, widen_activations, "widening activations", fast=True, applies=may_widen
 )
 ACTIVATION_BITS = Pass(
     NAME,
-    Stage.REFINE,
     narrow_activations,
     "choosing bits of activations",
     fast=True,

@@ -19,7 +19,7 @@ from onnxq.evaluation.trials import TrialModel, measure_each
 from onnxq.graph import SourceTypes, emulate_types, find_opset, get_index, infer_shapes
 from onnxq.graph.scopes import map_end_types
 from onnxq.passes.assembly import write_pairs
-from onnxq.passes.base import Pass, RunContext, SampledContext, Stage
+from onnxq.passes.base import Pass, RunContext, SampledContext
 from onnxq.passes.journal import PassReport, TrialFigures
 from onnxq.passes.judging import THRESHOLDS, estimate_mean
 from onnxq.passes.rounding.passes import ROUNDED, round_again
@@ -170,7 +170,6 @@ def chooses_types(ctx: RunContext, state: FloatState) -> bool:
 
 FLOAT_TYPES = Pass(
     _TYPES,
-    Stage.REFINE,
     choose_float_types,
     "choosing float types",
     fast=True,
@@ -270,7 +269,6 @@ def _is_rounded_and_quantized(ctx: SampledContext, state: PlacedState) -> bool:
 
 ATTENTION = Pass(
     _ATTENTION,
-    Stage.REFINE,
     choose_attention,
     "trying attention in integers",
     fast=True,
@@ -278,7 +276,6 @@ ATTENTION = Pass(
 )
 ATTENTION_AGAIN = Pass(
     AGAIN,
-    Stage.REFINE,
     reconsider_attention,
     "trying attention with rounded weights",
     fast=True,

@@ -23,7 +23,7 @@ from onnxq.evaluation.accumulator import noise_to_db
 from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.metric import FLOAT, has_whole_bytes
 from onnxq.evaluation.toggled import Setting, Switch
-from onnxq.passes.base import Pass, SampledContext, Stage
+from onnxq.passes.base import Pass, SampledContext
 from onnxq.passes.journal import MEASURED, PassReport, report_changes
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial, ignore_rounding
 from onnxq.passes.mixed_precision.candidates import (
@@ -264,7 +264,6 @@ def _score(ctx: SampledContext, state: PlacedState) -> float:
 
 SENSITIVE_OPS = Pass(
     SENSITIVE,
-    Stage.REFINE,
     exclude_sensitive_ops,
     "looking for operators to leave float",
     0.2,
@@ -272,7 +271,6 @@ SENSITIVE_OPS = Pass(
 )
 DYNAMIC_SCALES = Pass(
     DYNAMIC,
-    Stage.REFINE,
     choose_scales,
     "trying scales of each run",
     0.2,
@@ -281,7 +279,6 @@ DYNAMIC_SCALES = Pass(
 )
 FLOAT_OPS = Pass(
     FLOAT_NAME,
-    Stage.REFINE,
     leave_noisy_float,
     "looking for operators that gain little",
     0.2,

@@ -12,7 +12,7 @@ from onnxq.backends import find_target
 from onnxq.errors import ConfigError
 from onnxq.evaluation.metric import UINT16, AccuracyRequest, Metric, has_whole_bytes
 from onnxq.passes.assembly import build_quantized, run_metric
-from onnxq.passes.base import Pass, SampledContext, Stage
+from onnxq.passes.base import Pass, SampledContext
 from onnxq.passes.journal import LOST_DB, Promotion, report_changes
 from onnxq.passes.judging import THRESHOLDS, Threshold, Trial
 from onnxq.passes.mixed_precision.cross_validation import estimate_new, split_folds, widen_ranges
@@ -222,7 +222,6 @@ def _was_promoted(ctx: SampledContext, state: PlacedState) -> bool:
 
 PROMOTION = Pass(
     NAME,
-    Stage.REFINE,
     promote_operators,
     "promoting what costs most",
     0.8,
@@ -231,7 +230,6 @@ PROMOTION = Pass(
 )
 ROUNDING_AGAIN = Pass(
     AGAIN,
-    Stage.REFINE,
     round_promoted,
     "rounding weights after promotion",
     0.6,

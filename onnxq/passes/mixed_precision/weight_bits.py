@@ -21,7 +21,7 @@ from onnxq.evaluation.compare import FloatOutputs
 from onnxq.evaluation.toggled import ConstantSwitches
 from onnxq.evaluation.trials import score_settings
 from onnxq.graph import GraphIndex, ModelLike, ensure_opset, is_large_model, rebuild
-from onnxq.passes.base import Pass, RunContext, SampledContext, Stage
+from onnxq.passes.base import Pass, RunContext, SampledContext
 from onnxq.passes.journal import Outcome, PassReport
 from onnxq.passes.judging import THRESHOLDS, add_noises
 from onnxq.passes.rounding.layerwise import augment_samples
@@ -289,7 +289,6 @@ def compute_mean_bits(elements: Sequence[int], bits: Sequence[int]) -> float:
 
 WEIGHT_BITS = Pass(
     _WEIGHT_BITS,
-    Stage.REFINE,
     spread_bits,
     "spreading bits over the weights",
     0.4,
@@ -389,7 +388,6 @@ def _has_tables(ctx: RunContext, state: PlacedState) -> bool:
 
 EMBEDDINGS = Pass(
     _EMBEDDINGS,
-    Stage.REFINE,
     quantize_tables,
     "quantizing embeddings",
     fast=True,

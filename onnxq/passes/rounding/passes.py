@@ -314,7 +314,6 @@ def _was_rounded(ctx: SampledContext, state: PlacedState) -> bool:
 ROUNDING: tuple[Pass[SampledContext, PlacedState], ...] = (
     Pass(
         NAME,
-        Stage.REFINE,
         round_weights,
         "rounding weights",
         0.6,
@@ -331,7 +330,6 @@ ROUNDING: tuple[Pass[SampledContext, PlacedState], ...] = (
     ),
     Pass(
         SEARCH,
-        Stage.REFINE,
         search_longer,
         "searching longer for values of few bits",
         0.6,
@@ -341,7 +339,6 @@ ROUNDING: tuple[Pass[SampledContext, PlacedState], ...] = (
     ),
     Pass(
         EXTERNAL,
-        Stage.REFINE,
         round_externally,
         "trying external roundings",
         0.6,
