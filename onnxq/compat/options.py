@@ -85,10 +85,6 @@ class CompatOption:
 OptionTable = Mapping[str, CompatOption]
 
 
-def _look_up(table: Mapping[Any, Overrides]) -> Callable[[Any], Overrides]:
-    return lambda value: table.get(value, {})
-
-
 def _look_up_type(tensors: str, table: Meanings) -> Callable[[str], Overrides]:
     """By the name of a type. tensors: the section of the configuration that it is for."""
 
@@ -106,9 +102,7 @@ def _look_up_type(tensors: str, table: Meanings) -> Callable[[str], Overrides]:
     return find
 
 
-_SYMMETRIC: Mapping[bool, Overrides] = {
-    True: {"activations.scheme": "symmetric", "activations.signed": True}
-}
+_SYMMETRIC: Overrides = {"activations.scheme": "symmetric", "activations.signed": True}
 _WEIGHT_SCHEMES: Mapping[bool, Overrides] = {
     True: {"weights.scheme": "symmetric", "weights.signed": True},
     False: {"weights.scheme": "asymmetric"},
@@ -165,7 +159,7 @@ DYNAMIC_EXTRAS: OptionTable = {
     "extra.Sigmoid.nnapi": CompatOption(False, reason=_NPU),
     "ActivationSymmetric": CompatOption(False, reason=_RUN_TIME),
     "ActivationRestrictedAsymmetric": CompatOption(False, reason=_NPU),
-    "WeightSymmetric": CompatOption(None, _look_up(_WEIGHT_SCHEMES)),
+    "WeightSymmetric": CompatOption(None, lambda value: _WEIGHT_SCHEMES[bool(value)]),
     # Bodies of If are quantized in any case; those of Loop and Scan are in the report, as left float.
     "EnableSubgraph": CompatOption(False),
     "ForceQuantizeNoInputCheck": CompatOption(False, reason=PLACED),
@@ -175,8 +169,8 @@ DYNAMIC_EXTRAS: OptionTable = {
 }
 STATIC_EXTRAS: OptionTable = {
     **DYNAMIC_EXTRAS,
-    "ActivationSymmetric": CompatOption(False, _look_up(_SYMMETRIC)),
-    "CalibTensorRangeSymmetric": CompatOption(False, _look_up(_SYMMETRIC)),
+    "ActivationSymmetric": CompatOption(False, lambda _: _SYMMETRIC),
+    "CalibTensorRangeSymmetric": CompatOption(False, lambda _: _SYMMETRIC),
     "AddQDQPairToWeight": CompatOption(
         False, reason="weights are stored as integers, which every engine reads"
     ),

@@ -346,12 +346,14 @@ def _find_running(draw: Callable[[int | None, bool], Dataset], session: Session)
         count = min(2, len(dataset)) if find_decoder(session.inputs) else 1
         samples = [dataset[k] for k in range(count)]
         drawn = tuple((value.shape, value.tobytes()) for value in samples[0].values())
+        if drawn in failures:
+            continue
         try:
-            for sample in samples if drawn not in failures else ():
+            for sample in samples:
                 session.run(sample)
         except ModelError as error:
             failures[drawn] = error.fault
-        if drawn not in failures:
+        else:
             return dataset
     cause = f"the model runs with none of the sizes tried ({next(iter(failures.values()))})"
     raise DataError("synthetic inputs", cause, f"name sizes with `fix=…`, {_FIX}", code="Q216")

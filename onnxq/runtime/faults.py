@@ -81,7 +81,7 @@ OwnNodes = Collection[str] | None
 
 
 class NodeError(ModelError):
-    """A node that ONNX Runtime cannot load or run. node: its name."""
+    """A node that ONNX Runtime cannot load or run. node: its name, "" where ONNX Runtime does not tell it."""
 
     node: str = ""
 
@@ -205,12 +205,7 @@ def _blame_node(
     if nodes is not None and name not in nodes:
         cause = f"{cause}; it is a node which the model does not have"
         fix = _OPTIMIZER
-    named = name or kind is KernelError
-    return (
-        kind(subject, cause, fix, code=code).name_node(name)
-        if named
-        else ModelError(subject, cause, fix, code=code)
-    )
+    return kind(subject, cause, fix, code=code).name_node(name)
 
 
 def _name_node(op: str, name: str) -> str:
