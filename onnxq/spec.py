@@ -78,6 +78,8 @@ def describe_granularity(grain: Granularity) -> str:
     return f" per channel {grain.axis}" if isinstance(grain, PerChannel) else ""
 
 
+# Bits that a quantized value may have.
+WIDTHS = (2, 3, 4, 5, 6, 7, 8, 16, 32)
 # ONNX type -> (width in bits, signed).
 STORAGE_BITS = {
     "int2": (2, True),
@@ -199,7 +201,7 @@ class QuantSpec:
 
     def __post_init__(self) -> None:
         bits = self.bits
-        if bits not in (2, 3, 4, 5, 6, 7, 8, 16, 32):
+        if bits not in WIDTHS:
             self._refuse_spec(
                 f"bits={bits}", "bit width must be 2-8, 16 or 32", "choose one of these"
             )
@@ -378,8 +380,13 @@ class QParams:
 
 def describe_spec(spec: QuantSpec) -> str:
     """The spec in a few words: "8-bit asymmetric uint8 per tensor"."""
-    dynamic = "dynamic " if spec.dynamic else ""
-    return f"{dynamic}{spec.bits}-bit {spec.scheme} {spec.storage} per {spec.granularity.word}"
+    grain = spec.granularity.word
+    return describe_form(spec.bits, spec.scheme, spec.storage, grain, dynamic=spec.dynamic)
+
+
+def describe_form(bits: int, scheme: str, storage: str, grain: str, *, dynamic: bool) -> str:
+    """The words of `describe_spec`, of what is not in a spec. grain: tensor, channel or block."""
+    return f"{'dynamic ' if dynamic else ''}{bits}-bit {scheme} {storage} per {grain}"
 
 
 # Observers that weights have, and their options.

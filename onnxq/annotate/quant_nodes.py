@@ -26,7 +26,7 @@ from onnxq.graph.light import M, bare_proto
 from onnxq.graph.scopes import drop_named, walk_all_nodes
 from onnxq.graph.storage import TENSOR_TYPES
 from onnxq.sites import Caution, Cautions
-from onnxq.spec import Granularity, PerChannel, PerTensor, QuantSpec
+from onnxq.spec import WIDTHS, Granularity, PerChannel, PerTensor, QuantSpec
 from onnxq.wording import join_names
 
 DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
@@ -228,7 +228,7 @@ def _find_spec(index: GraphIndex, quantizer: _Quantizer) -> QuantSpec | None:
     signed = grid.low < 0
     # The narrowest type that holds both ends, and the zero point.
     ends = (grid.low, grid.high, float(np.min(grid.zero)), float(np.max(grid.zero)))
-    for bits in (2, 3, 4, 5, 6, 7, 8, 16, 32):
+    for bits in WIDTHS:
         spec = QuantSpec(
             bits=bits,
             signed=signed,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxq.annotate import PairInfo, inspect_model
+from onnxq.annotate import inspect_model
 from onnxq.commands.apply import read_plan
 from onnxq.config import drop_unset
 from onnxq.errors import ConfigError, VerificationError
@@ -21,7 +21,7 @@ from onnxq.report import Parts, ResultFormat, Text, TextView, format_count, make
 from onnxq.report.record import Figures, Measured, ReportRecord, read_record
 from onnxq.report.terminal import format_figure
 from onnxq.sites import Lines, drop_repeats
-from onnxq.spec import QuantSpec
+from onnxq.spec import describe_form, describe_spec
 from onnxq.wording import show_as_summary
 
 Compared = ModelSource | Plan | ReportRecord
@@ -139,7 +139,7 @@ def _read_side(subject: Compared) -> _Side:
     if isinstance(subject, onnx.ModelProto):
         return _describe_model(subject, "model")
     if isinstance(subject, Plan):
-        return _describe_plan(subject)
+        return _describe_plan(subject, subject.model or "plan")
     path = Path(subject)
     if path.suffix == ".onnx":
         return _describe_model(path, str(path))
@@ -149,12 +149,8 @@ def _read_side(subject: Compared) -> _Side:
         and path.is_file()
         and '"topology"' in path.read_text(encoding="utf-8")
     ):
-        return _describe_plan(read_plan(path))
+        return _describe_plan(read_plan(path), str(path))
     return _describe_record(read_record(path), str(path))
-
-
-def _describe_spec(spec: QuantSpec | PairInfo) -> str:
-    return f"{spec.bits} bits, {spec.storage} {spec.scheme}, {spec.granularity.word}"
 
 
 def _describe_record(record: ReportRecord, name: str) -> _Side:
@@ -167,7 +163,9 @@ def _describe_record(record: ReportRecord, name: str) -> _Side:
     }
     sites = {
         site.name: (
-            f"{site.bits} bits, {site.type} {site.scheme}, {site.granularity}",
+            describe_form(
+                site.bits, site.scheme, site.type, site.granularity, dynamic=not site.scales
+            ),
             site.scales,
         )
         for site in record.sites
@@ -177,18 +175,24 @@ def _describe_record(record: ReportRecord, name: str) -> _Side:
 
 def _describe_model(model: ModelSource, name: str) -> _Side:
     sites = {
-        pair.name: (_describe_spec(pair), pair.scale_range) for pair in inspect_model(model).pairs
+        pair.name: (
+            describe_form(
+                pair.bits, pair.scheme, pair.storage, pair.granularity.word, dynamic=pair.dynamic
+            ),
+            pair.scale_range,
+        )
+        for pair in inspect_model(model).pairs
     }
     return _Side(name, sites, {"bytes": float(measure_bytes(model)), "sites": float(len(sites))})
 
 
-def _describe_plan(plan: Plan) -> _Side:
+def _describe_plan(plan: Plan, name: str) -> _Side:
     sites = {}
     for site in plan.sites:
         numbers = site.qparams
         scales = () if numbers is None else (float(numbers.scale.min()), float(numbers.scale.max()))
-        sites[site.name] = _describe_spec(site.spec), scales
-    return _Side(plan.model or "plan", sites, {"sites": float(len(sites))})
+        sites[site.name] = describe_spec(site.spec), scales
+    return _Side(name, sites, {"sites": float(len(sites))})
 
 
 def _list_changes(old: _Side, new: _Side) -> Iterator[SiteChange]:

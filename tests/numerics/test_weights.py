@@ -66,9 +66,9 @@ def test_mse_is_never_worse_than_minmax_in_any_group(grain: Any, symmetric: bool
         assert errors[0].sum() < 0.9 * errors[1].sum()
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 6])
-def test_mse_finds_what_a_fine_search_finds(bits: int) -> None:
-    w = _weight((4, 500))
+@pytest.mark.parametrize(("bits", "length"), [(2, 500), (3, 500), (4, 500), (6, 500), (8, 1500)])
+def test_mse_finds_what_a_fine_search_finds(bits: int, length: int) -> None:
+    w = _weight((4, length))
     spec = QuantSpec(bits=bits, granularity=PerChannel(0))
     found = np.square(fake_quant(w, weight_qparams(w, spec, observer=MSE), spec) - w).sum(axis=1)
     top = np.abs(w).max(axis=1)

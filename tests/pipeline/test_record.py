@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -246,8 +247,8 @@ def test_distributions_count_values_channels_and_what_is_outside() -> None:
 def test_compare_tells_sites_figures_and_conditions(folder: Path, record: ReportRecord) -> None:
     found = onnxq.compare(folder / "fine.onnx", folder / "q.onnx")
     changed = {change.site: change for change in found.sites}
-    assert changed["r"].before.startswith("8 bits")
-    assert changed["r"].after.startswith("2 bits")
+    assert changed["r"].before.startswith("8-bit")
+    assert changed["r"].after.startswith("2-bit")
     assert found.same + len(found.sites) == len(record.sites)
     bounds = ("sqnr_db<.2e+3", "sqnr_db<2E2", "sqnr_db>1e-6", "sqnr_db<-.5")
     assert onnxq.compare(record, record, bounds).failed == bounds[:3]
@@ -255,6 +256,10 @@ def test_compare_tells_sites_figures_and_conditions(folder: Path, record: Report
     assert not again.sites
     assert again.failed == ("sqnr_db<200",)
     assert "sites alike, 0 not" in shown(show, again)
+    plan = onnxq.make_plan(folder / "m.onnx")
+    at_run_time = [replace(site, spec=replace(site.spec, dynamic=site.name == "r")) for site in plan.sites]
+    (change,) = onnxq.compare(plan, plan.with_sites(at_run_time)).sites
+    assert change.after == f"dynamic {change.before}"
     with pytest.raises(ConfigError, match="no such figure"):
         onnxq.compare(record, record, "speed>1")
     with pytest.raises(ConfigError, match="is no condition"):
