@@ -108,12 +108,14 @@ class OnnxqError(Exception):
     code: an entry of the catalogue; "" for the code of the class.
     file, line: position of the fault; "" and None for a fault that is in no file.
     details: lines below the others, e.g. further faults.
+    node: the name of the node that is at fault, where an engine tells it.
 
     Its text is escaped: each part is one line, whatever the names in it hold. The attributes are as given.
     """
 
     kind: ClassVar[str] = "error"
     default_code: ClassVar[str] = "Q000"
+    node: str = ""
 
     def __init__(
         self,

@@ -81,9 +81,7 @@ OwnNodes = Collection[str] | None
 
 
 class NodeError(ModelError):
-    """A node that ONNX Runtime cannot load or run. node: its name, "" where ONNX Runtime does not tell it."""
-
-    node: str = ""
+    """A node that an engine cannot load or run."""
 
     def name_node(self, node: str) -> NodeError:
         """The error itself, which then names a node."""

@@ -44,7 +44,6 @@ def test_synthetic_inputs_fit_and_repeat() -> None:
             np.testing.assert_array_equal(a[name], b[name])
     other = load_data(None, inputs, DataConfig(samples=3, seed=8))
     assert not np.array_equal(other[0]["image"], first["image"])
-    # The model was tried with the sizes of the first one.
     differ = {name for name, value in dataset[1].items() if not np.array_equal(value, first[name])}
     assert {"image", "half", "ids"} == differ - {"flag"}
     assert all(part.synthetic for part in dataset.split(1))

@@ -257,8 +257,8 @@ def test_compare_tells_sites_figures_and_conditions(folder: Path, record: Report
     assert again.failed == ("sqnr_db<200",)
     assert "sites alike, 0 not" in shown(show, again)
     plan = onnxq.make_plan(folder / "m.onnx")
-    at_run_time = [replace(site, spec=replace(site.spec, dynamic=site.name == "r")) for site in plan.sites]
-    (change,) = onnxq.compare(plan, plan.with_sites(at_run_time)).sites
+    dynamic = [replace(site, spec=replace(site.spec, dynamic=site.name == "r")) for site in plan.sites]
+    (change,) = onnxq.compare(plan, plan.with_sites(dynamic)).sites
     assert change.after == f"dynamic {change.before}"
     with pytest.raises(ConfigError, match="no such figure"):
         onnxq.compare(record, record, "speed>1")

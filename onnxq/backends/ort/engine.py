@@ -20,7 +20,7 @@ from onnxq.backends.engine import (
 from onnxq.backends.optimized import OPTIMIZED, GraphEngine, read_optimized
 from onnxq.errors import MissingDependencyError, ModelError
 from onnxq.graph import ModelLike, save_model
-from onnxq.runtime import NodeError, UnknownOperatorError, declare_types, detect_cpu, time_models
+from onnxq.runtime import UnknownOperatorError, declare_types, detect_cpu, time_models
 from onnxq.runtime.session import Session, optimize_graph
 from onnxq.sites import Refusal
 
@@ -55,8 +55,7 @@ class OrtEngine(GraphEngine):
             reason = f"{error.fault}; {error.fix}"
             return BuildResult(state=BuildState.REFUSED, reason=reason, node=error.node)
         except ModelError as error:
-            node = error.node if isinstance(error, NodeError) else ""
-            return BuildResult(state=BuildState.REFUSED, reason=error.cause, node=node)
+            return BuildResult(state=BuildState.REFUSED, reason=error.cause, node=error.node)
         return BuildResult(state=BuildState.BUILT, seconds=time.perf_counter() - start)
 
     def list_kernels(self, model: ModelLike) -> Kernels:

@@ -27,7 +27,7 @@ from onnxq.backends.optimized import OPTIMIZED, GraphEngine
 from onnxq.errors import CauseAndFix, ModelError, OnnxqError
 from onnxq.files import ScratchFolder
 from onnxq.graph import GraphIndex, ModelLike, name_nodes, save_model
-from onnxq.runtime import Feeds, NodeError, detect_cpu, summarize_rounds
+from onnxq.runtime import Feeds, detect_cpu, summarize_rounds
 from onnxq.runtime.faults import explain_load_failure, explain_run_failure
 from onnxq.runtime.timing import order_round
 from onnxq.sites import JsonObject, Refusal
@@ -239,8 +239,7 @@ class WebEngine(GraphEngine):
                 for level, name in (("all", ENGINE), ("extended", OPTIMIZED)):
                     node.optimize(folder / MODEL, level, folder / name)
         except ModelError as error:
-            blamed = error.node if isinstance(error, NodeError) else ""
-            return BuildResult(state=BuildState.REFUSED, reason=error.cause, node=blamed)
+            return BuildResult(state=BuildState.REFUSED, reason=error.cause, node=error.node)
         return BuildResult(state=BuildState.BUILT, seconds=time.perf_counter() - start)
 
     def find_obstacle(self) -> Refusal | None:

@@ -36,7 +36,6 @@ from onnxq.evaluation.selections import Selections, explain_missing, name_own
 from onnxq.files import ScratchFolder
 from onnxq.graph import QUANTIZE, GraphIndex, ModelLike, infer_shapes, name_nodes
 from onnxq.progress import Progress, silent
-from onnxq.runtime import NodeError
 from onnxq.sites import Names, Refusal, TensorId, drop_repeats
 
 # Bytes of inner tensors held at a time, where the configuration names no limit: a GiB, which every machine has that
@@ -86,10 +85,6 @@ def compare_models(
     with ScratchFolder() as folder:
         engines = Engines(float_index, index, dataset, config, folder, progress)
         work = _Comparison(engines, config, Recorder(keep), selections, prepared)
-        if _is_quantized(float_index) and not _is_quantized(index):
-            work.notes.append(
-                "the first model is quantized and the second is not: float comes first"
-            )
         work.notes += map(explain_missing, selections.list_missing(other))
         outputs = work.compare_outputs(loaded)
         layers = work.compare_layers() if options.layers or options.bisect else LayerResults()
@@ -157,6 +152,9 @@ class _Comparison:
         names = [value.name for value in self.engines.float_index.outputs if value.name in common]
         steps = {name: find_output_step(self.index, name) for name in names}
         self.sums = OutputSums(names, steps, self.config.diff.top_k)
+        if _is_quantized(self.engines.float_index) and not _is_quantized(self.index):
+            text = "the first model is quantized and the second is not: float comes first"
+            self.notes.append(text)
 
     @property
     def index(self) -> GraphIndex:
@@ -411,10 +409,9 @@ class _Comparison:
 
 def find_named_tensors(index: GraphIndex, error: OnnxqError) -> Names:
     """Tensors to search from: the outputs of the nodes that an engine's error names, and those of their quantizers."""
-    node_name = [error.node] if isinstance(error, NodeError) else []
     found = []
     # Names of nodes have no common form: every word of the message may be one.
-    for name in [*node_name, *re.findall(r"[^\s'\"(),;]+", error.cause)]:
+    for name in [error.node, *re.findall(r"[^\s'\"(),;]+", error.cause)]:
         node = index.named.get(name)
         if node is None or node.scope:
             continue
