@@ -159,7 +159,7 @@ DYNAMIC_EXTRAS: OptionTable = {
     "extra.Sigmoid.nnapi": CompatOption(False, reason=_NPU),
     "ActivationSymmetric": CompatOption(False, reason=_RUN_TIME),
     "ActivationRestrictedAsymmetric": CompatOption(False, reason=_NPU),
-    "WeightSymmetric": CompatOption(None, lambda value: _WEIGHT_SCHEMES[bool(value)]),
+    "WeightSymmetric": CompatOption(None, lambda value: _WEIGHT_SCHEMES.get(value, {})),
     # Bodies of If are quantized in any case; those of Loop and Scan are in the report, as left float.
     "EnableSubgraph": CompatOption(False),
     "ForceQuantizeNoInputCheck": CompatOption(False, reason=PLACED),
